@@ -1,0 +1,1 @@
+"""Acceptance rules: one file a family. Every module here is imported when the registry is first read."""

@@ -1,0 +1,69 @@
+"""The AcceptanceRule protocol: from a scored tree to a path and the next token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outpace.chance import Chance
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.drafters.base import Proposal
+    from outpace.sampling import SamplingParams
+    from outpace.targets.base import Sequence, TreeScores
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``path``: accepted nodes from the root down; ``token``: the correction or bonus token after them."""
+
+    path: tuple[int, ...]
+    token: int
+
+
+class AcceptanceRule(ABC):
+    """Reads the tree's draws and the target's distribution, and decides. Stateless but for ``begin``'s state.
+
+    Class attributes say what the rule is and takes; :meth:`check` refuses, in words, what does not fit.
+    """
+
+    name: str
+    paper: str
+    lossless: bool
+    greedy_only: bool = False
+    """Whether the rule keeps the distribution at temperature 0 alone."""
+    takes_trees: bool = True
+    takes_sampled: bool = True
+    takes_without_replacement: bool = False
+
+    def begin(self, sequence: Sequence) -> Any:
+        """The rule's own state for one request (None for most)."""
+        return None
+
+    @abstractmethod
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        """One verdict per scored tree. ``chances[i]`` is sequence i's stream of this round for purpose "accept"."""
+
+    def check(self, drafter_name: str, proposal: Proposal) -> None:
+        """Raise BadInput when this rule cannot judge what the drafter proposes."""
+        if proposal.tree and not self.takes_trees:
+            raise BadInput(f"rule '{self.name}' takes chains, but '{drafter_name}' drafts {proposal}; use a tree rule")
+        if proposal.sampled and not self.takes_sampled:
+            raise BadInput(
+                f"rule '{self.name}' takes deterministic draft tokens, but '{drafter_name}' drafts {proposal}"
+            )
+        if proposal.sampled and not proposal.replacement and not self.takes_without_replacement:
+            raise BadInput(
+                f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}"
+            )
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise BadInput when this rule does not fit the request's sampling parameters."""
+        if self.greedy_only and not params.greedy:
+            raise BadInput(
+                f"rule '{self.name}' is for temperature 0, but the temperature is {params.temperature:g}; "
+                "use a sampling rule such as 'rejection'"
+            )

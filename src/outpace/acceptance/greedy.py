@@ -1,0 +1,36 @@
+"""Greedy acceptance: keep the draft tokens that are the target's own argmax (Stern et al. 2018, arXiv 1811.03115)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.chance import Chance
+from outpace.targets.base import TreeScores
+from outpace.tree import ROOT
+
+
+class Greedy(AcceptanceRule):
+    """Walk down the tree while a child holds the target's argmax. Lossless at temperature 0, chain or tree."""
+
+    name = "greedy"
+    paper = "Stern et al. 2018, arXiv 1811.03115"
+    lossless = True
+    greedy_only = True
+    takes_without_replacement = True
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        return [self._walk(one) for one in scores]
+
+    @staticmethod
+    def _walk(scores: TreeScores) -> Verdict:
+        path: list[int] = []
+        node = ROOT
+        while True:
+            token = scores.argmax(node)
+            child = scores.tree.child(node, token)
+            if child is None:
+                return Verdict(tuple(path), token)
+            path.append(child)
+            node = child

@@ -1,0 +1,89 @@
+"""The Python front door: generate and stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.decoding import Decoder, Generation, Logprob, Request
+from outpace.method import Method
+from outpace.models.base import Message, Model
+from outpace.sampling import SamplingParams
+
+Prompt = str | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. ``tokens`` are the new ids without EOS; ``metrics`` as in docs/metrics.md."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    metrics: dict[str, Any]
+    logprobs: list[Logprob]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def prompt_ids(model: Model, prompt: Prompt, raw: bool = False) -> list[int]:
+    """Token ids of a prompt: a text is one user turn unless ``raw``; a list of messages is a conversation."""
+    if isinstance(prompt, str):
+        return model.tokenizer.encode(prompt) if raw else model.tokenizer.chat([{"role": "user", "content": prompt}])
+    return model.tokenizer.chat(prompt)
+
+
+def request(
+    model: Model,
+    prompt: Prompt,
+    *,
+    method: str | Method = "sam",
+    settings: Mapping[str, Any] | None = None,
+    rule: str | None = None,
+    draft_model: Model | None = None,
+    raw: bool = False,
+    max_new_tokens: int = 256,
+    stop: Sequence[str] = (),
+    references: Sequence[str] = (),
+    ignore_eos: bool = False,
+    trace: bool = False,
+    **sampling: Any,
+) -> Request:
+    """A Request from what a person would write. ``sampling`` are the fields of SamplingParams."""
+    return Request(
+        prompt=tuple(prompt_ids(model, prompt, raw)),
+        method=model.method(method, settings, rule=rule, draft_model=draft_model),
+        params=SamplingParams(**sampling),
+        max_new_tokens=max_new_tokens,
+        stop_ids=frozenset() if ignore_eos else model.eos_ids,
+        stop_strings=tuple(stop),
+        references=tuple(tuple(model.tokenizer.encode(text)) for text in references),
+        trace=trace,
+    )
+
+
+def result(generation: Generation) -> Result:
+    """The public face of a finished generation."""
+    return Result(
+        text=generation.text,
+        tokens=list(generation.tokens),
+        finish_reason=generation.finish_reason or "",
+        metrics=generation.metrics.figures(),
+        logprobs=list(generation.logprobs),
+    )
+
+
+def generate(model: Model, prompt: Prompt, **options: Any) -> Result:
+    """Generate an answer. Options are those of :func:`request`: method, temperature, max_new_tokens, stop, ..."""
+    decoder = Decoder(model.target, model.tokenizer)
+    generation = decoder.submit(request(model, prompt, **options))
+    decoder.run()
+    return result(generation)
+
+
+def stream(model: Model, prompt: Prompt, **options: Any) -> Iterator[str]:
+    """Like :func:`generate`, yielding text as it is decoded."""
+    decoder = Decoder(model.target, model.tokenizer)
+    yield from decoder.stream(decoder.submit(request(model, prompt, **options)))

@@ -1,0 +1,159 @@
+"""Every random number in outpace comes from here.
+
+``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position
+(length of the sequence when the round began) and a purpose such as "draft" or "accept". Rounds always advance
+by at least one token, so no two rounds share a stream, and drafter and rule never share a number. Streams are
+counter-based (Philox, Salmon et al. 2011), so a request's randomness does not depend on its neighbours.
+
+:class:`Enumeration` replaces chance by a walk over every outcome with its weight: the distribution of whatever
+a program does with it becomes exact, which is how losslessness is certified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Chance(Protocol):
+    """One stream of random decisions."""
+
+    def bernoulli(self, p: float) -> bool:
+        """True with probability ``p`` (clamped to [0, 1])."""
+        ...
+
+    def categorical(self, weights: Tensor) -> int:
+        """An index with probability proportional to ``weights``, shape (n,), non-negative, not all zero."""
+        ...
+
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+        ...
+
+    def gumbel(self, n: int) -> Tensor:
+        """``n`` standard Gumbel numbers, float64."""
+        ...
+
+
+class ChanceSource(Protocol):
+    """Where a request's streams come from."""
+
+    def at(self, position: int, purpose: str) -> Chance: ...
+
+
+def _checked_cumsum(weights: Tensor) -> Tensor:
+    cumulative = weights.double().cumsum(0)
+    total = float(cumulative[-1])
+    if not 0.0 < total < float("inf"):
+        raise ValueError(f"categorical weights must be finite, non-negative and not all zero (sum {total})")
+    return cumulative
+
+
+class _Stream:
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def bernoulli(self, p: float) -> bool:
+        return bool(self._generator.random() < p)
+
+    def categorical(self, weights: Tensor) -> int:
+        cumulative = _checked_cumsum(weights)
+        point = self._generator.random() * float(cumulative[-1])
+        # right=True: the first index whose cumulative weight exceeds the point, so zero weights are never hit.
+        index = int(torch.searchsorted(cumulative, point, right=True))
+        if index >= len(weights):  # the product rounded up to the total
+            index = int(weights.nonzero()[-1])
+        return index
+
+    def uniform(self) -> float:
+        return float(self._generator.random())
+
+    def gumbel(self, n: int) -> Tensor:
+        return torch.from_numpy(self._generator.gumbel(size=n))
+
+
+class SeededChance:
+    """Streams for one request, keyed by its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def at(self, position: int, purpose: str) -> Chance:
+        digest = hashlib.blake2b(f"{self.seed}|{purpose}".encode(), digest_size=16).digest()
+        key = np.frombuffer(digest, dtype=np.uint64)
+        # The position takes the high word of the counter: no stream ever runs into the next one's numbers.
+        return _Stream(np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position])))
+
+
+class _Path:
+    """One run of the enumerated program: replays a script of choices, then takes the first open branch."""
+
+    def __init__(self, script: list[tuple[int, list[tuple[int, float]]]]) -> None:
+        self.script = script
+        self.cursor = 0
+        self.weight = 1.0
+
+    def at(self, position: int, purpose: str) -> Chance:
+        return self
+
+    def _choose(self, branches: list[tuple[int, float]]) -> int:
+        if self.cursor == len(self.script):
+            self.script.append((0, branches))
+        index, known = self.script[self.cursor]
+        if len(known) != len(branches):
+            raise RuntimeError("the enumerated program is not a function of its random choices")
+        self.cursor += 1
+        outcome, weight = known[index]
+        self.weight *= weight
+        return outcome
+
+    def bernoulli(self, p: float) -> bool:
+        if p <= 0.0 or p >= 1.0:
+            return p >= 1.0
+        return bool(self._choose([(1, p), (0, 1.0 - p)]))
+
+    def categorical(self, weights: Tensor) -> int:
+        values = (weights.double() / _checked_cumsum(weights)[-1]).tolist()
+        branches = [(index, value) for index, value in enumerate(values) if value > 0.0]
+        return branches[0][0] if len(branches) == 1 else self._choose(branches)
+
+    def uniform(self) -> float:
+        raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
+
+    def gumbel(self, n: int) -> Tensor:
+        raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
+
+
+class Enumeration:
+    """Runs a program once for every sequence of random outcomes.
+
+    >>> runs = Enumeration.outcomes(lambda chance: chance.at(0, "coin").bernoulli(0.25))
+    >>> sorted(runs)
+    [(False, 0.75), (True, 0.25)]
+    """
+
+    @staticmethod
+    def outcomes(program: Callable[[ChanceSource], T], limit: int = 10_000_000) -> Iterator[tuple[T, float]]:
+        """Yield ``(result, weight)`` for every branch; the weights sum to one.
+
+        Raises RuntimeError when there are more than ``limit`` branches.
+        """
+        script: list[tuple[int, list[tuple[int, float]]]] = []
+        for _ in range(limit):
+            path = _Path(script)
+            result = program(path)
+            yield result, path.weight
+            while script and script[-1][0] + 1 == len(script[-1][1]):
+                script.pop()
+            if not script:
+                return
+            index, branches = script[-1]
+            script[-1] = (index + 1, branches)
+        raise RuntimeError(f"more than {limit} branches to enumerate")

@@ -1,0 +1,1 @@
+"""Controllers: how much to draft, and when to stop."""

@@ -1,0 +1,29 @@
+"""The fixed controller: the same length and width every round, with an optional confidence threshold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outpace.controllers.base import Budget, Controller
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.metrics import RequestMetrics
+
+
+class Fixed(Controller):
+    """Always the same budget. Raises BadInput for a negative length, width or node count, or confidence not in [0, 1].
+
+    ``confidence`` above 0 stops a probabilistic drafter before the next draw once its largest q is lower.
+    """
+
+    def __init__(self, length: int, width: int = 1, nodes: int = 64, confidence: float = 0.0) -> None:
+        for name, value in (("length", length), ("width", width), ("nodes", nodes)):
+            if value < 0:
+                raise BadInput(f"draft {name} must not be negative, not {value}")
+        if not 0.0 <= confidence <= 1.0:
+            raise BadInput(f"confidence must be in [0, 1], not {confidence}")
+        self._budget = Budget(length, nodes, width, confidence)
+
+    def budget(self, metrics: RequestMetrics, batch: int) -> Budget:
+        return self._budget

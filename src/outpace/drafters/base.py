@@ -1,0 +1,69 @@
+"""The Drafter protocol: propose a tree per sequence, then learn from the verdict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.targets.base import Sequence, TreeScores
+from outpace.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What kind of trees a drafter builds; rules are checked against it when a Method is built."""
+
+    tree: bool = False
+    """Whether a node may have several children (or draws)."""
+    sampled: bool = False
+    """Whether draws may be random, each with the q row that it was sampled from."""
+    replacement: bool = True
+    """Whether sibling draws are sampled with replacement."""
+
+    def __str__(self) -> str:
+        shape = "trees" if self.tree else "chains"
+        if not self.sampled:
+            return f"{shape} of deterministic draft tokens"
+        return f"{shape} of sampled draft tokens" + ("" if self.replacement else " without replacement")
+
+
+class Drafter(ABC):
+    """Proposes draft tokens. State is kept per sequence, from ``begin`` to ``end``.
+
+    A drafter samples with ``sequence.chance.at(len(sequence.tokens), "draft")`` and nothing else, gives every
+    sampled draw the row it came from, and never drops a sampled draw for its token or its q.
+    """
+
+    proposal: Proposal = Proposal()
+    taps: tuple[int, ...] = ()
+    """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
+    learns_across_requests: ClassVar[bool] = False
+
+    def begin(self, sequence: Sequence) -> None:  # noqa: B027 - stateless drafters have nothing to do
+        """A request joins; its prompt is ``sequence.tokens``. Called before the target's prefill."""
+
+    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:  # noqa: B027
+        """Taps of one prefill chunk, (rows, hidden) per layer, starting at ``position``. Only called with ``taps``."""
+
+    @abstractmethod
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        """One tree per sequence, within its budget. An empty tree is a plain step."""
+
+    def observe(  # noqa: B027
+        self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]
+    ) -> None:
+        """The round is over: ``sequence.tokens`` already holds what was committed; ``scores`` are the round's."""
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        """``twin`` starts as a copy of ``sequence``. The default starts afresh."""
+        self.begin(twin)
+
+    def end(self, sequence: Sequence) -> None:  # noqa: B027
+        """The request left; forget it."""

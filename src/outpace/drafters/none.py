@@ -1,0 +1,25 @@
+"""Plain autoregressive decoding: the drafter that drafts nothing, the baseline of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Drafter
+from outpace.method import Context, NoSettings, Parts, register
+from outpace.targets.base import Sequence
+from outpace.tree import TokenTree
+
+
+class NoDraft(Drafter):
+    """Empty trees."""
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        return [TokenTree() for _ in sequences]
+
+
+@register("none", family="baseline", paper="-", summary="Plain decoding, one token a forward.")
+def build(context: Context, settings: NoSettings) -> Parts:
+    """Plain decoding has no settings."""
+    return Parts(NoDraft(), Fixed(0))

@@ -1,0 +1,207 @@
+"""Method = drafter + acceptance rule + controller, declared once, found by name.
+
+A method is declared beside its drafter, in one file::
+
+    class Settings(BaseModel):
+        length: int = Field(8, ge=0, description="draft tokens a round")
+
+    @register("my-method", family="model-free", paper="Doe 2026, arXiv 2601.00001", summary="...")
+    def build(context: Context, settings: Settings) -> Parts:
+        return Parts(MyDrafter(), Fixed(settings.length))
+
+Packages outside outpace do the same in a module that they name under the entry point group ``outpace.methods``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.greedy import Greedy
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.base import Controller
+from outpace.errors import BadInput
+from outpace.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.drafters.base import Drafter
+    from outpace.targets.base import Target
+
+GREEDY = Greedy()
+
+
+class NoSettings(BaseModel):
+    """A method without settings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a method may be built from: the target, and what the caller supplied beside it.
+
+    ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one.
+    """
+
+    target: Target
+    draft: Callable[[], Target]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees."""
+
+    drafter: Drafter
+    controller: Controller
+    rule: AcceptanceRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """A registered method."""
+
+    name: str
+    family: str
+    paper: str
+    summary: str
+    build: Callable[[Context, Any], Parts]
+    settings: type[BaseModel]
+    trained: bool = False
+    lossless: bool = True
+    aliases: tuple[str, ...] = ()
+
+    def public(self) -> dict[str, Any]:
+        """The entry of ``outpace methods --json``."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "paper": self.paper,
+            "lossless": self.lossless,
+            "trained": self.trained,
+            "summary": self.summary,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A built method, ready to decode with one target. Refused on construction when its parts do not fit."""
+
+    name: str
+    drafter: Drafter
+    rule: AcceptanceRule
+    controller: Controller
+    info: MethodInfo | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.rule.check(self.name, self.drafter.proposal)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output distribution is the target's."""
+        return self.rule.lossless
+
+    def rule_for(self, params: SamplingParams) -> AcceptanceRule:
+        """The rule of one request: a lossless rule at temperature 0 is the greedy walk, which needs no p."""
+        self.rule.check_params(params)
+        return GREEDY if params.greedy and self.rule.lossless else self.rule
+
+
+_REGISTRY: dict[str, MethodInfo] = {}
+
+
+def register(
+    name: str,
+    *,
+    family: str,
+    paper: str,
+    summary: str,
+    trained: bool = False,
+    lossless: bool = True,
+    aliases: tuple[str, ...] = (),
+) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
+    """Declare a method; the decorated function builds it from a Context and its settings model."""
+
+    def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
+        settings = typing.get_type_hints(build).get("settings", NoSettings)
+        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, aliases)
+        for key in (name, *aliases):
+            if key in _REGISTRY and _REGISTRY[key].build.__module__ != build.__module__:
+                raise BadInput(f"two packages register the method '{key}'")
+            _REGISTRY[key] = info
+        return build
+
+    return declare
+
+
+def _import_all(package: str) -> None:
+    module = importlib.import_module(package)
+    for entry in pkgutil.iter_modules(module.__path__):
+        importlib.import_module(f"{package}.{entry.name}")
+
+
+@cache
+def _discover() -> None:
+    _import_all("outpace.drafters")
+    _import_all("outpace.acceptance")
+    for point in entry_points(group="outpace.methods"):
+        try:
+            point.load()
+        except Exception as error:
+            raise BadInput(f"the methods of entry point '{point.name}' ({point.value}) do not load: {error}") from error
+
+
+def methods() -> list[MethodInfo]:
+    """Every registered method, plain decoding first, then by family and name."""
+    _discover()
+    unique = {info.name: info for info in _REGISTRY.values()}
+    return sorted(unique.values(), key=lambda info: (info.name != "none", info.family, info.name))
+
+
+def find(name: str) -> MethodInfo:
+    """The method of this name or alias. Raises BadInput with the names there are."""
+    _discover()
+    if name not in _REGISTRY:
+        raise BadInput(f"unknown method '{name}'; known: {', '.join(info.name for info in methods())}")
+    return _REGISTRY[name]
+
+
+def rules() -> dict[str, type[AcceptanceRule]]:
+    """Every acceptance rule by name."""
+    _discover()
+    found: dict[str, type[AcceptanceRule]] = {}
+    pending = list(AcceptanceRule.__subclasses__())
+    while pending:
+        rule = pending.pop()
+        pending.extend(rule.__subclasses__())
+        if "name" in rule.__dict__:
+            found[rule.name] = rule
+    return dict(sorted(found.items()))
+
+
+def build(
+    name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
+) -> Method:
+    """Build a method by name. Raises BadInput for unknown names or settings and for parts that do not fit."""
+    info = find(name)
+    try:
+        configured = info.settings.model_validate(dict(settings or {}), strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "settings"
+        known = ", ".join(info.settings.model_fields) or "it has none"
+        raise BadInput(f"method '{name}', setting '{key}': {first['msg']} (settings: {known})") from None
+    parts = info.build(context, configured)
+    if isinstance(rule, str):
+        if rule not in rules():
+            raise BadInput(f"unknown acceptance rule '{rule}'; known: {', '.join(rules())}")
+        rule = rules()[rule]()
+    return Method(info.name, parts.drafter, rule or parts.rule or RecursiveRejection(), parts.controller, info)

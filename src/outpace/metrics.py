@@ -1,0 +1,101 @@
+"""What is counted, and how each figure is defined: the one place.
+
+Names are the field's; see docs/metrics.md. A *round* is one target forward after the prefill.
+
+========================== =========================================================================
+mean_acceptance_length     tokens committed per round, bonus included; plain decoding = 1.00
+acceptance_rate            accepted draft tokens / drafted tokens (every node of a tree counts)
+per_position_acceptance[i] rounds in which the draft token at depth i + 1 was accepted / rounds
+ttft_ms                    milliseconds from the start of a request to its first token, prefill included
+tokens_per_second          tokens / seconds, prefill included
+decode_tokens_per_second   tokens after the first / seconds after the first
+time_split                 share of the decoding time in draft, score (the target's forward), accept, other
+========================== =========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+PHASES = ("draft", "score", "accept", "other")
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """numerator / denominator, or None where it is undefined (never NaN)."""
+    return numerator / denominator if denominator > 0 else None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Counters of one request, and the figures defined from them."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    """New tokens, the end-of-sequence token excluded."""
+    answered: int = 0
+    """Requests that produced a token: 1 or 0 for one request, their number in a total."""
+    rounds: int = 0
+    committed: int = 0
+    """Tokens committed by rounds, an end-of-sequence token included."""
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at_depth: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    """From the start of the request to its last token."""
+    first_token_seconds: float = 0.0
+    phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    def count_round(self, drafted: int, accepted: int, committed: int) -> None:
+        """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.committed += committed
+        while len(self.accepted_at_depth) < accepted:
+            self.accepted_at_depth.append(0)
+        for depth in range(accepted):
+            self.accepted_at_depth[depth] += 1
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds after the first token."""
+        return self.seconds - self.first_token_seconds
+
+    def figures(self) -> dict[str, Any]:
+        """The defined figures under their public names; undefined ones are None."""
+        spent = sum(self.phase_seconds.values())
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": ratio(self.tokens, self.seconds),
+            "decode_tokens_per_second": ratio(self.tokens - self.answered, self.decode_seconds),
+            "ttft_ms": ratio(1e3 * self.first_token_seconds, self.answered),
+            "mean_acceptance_length": ratio(self.committed, self.rounds),
+            "acceptance_rate": ratio(self.accepted, self.drafted),
+            "per_position_acceptance": [count / self.rounds for count in self.accepted_at_depth],
+            "time_split": {phase: ratio(self.phase_seconds[phase], spent) for phase in PHASES},
+        }
+
+
+def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
+    """The sum of several requests' counters (requests that ran one after the other: seconds add up)."""
+    out = RequestMetrics()
+    for part in parts:
+        out.prompt_tokens += part.prompt_tokens
+        out.tokens += part.tokens
+        out.answered += part.answered
+        out.rounds += part.rounds
+        out.committed += part.committed
+        out.drafted += part.drafted
+        out.accepted += part.accepted
+        out.seconds += part.seconds
+        out.first_token_seconds += part.first_token_seconds
+        for depth, count in enumerate(part.accepted_at_depth):
+            if depth == len(out.accepted_at_depth):
+                out.accepted_at_depth.append(0)
+            out.accepted_at_depth[depth] += count
+        for phase in PHASES:
+            out.phase_seconds[phase] += part.phase_seconds[phase]
+    return out

@@ -1,0 +1,1 @@
+"""Targets: the models whose output distribution is kept."""

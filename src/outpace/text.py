@@ -1,0 +1,75 @@
+"""From token ids to text as they arrive: whole characters only, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_REPLACEMENT = "�"  # what a decoder shows for bytes that do not form a character yet
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that decoding needs."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``, special tokens left out."""
+        ...
+
+
+class TextStream:
+    """Turns tokens into text pieces. Holds back incomplete characters and whatever may begin a stop string.
+
+    Text before a stop string is released; the stop string and what follows it is not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stop for stop in stops if stop)
+        self._ids: list[int] = []
+        self._window = 0  # decode from here: far enough back that joining rules (spaces) come out right
+        self._read = 0  # tokens before this are text already
+        self._held = ""
+        self.text = ""
+        self.stopped: str | None = None
+
+    def push(self, token: int) -> str:
+        """The text that this token releases (maybe ""). Sets ``stopped`` when a stop string is complete."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._window : self._read])
+        after = self._tokenizer.decode(self._ids[self._window :])
+        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
+            return ""
+        self._window, self._read = self._read, len(self._ids)
+        return self._release(after[len(before) :])
+
+    def finish(self) -> str:
+        """Whatever was held back, at the end of the answer."""
+        if self.stopped is not None:
+            return ""
+        before = self._tokenizer.decode(self._ids[self._window : self._read])
+        after = self._tokenizer.decode(self._ids[self._window :])
+        piece = self._held + after[len(before) :]
+        self._held = ""
+        self.text += piece
+        self._window = self._read = len(self._ids)
+        return piece
+
+    def _release(self, piece: str) -> str:
+        pending = self._held + piece
+        hits = [(pending.find(stop), stop) for stop in self._stops if stop in pending]
+        if hits:
+            at, self.stopped = min(hits)
+            pending, self._held = pending[:at], ""
+        else:
+            keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
+            pending, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
+        self.text += pending
+        return pending
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

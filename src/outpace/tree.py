@@ -1,0 +1,225 @@
+"""TokenTree: the draft tokens of one sequence in one round, and how each of them was drawn.
+
+A tree has *nodes* and *draws*. Nodes are unique ``(parent, token)`` pairs in topological order; the
+target scores nodes. Draws are the proposals as they were made, in order; acceptance rules read draws.
+Two draws may point at one node (two drafters agree, or sampling with replacement repeats a token).
+
+The parent ``ROOT`` (-1) is the last committed token, which is not a node: it belongs to the sequence.
+A chain is a tree in which no node has two children. An empty tree makes the round a plain
+autoregressive step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.errors import BadInput
+
+ROOT = -1
+DETERMINISTIC = -1
+
+
+@dataclass(frozen=True, slots=True)
+class QRow:
+    """The very distribution that a draw was sampled from, at its own precision.
+
+    ``probs`` has shape (V,) when ``ids`` is None, else (n,) beside ``ids`` of shape (n,): a reduced
+    vocabulary, every other token having probability zero.
+    """
+
+    probs: Tensor
+    ids: Tensor | None = None
+
+    def prob(self, token: int) -> float:
+        """q(token)."""
+        if self.ids is None:
+            return float(self.probs[token])
+        return float(self.probs[self.ids == token].sum())
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """The row over the whole vocabulary, shape (vocab_size,), float32 or wider."""
+        probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
+        if self.ids is None:
+            return probs
+        return probs.new_zeros(vocab_size).index_add_(0, self.ids, probs)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One proposal: ``token`` proposed after ``parent``; it is held by node ``node``.
+
+    ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where the proposal is certain
+    given the context, so that its q is one-hot.
+    """
+
+    parent: int
+    token: int
+    node: int
+    q_row: int = DETERMINISTIC
+
+
+@dataclass(frozen=True, slots=True)
+class SideNode:
+    """A row in the target's forward that is not a candidate: rules never accept it, commit never writes it.
+
+    ``position`` is relative to the root (root = 0). ``attends`` lists what it sees besides itself and the
+    committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier side nodes as ``n + index``.
+    ``embedding``, shape (hidden,), replaces the token's input embedding.
+    """
+
+    token: int
+    position: int
+    attends: tuple[int, ...] = (ROOT,)
+    embedding: Tensor | None = None
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Nodes, draws and q rows of one sequence in one round. Build it with :meth:`add` or :meth:`chain`."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    q_rows: list[QRow] = field(default_factory=list)
+    side: list[SideNode] = field(default_factory=list)
+    replacement: bool = True
+    """Whether sibling draws that share a q row were drawn with replacement. Draws without replacement
+    carry, each, the conditional row they were drawn from (renormalised after the earlier siblings)."""
+    _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], q_rows: Sequence[QRow] | None = None) -> TokenTree:
+        """A chain of draft tokens: deterministic, or with one q row per token."""
+        tree = cls()
+        node = ROOT
+        for depth, token in enumerate(tokens):
+            node = tree.add(node, token, None if q_rows is None else q_rows[depth])
+        return tree
+
+    def add(self, parent: int, token: int, q: QRow | int | None = None) -> int:
+        """Record a draw of ``token`` after node ``parent``; return its node, which may exist already.
+
+        ``q`` is the row it was sampled from, the index of a row that this tree holds already
+        (siblings drawn from one context share it), or None for a deterministic proposal.
+        """
+        if not ROOT <= parent < len(self.tokens):
+            raise BadInput(f"tree has no node {parent} to draft after (it has {len(self.tokens)} nodes)")
+        if q is None:
+            row = DETERMINISTIC
+        elif isinstance(q, int):
+            row = q
+        else:
+            row = len(self.q_rows)
+            self.q_rows.append(q)
+        node = self._node(parent, token)
+        self.draws.append(Draw(parent, token, node, row))
+        return node
+
+    def _node(self, parent: int, token: int) -> int:
+        siblings = self._children.setdefault(parent, {})
+        node = siblings.get(token)
+        if node is None:
+            node = len(self.tokens)
+            siblings[token] = node
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        return node
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that holds ``token``, or None."""
+        return self._children.get(node, {}).get(token)
+
+    def children(self, node: int) -> list[int]:
+        """The children of ``node`` (``ROOT`` allowed) in the order in which they appeared."""
+        return list(self._children.get(node, {}).values())
+
+    def draws_at(self, node: int) -> list[Draw]:
+        """The draws made after ``node``, in order."""
+        return [draw for draw in self.draws if draw.parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node``; empty for ``ROOT``."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        nodes.reverse()
+        return nodes
+
+    def path_tokens(self, node: int) -> list[int]:
+        """The tokens along :meth:`path`."""
+        return [self.tokens[i] for i in self.path(node)]
+
+    def leaves(self) -> Iterator[int]:
+        """Nodes without children; ``ROOT`` alone for an empty tree."""
+        if not self.tokens:
+            yield ROOT
+        for node in range(len(self.tokens)):
+            if not self._children.get(node):
+                yield node
+
+    @property
+    def is_chain(self) -> bool:
+        """No node has two children and no draw repeats a node."""
+        return len(self.draws) == len(self.tokens) and all(
+            parent == node - 1 for node, parent in enumerate(self.parents)
+        )
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Every draw is a deterministic proposal."""
+        return all(draw.q_row == DETERMINISTIC for draw in self.draws)
+
+    def ancestor_mask(self) -> Tensor:
+        """Bool (1 + n + s, 1 + n + s): row i sees column j. Row 0 is the root, then nodes, then side nodes."""
+        nodes, rows = len(self.tokens), 1 + len(self.tokens) + len(self.side)
+        mask = torch.zeros(rows, rows, dtype=torch.bool)
+        if not self.side and all(parent == node - 1 for node, parent in enumerate(self.parents)):
+            return torch.ones(rows, rows, dtype=torch.bool).tril_()
+        view = mask.numpy()
+        view[0, 0] = True
+        for node, parent in enumerate(self.parents):
+            view[node + 1] = view[parent + 1]
+            view[node + 1, node + 1] = True
+        for index, side in enumerate(self.side):
+            row = 1 + nodes + index
+            view[row, row] = True
+            for seen in side.attends:
+                view[row, seen + 1] = True
+        return mask
+
+    def positions(self) -> list[int]:
+        """Position of every row relative to the root: 0, then depths, then the side nodes' own."""
+        return [0, *self.depths, *(side.position for side in self.side)]
+
+    def row_tokens(self, root: int) -> list[int]:
+        """Token ids of every row, given the root's token."""
+        return [root, *self.tokens, *(side.token for side in self.side)]
+
+    @staticmethod
+    def merge(trees: Iterable[TokenTree]) -> TokenTree:
+        """Unite trees over one root: equal nodes become one, every draw is kept, in the order given.
+
+        Side nodes are not merged (they name nodes of their own tree); such trees are refused.
+        """
+        merged = TokenTree()
+        for tree in trees:
+            if tree.side:
+                raise BadInput("trees with side nodes cannot be merged")
+            merged.replacement = merged.replacement and tree.replacement
+            offset = len(merged.q_rows)
+            merged.q_rows.extend(tree.q_rows)
+            where = {ROOT: ROOT}
+            for draw in tree.draws:
+                row = None if draw.q_row == DETERMINISTIC else draw.q_row + offset
+                where[draw.node] = merged.add(where[draw.parent], draw.token, row)
+        return merged
