@@ -1,0 +1,180 @@
+"""Tree attention for Hugging Face models, through transformers' attention registry.
+
+A forward runs over the rows of all trees laid end to end, (1, R). Linear layers see R rows without padding;
+here each sequence's rows attend to its own committed K/V and, by the tree's ancestor mask, to each other.
+What the forward is about is a :class:`Plan`, current in this thread while the forward runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from outpace.targets.kv import KVStore
+
+IMPLEMENTATION = "outpace_tree"
+
+SideKV = list[tuple[Tensor, Tensor] | None]
+"""Keys and values of one tree's rows by layer, each (kv_heads, rows, head_dim); None where a layer has not run."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One sequence's share of a forward: rows ``start:stop`` of the flat input.
+
+    ``visible``: bool (new rows, old + new rows), the ancestor mask; None for a causal chunk. ``positions``: of old
+    and new rows. ``old``: K/V of rows that an earlier pass computed. ``subset``: committed positions to read.
+    """
+
+    store: KVStore
+    start: int
+    stop: int
+    positions: Tensor
+    visible: Tensor | None = None
+    old: SideKV | None = None
+    subset: Tensor | None = None
+    side: SideKV = field(default_factory=list)
+    _masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
+
+    @property
+    def new_rows(self) -> int:
+        return self.stop - self.start
+
+    def keys_values(self, layer: int, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+        """Everything the new rows may attend to: committed rows, earlier rows of the tree, and themselves."""
+        old = self.old[layer] if self.old is not None else None
+        if old is not None:
+            key, value = torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1)
+        if keep:
+            self.side[layer] = (key, value)
+        if self.subset is None:
+            return self.store.scratch(layer, key, value)
+        read = self.store.gather(layer, self.subset)
+        if read is None:
+            return key, value
+        return torch.cat([read[0], key], dim=1), torch.cat([read[1], value], dim=1)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask (new rows, keys), made once per forward and window; None where every key is seen."""
+        if (window, dtype) not in self._masks:
+            self._masks[window, dtype] = self._mask(window, dtype)
+        return self._masks[window, dtype]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        device, new = self.positions.device, self.new_rows
+        committed = torch.arange(self.store.length, device=device) if self.subset is None else self.subset
+        visible = self.visible
+        if visible is None:
+            visible = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
+        seen = torch.cat([visible.new_ones(new, len(committed)), visible], dim=1)
+        if window is not None:
+            reach = self.positions[-new:, None] - torch.cat([committed, self.positions])[None, :]
+            seen = seen & (reach < window)
+        if bool(seen.all()):
+            return None
+        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe."""
+
+    parts: list[Part]
+    start: int = 0
+    stop: int = 0
+    skip_attention: frozenset[int] = frozenset()
+    skip_mlp: frozenset[int] = frozenset()
+    states: Tensor | None = None
+    wanted: frozenset[int] = frozenset()
+    taps: dict[int, Tensor] = field(default_factory=dict)
+    keep: bool = True
+    calls: list[tuple[Any, dict[str, Any]]] | None = None
+
+
+_current = threading.local()
+
+
+def current() -> Plan | None:
+    """The plan of the forward that runs in this thread, if it is one of ours."""
+    return getattr(_current, "plan", None)
+
+
+@contextmanager
+def running(plan: Plan) -> Iterator[None]:
+    """Make ``plan`` current."""
+    before = current()
+    _current.plan = plan
+    try:
+        yield
+    finally:
+        _current.plan = before
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """The registered attention function: (1, heads, R, d) queries -> (1, R, heads, d)."""
+    plan = current()
+    if plan is None:
+        raise RuntimeError("outpace's attention was called outside an outpace forward")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if plan.calls is not None:
+        plan.calls.append((module, {"sliding_window": sliding_window, **extra}))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    for part in plan.parts:
+        if part.new_rows == 0:
+            if plan.keep and part.old is not None:
+                part.side[layer] = part.old[layer]
+            continue
+        rows = slice(part.start, part.stop)
+        keys, values = part.keys_values(layer, key[0, :, rows], value[0, :, rows], plan.keep)
+        mask = part.mask(sliding_window, query.dtype)
+        out[rows] = _attend(query[0, :, rows], keys, values, mask, scale, softcap).transpose(0, 1)
+    return out[None], None
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """(heads, rows, d) over (kv_heads, keys, d) -> (heads, rows, d)."""
+    heads, rows, _ = query.shape
+    groups = heads // keys.shape[0]
+    if softcap is not None:
+        logits = torch.matmul(query, keys.repeat_interleave(groups, 0).transpose(1, 2)) * scale
+        logits = softcap * torch.tanh(logits / softcap)
+        weights = (logits if mask is None else logits + mask).softmax(-1, dtype=torch.float32)
+        return torch.matmul(weights.to(values.dtype), values.repeat_interleave(groups, 0))
+    if rows <= 4 and groups > 1:
+        # Query heads that share a K/V head become rows of one head: at few rows several times quicker than GQA in SDPA.
+        folded = query.reshape(1, keys.shape[0], groups * rows, -1)
+        wide = None if mask is None else mask.repeat(groups, 1)
+        return sdpa(folded, keys[None], values[None], attn_mask=wide, scale=scale).view(heads, rows, -1)
+    if query.device.type == "cpu":
+        return sdpa(query[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=groups > 1)[0]
+    # On CUDA a mask together with enable_gqa falls back to the slow path.
+    keys, values = keys.repeat_interleave(groups, 0), values.repeat_interleave(groups, 0)
+    return sdpa(query[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
+
+
+def install() -> None:
+    """Register the attention function. No mask function is registered beside it, so transformers builds no mask."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, tree_attention)

@@ -1,0 +1,199 @@
+"""What HFTarget must know of a model before it trusts it: where its layers are, and that its state is K/V alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.errors import BadInput
+from outpace.targets.attention import Plan, current, install, running
+from outpace.tree import TokenTree
+
+if TYPE_CHECKING:
+    from outpace.targets.hf import HFTarget
+
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "feedforward")
+
+
+def _name(model: Any) -> str:
+    return f"{type(model).__name__} (model_type {model.config.model_type})"
+
+
+def check_supported(model: Any) -> None:
+    """Raise BadInput, naming the model, when its configuration alone says that it cannot be a target."""
+    config = model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise BadInput(f"{_name(model)} is an encoder-decoder; outpace takes decoder-only language models")
+    if model.get_output_embeddings() is None:
+        raise BadInput(f"{_name(model)} has no LM head; load a causal language model")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if strange := sorted(layer_types - _KNOWN_LAYER_TYPES):
+        raise BadInput(f"{_name(model)} has layers of type {', '.join(strange)}, whose state outpace cannot keep")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise BadInput(f"{_name(model)} shares K/V between layers, which outpace cannot keep")
+    if getattr(config, "reorder_and_upcast_attn", False):
+        raise BadInput(f"{_name(model)} sets reorder_and_upcast_attn, which a custom attention cannot honour")
+    if getattr(config, "add_cross_attention", False):
+        raise BadInput(f"{_name(model)} has cross-attention, whose state outpace cannot keep")
+
+
+def context_limit(config: Any) -> tuple[int, str]:
+    """The context in tokens, and why it ends there where rotary scaling depends on the total length.
+
+    Past the original length, dynamic NTK and longrope change the rotation of keys that are already stored, so the
+    context is held to the length up to which the rotation is constant.
+    """
+    limit = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**31)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [p for p in parameters.values() if isinstance(p, dict)]
+    note = ""
+    for one in nested or [parameters]:
+        kind = one.get("rope_type", "default")
+        if kind == "longrope":
+            original = one.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", limit
+            )
+            limit = min(limit, int(original))
+        if kind in ("dynamic", "longrope"):
+            note = f"held there because its rotary scaling ({kind}) would change the keys of earlier tokens"
+    return limit, note
+
+
+@dataclass(slots=True)
+class Anatomy:
+    """Where the model's layers, attention and MLP modules are; gates are installed on all of them."""
+
+    name: str
+    has_mlp: bool
+
+    def check_skips(self, attention: frozenset[int], mlp: frozenset[int]) -> None:
+        """Raise BadInput when a sublayer cannot be skipped because it was not found."""
+        if mlp and not self.has_mlp:
+            raise BadInput(f"{self.name}: its MLP modules were not found, so skip_mlp cannot be honoured")
+
+
+def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextManager[None]]) -> Anatomy:
+    """Run a probe to see every attention layer at work, and gate the layers around it.
+
+    Raises BadInput when any layer's attention does not pass through transformers' attention interface exactly once:
+    such a layer keeps a state that outpace cannot see (recurrent, linear attention, ALiBi and the like).
+    """
+    install()
+    ids = torch.tensor([[0, 1, 2]], device=model.get_input_embeddings().weight.device)
+    plan = Plan([], stop=layers, keep=False, calls=[])
+    with torch.inference_mode(), running(plan), attending():
+        try:
+            model.base_model(input_ids=ids, position_ids=torch.arange(3, device=ids.device)[None], use_cache=False)
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise BadInput(f"{_name(model)} does not run with a custom attention: {_line(error)}") from error
+    calls = plan.calls or []
+    if [int(module.layer_idx) for module, _ in calls] != list(range(layers)):
+        seen = {int(module.layer_idx) for module, _ in calls}
+        missing = [i for i in range(layers) if i not in seen]
+        what = f"layers {missing[:8]} keep" if missing else "some layers keep"
+        raise BadInput(f"{_name(model)} cannot be a target: {what} a state other than attention K/V")
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"] * layers
+    for (_, extra), kind in zip(calls, types, strict=True):
+        if kind == "sliding_attention" and extra["sliding_window"] is None:
+            raise BadInput(f"{_name(model)} does not tell its attention the sliding window, so it cannot be honoured")
+        if extra.get("s_aux") is not None:
+            raise BadInput(f"{_name(model)} has attention sinks (s_aux), which outpace does not compute")
+    return _install_gates(model, [module for module, _ in calls])
+
+
+def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
+    stack = next(
+        (
+            module
+            for module in model.modules()
+            if isinstance(module, nn.ModuleList)
+            and len(module) == len(attentions)
+            and all(any(part is attn for part in layer.modules()) for layer, attn in zip(module, attentions, strict=True))
+        ),
+        None,
+    )
+    if stack is None:
+        raise BadInput(f"{_name(model)} cannot be a target: its stack of layers was not found")
+    has_mlp = True
+    for index, (layer, attention) in enumerate(zip(stack, attentions, strict=True)):
+        _gate_layer(layer, index, len(stack))
+        _gate_sublayer(attention, index, "skip_attention", pair=True)
+        mlp = next((getattr(layer, name) for name in _MLP_NAMES if isinstance(getattr(layer, name, None), nn.Module)), None)
+        if mlp is None:
+            has_mlp = False
+        else:
+            _gate_sublayer(mlp, index, "skip_mlp", pair=False)
+    return Anatomy(_name(model), has_mlp)
+
+
+def _ungated(module: nn.Module) -> Callable[..., Any]:
+    """The module's own forward, also when another HFTarget around the same model gated it before."""
+    original: Callable[..., Any] = getattr(module.forward, "outpace_original", module.forward)
+    return original
+
+
+def _gate_layer(layer: nn.Module, index: int, layers: int) -> None:
+    original = _ungated(layer)
+
+    def gate(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        plan = current()
+        if plan is None:
+            return original(hidden, *args, **kwargs)
+        if index == 0 and plan.states is not None:
+            hidden = plan.states
+        if index in plan.wanted:
+            plan.taps[index] = hidden[0]
+        if plan.start <= index < plan.stop and not (index in plan.skip_attention and index in plan.skip_mlp):
+            out = original(hidden, *args, **kwargs)
+            hidden = out[0] if isinstance(out, tuple) else out
+        if index == layers - 1 and layers in plan.wanted:
+            plan.taps[layers] = hidden[0]
+        return hidden
+
+    gate.outpace_original = original  # type: ignore[attr-defined]
+    layer.forward = gate
+
+
+def _gate_sublayer(module: nn.Module, index: int, skips: str, *, pair: bool) -> None:
+    original = _ungated(module)
+
+    def gate(*args: Any, **kwargs: Any) -> Any:
+        plan = current()
+        if plan is None or index not in getattr(plan, skips):
+            return original(*args, **kwargs)
+        nothing = torch.zeros_like(args[0] if args else kwargs["hidden_states"])
+        return (nothing, None) if pair else nothing
+
+    gate.outpace_original = original  # type: ignore[attr-defined]
+    module.forward = gate
+
+
+@torch.inference_mode()
+def self_check(target: HFTarget) -> None:
+    """Compare our scores on a few tokens with the model's own forward. Raises BadInput when they disagree.
+
+    Catches what the probe cannot see: biases that depend on the mask, attention variants hidden in the module.
+    """
+    tokens = [token % target.vocab_size for token in range(1, 9)]
+    sequence = target.sequence(tokens[:6])
+    target.prefill([sequence])
+    ours = target.score([(sequence, TokenTree.chain(tokens[6:]))])[0].logits.float()
+    ids = torch.tensor([tokens], device=target.device)
+    own = target.model(input_ids=ids, use_cache=False).logits[0, 5:].float()
+    scale = float(own.std()) or 1.0
+    error = float((ours - own).abs().max()) / scale
+    if not error < (1e-3 if ours.dtype == torch.float32 and target.model.dtype == torch.float32 else 0.5):
+        raise BadInput(
+            f"{_name(target.model)} cannot be a target: scores through outpace's attention differ from its own "
+            f"forward by {error:.2g} standard deviations"
+        )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
