@@ -10,11 +10,13 @@ Requests join and leave between rounds; whatever their methods, one target forwa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.controllers.base import Budget
@@ -28,6 +30,7 @@ from outpace.text import TextStream, Tokenizer
 from outpace.tree import ROOT, TokenTree
 
 K = TypeVar("K")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,6 @@ class Decoder:
             raise BadInput(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if request.stop_strings and self.tokenizer is None:
             raise BadInput("stop strings need a tokenizer; load the model with one, or use stop_ids")
-        if len(request.prompt) >= self.target.context_length:
-            raise BadInput(
-                f"the prompt has {len(request.prompt)} tokens; the model's context holds "
-                f"{self.target.context_length}, and the answer needs room: shorten the prompt"
-            )
         rule = request.method.rule_for(request.params)
         sequence = self.target.sequence(
             request.prompt, request.params, references=request.references, namespace=request.namespace
@@ -168,16 +166,13 @@ class Decoder:
         split: list[dict[str, float]] = [{} for _ in active]
         trees = self._draft(active, split)
 
-        with _timed(split, "score"):
+        with _Timed(split, "score"):
             taps = sorted({layer for one in active for layer in one.request.method.drafter.taps})
             batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
             scores = self.target.score(batch, taps=taps)
 
         verdicts = self._accept(active, scores, split)
-        kept = [
-            self._cut(one, tree, verdict)
-            for one, tree, verdict in zip(active, trees, verdicts, strict=True)
-        ]
+        kept = [self._cut(one, tree, verdict) for one, tree, verdict in zip(active, trees, verdicts, strict=True)]
         self._record_logprobs(active, scores, verdicts, kept)
         self.target.commit(
             scores, [verdict.path[: len(tokens) - 1] for verdict, tokens in zip(verdicts, kept, strict=True)]
@@ -196,7 +191,7 @@ class Decoder:
         budgets = [self._budget(one, len(active)) for one in active]
         drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
         for drafter, members in _grouped(drafting, lambda i: active[i].request.method.drafter):
-            with _timed([split[i] for i in members], "draft"):
+            with _Timed([split[i] for i in members], "draft"):
                 proposed = drafter.propose([active[i].sequence for i in members], [budgets[i] for i in members])
             for index, tree in zip(members, proposed, strict=True):
                 trees[index] = tree
@@ -204,18 +199,14 @@ class Decoder:
 
     def _budget(self, one: Generation, batch: int) -> Budget:
         # A path longer than the room left would be scored for nothing; depth is fixed before any draw is made.
-        room = min(
-            one.request.max_new_tokens - len(one.tokens), self.target.context_length - len(one.sequence.tokens)
-        )
+        room = min(one.request.max_new_tokens - len(one.tokens), self.target.context_length - len(one.sequence.tokens))
         return one.request.method.controller.budget(one.metrics, batch).limited(room - 1)
 
     def _accept(self, active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict]:
         verdicts: list[Verdict] = [Verdict((), ROOT)] * len(active)
         for rule, members in _grouped(range(len(active)), lambda i: active[i].rule):
-            with _timed([split[i] for i in members], "accept"):
-                chances = [
-                    active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members
-                ]
+            with _Timed([split[i] for i in members], "accept"):
+                chances = [active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members]
                 found = rule.accept([scores[i] for i in members], [active[i].rule_state for i in members], chances)
             for index, verdict in zip(members, found, strict=True):
                 verdicts[index] = verdict
@@ -247,15 +238,13 @@ class Decoder:
         self, active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict], split: list[dict[str, float]]
     ) -> None:
         for drafter, members in _grouped(range(len(active)), lambda i: active[i].request.method.drafter):
-            with _timed([split[i] for i in members], "draft"):
+            with _Timed([split[i] for i in members], "draft"):
                 drafter.observe(
                     [active[i].sequence for i in members], [scores[i] for i in members], [verdicts[i] for i in members]
                 )
 
     @staticmethod
-    def _record_logprobs(
-        active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict], kept: Seq[Seq[int]]
-    ) -> None:
+    def _record_logprobs(active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict], kept: Seq[Seq[int]]) -> None:
         for index, one in enumerate(active):
             params = one.request.params
             if not params.logprobs:
@@ -287,14 +276,14 @@ class Decoder:
         for one in joining:
             one.request.method.drafter.begin(one.sequence)
         for taps, members in _grouped(joining, lambda one: tuple(one.request.method.drafter.taps)):
-            by_sequence = {id(one.sequence): one for one in members}
-            self.target.prefill(
-                [one.sequence for one in members],
-                taps,
-                (lambda seq, at, states, who=by_sequence: who[id(seq)].request.method.drafter.on_prefill(seq, at, states))
-                if taps
-                else None,
-            )
+            drafters = {id(one.sequence): one.request.method.drafter for one in members}
+
+            def hand_over(
+                sequence: Sequence, position: int, states: Mapping[int, Tensor], to: dict[int, Drafter] = drafters
+            ) -> None:
+                to[id(sequence)].on_prefill(sequence, position, states)
+
+            self.target.prefill([one.sequence for one in members], taps, hand_over if taps else None)
         self.active.extend(joining)
 
     def _leave(self, leaving: Seq[Generation]) -> None:
@@ -311,7 +300,7 @@ class Decoder:
         return self.target.fork(kept.kv, same)
 
 
-class _timed:
+class _Timed:
     """Adds the time spent inside to ``phase`` of every split."""
 
     def __init__(self, splits: Seq[dict[str, float]], phase: str) -> None:
@@ -326,12 +315,9 @@ class _timed:
             split[self._phase] = split.get(self._phase, 0.0) + spent
 
 
-E2 = TypeVar("E2")
-
-
-def _grouped(items: Iterable[E2], key: Callable[[E2], K]) -> list[tuple[K, list[E2]]]:
+def _grouped(items: Iterable[Item], key: Callable[[Item], K]) -> list[tuple[K, list[Item]]]:
     """Items by equal key (identity for parts, which do not define equality), in order of first appearance."""
-    groups: dict[K, list[E2]] = {}
+    groups: dict[K, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.items())

@@ -59,7 +59,7 @@ class SubGraph:
 
     def first_difference(self, layers: int) -> int:
         """Layers below this one are computed exactly as in the full forward."""
-        if self.kv:
+        if self.kv or self.start:
             return 0
         skipped = [*self.skip_attention, *self.skip_mlp, layers if self.stop is None else self.stop]
         return min(skipped)
@@ -90,12 +90,14 @@ class TreeScores:
 
     ``logits``: raw, (1 + nodes + side nodes, V). ``taps``: requested hidden states by layer, each (rows, hidden);
     tap ``i`` is the residual stream entering layer ``i`` (so 0 is the embedding and ``num_layers`` the output of the
-    last layer, before the final norm).
+    last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a drafter may have
+    grown it since.
     """
 
     def __init__(self, sequence: Sequence, tree: TokenTree, logits: Tensor, taps: Mapping[int, Tensor]) -> None:
         self.sequence = sequence
         self.tree = tree
+        self.nodes = len(tree)
         self.logits = logits
         self.taps = taps
         self._distribution: TreeDistribution | None = None
@@ -127,6 +129,8 @@ class Target(ABC):
     num_layers: int
     hidden_size: int
     context_length: int
+    context_note: str = ""
+    """Why the context ends where it does, when that is not the model's own limit."""
 
     @abstractmethod
     def open(self) -> Any:
@@ -157,7 +161,7 @@ class Target(ABC):
 
     @abstractmethod
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
-        """Keep the K/V of the root and of ``paths[i]`` (nodes from the root down) for each sequence; None: nothing."""
+        """Keep the K/V of the root and of ``paths[i]`` (nodes from the root down) per sequence; None: nothing."""
 
     @abstractmethod
     def fork(self, kv: Any, length: int | None = None) -> Any:
@@ -188,8 +192,11 @@ class Target(ABC):
         params = params or SamplingParams()
         if not prompt:
             raise BadInput("the prompt is empty; give at least one token")
-        if len(prompt) > self.context_length:
-            raise BadInput(f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}")
+        if len(prompt) >= self.context_length:  # the answer needs room for a token at least
+            note = f" ({self.context_note})" if self.context_note else ""
+            raise BadInput(
+                f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}{note}; shorten it"
+            )
         outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             raise BadInput(f"the prompt holds token {outside}; the vocabulary has {self.vocab_size}")

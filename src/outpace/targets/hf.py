@@ -100,9 +100,7 @@ class HFTarget(Target):
             self._prefill_chunk(chunk, taps, on_chunk)
             pending = [one for one in pending if one.kv.length < len(one.tokens) - 1]
 
-    def _prefill_chunk(
-        self, chunk: list[tuple[Sequence, int, int]], taps: Seq[int], on_chunk: TapChunk | None
-    ) -> None:
+    def _prefill_chunk(self, chunk: list[tuple[Sequence, int, int]], taps: Seq[int], on_chunk: TapChunk | None) -> None:
         parts, tokens, positions, row = [], [], [], 0
         for sequence, start, stop in chunk:
             where = torch.arange(start, stop, device=self.device)
@@ -131,8 +129,8 @@ class HFTarget(Target):
             return self._score(batch, taps, graph)
         earlier: _Side = resume.side
         for (sequence, tree), part in zip(batch, resume.parts, strict=True):
-            old = part.tree
-            extends = old.tokens == tree.tokens[: len(old)] and old.parents == tree.parents[: len(old)]
+            old, done = part.tree, part.nodes
+            extends = old.tokens[:done] == tree.tokens[:done] and old.parents[:done] == tree.parents[:done]
             if part.sequence is not sequence or not extends:
                 raise ValueError("resume takes the same sequences in the same order, and trees that extend theirs")
         if earlier.graph == graph:
@@ -162,7 +160,7 @@ class HFTarget(Target):
             mine = logits[rows] if logits is not None else None
             before = None if resume is None else resume[index]
             if before is not None:
-                kept = 1 + len(before.tree)
+                kept = 1 + before.nodes
                 mine = _joined(before.logits[:kept], mine)
                 found = {layer: _joined(before.taps[layer][:kept], found.get(layer)) for layer in before.taps}
             assert mine is not None
@@ -187,7 +185,7 @@ class HFTarget(Target):
             before = earlier.states[index]
             assert before is not None
             fresh = first.taps[boundary][part.start : part.stop] if len(tokens) else None
-            inputs.append(_joined(before[: 1 + len(resume[index].tree)], fresh))
+            inputs.append(_joined(before[: 1 + resume[index].nodes], fresh))
         states = torch.cat(inputs)[None]
         second = Plan(upper, boundary, self.num_layers, states=states, wanted=frozenset(taps))
         ids = torch.zeros(states.shape[1], dtype=torch.long)
@@ -213,7 +211,7 @@ class HFTarget(Target):
         embeddings: dict[int, Tensor] = {}
         for index, (sequence, tree) in enumerate(batch):
             length = sequence.kv.length
-            done = 0 if resume is None else 1 + len(resume[index].tree)
+            done = 0 if resume is None else 1 + resume[index].nodes
             rows = tree.row_tokens(sequence.tokens[length])
             where = torch.tensor(tree.positions(), device=self.device) + length
             start, stop = len(tokens), len(tokens) + len(rows) - done

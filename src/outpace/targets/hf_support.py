@@ -56,9 +56,8 @@ def context_limit(config: Any) -> tuple[int, str]:
     for one in nested or [parameters]:
         kind = one.get("rope_type", "default")
         if kind == "longrope":
-            original = one.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", limit
-            )
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or limit
             limit = min(limit, int(original))
         if kind in ("dynamic", "longrope"):
             note = f"held there because its rotary scaling ({kind}) would change the keys of earlier tokens"
@@ -108,23 +107,22 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
 
 
 def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
-    stack = next(
-        (
-            module
-            for module in model.modules()
-            if isinstance(module, nn.ModuleList)
-            and len(module) == len(attentions)
-            and all(any(part is attn for part in layer.modules()) for layer, attn in zip(module, attentions, strict=True))
-        ),
-        None,
-    )
+    def holds_all(stack: nn.Module) -> bool:
+        return (
+            isinstance(stack, nn.ModuleList)
+            and len(stack) == len(attentions)
+            and all(any(part is one for part in layer.modules()) for layer, one in zip(stack, attentions, strict=True))
+        )
+
+    stack = next((module for module in model.modules() if holds_all(module)), None)
     if stack is None:
         raise BadInput(f"{_name(model)} cannot be a target: its stack of layers was not found")
     has_mlp = True
     for index, (layer, attention) in enumerate(zip(stack, attentions, strict=True)):
         _gate_layer(layer, index, len(stack))
         _gate_sublayer(attention, index, "skip_attention", pair=True)
-        mlp = next((getattr(layer, name) for name in _MLP_NAMES if isinstance(getattr(layer, name, None), nn.Module)), None)
+        children = dict(layer.named_children())
+        mlp = next((children[name] for name in _MLP_NAMES if name in children), None)
         if mlp is None:
             has_mlp = False
         else:

@@ -21,7 +21,7 @@ class KVStore:
         self._values: list[Tensor | None] = [None] * layers
 
     def scratch(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Lay ``keys`` and ``values``, (kv_heads, rows, head_dim), behind the committed rows; return all, contiguous."""
+        """Lay ``keys`` and ``values``, (kv_heads, rows, head_dim), behind the committed rows; return them all."""
         end = self.length + keys.shape[1]
         stored_keys = self._grown(self._keys, layer, end, keys)
         stored_values = self._grown(self._values, layer, end, values)

@@ -40,7 +40,9 @@ def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: floa
 class TableTarget(Target):
     """A target without a network. ``table`` maps all tokens up to a row to the logits after it."""
 
-    def __init__(self, vocab_size: int, table: Table | None = None, *, seed: int = 0, context_length: int = 256) -> None:
+    def __init__(
+        self, vocab_size: int, table: Table | None = None, *, seed: int = 0, context_length: int = 256
+    ) -> None:
         self.vocab_size = vocab_size
         self.num_layers = 1
         self.hidden_size = vocab_size
