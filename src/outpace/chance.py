@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_Branch = tuple[int, float, tuple[float, float]]
+"""An outcome, its weight, and the interval of the uniform number that leads to it."""
 
 
 class Chance(Protocol):
@@ -51,7 +53,7 @@ class ChanceSource(Protocol):
 def _checked_cumsum(weights: Tensor) -> Tensor:
     cumulative = weights.double().cumsum(0)
     total = float(cumulative[-1])
-    if not 0.0 < total < float("inf"):
+    if not 0.0 < total < float("inf") or float(weights.min()) < 0.0:
         raise ValueError(f"categorical weights must be finite, non-negative and not all zero (sum {total})")
     return cumulative
 
@@ -93,36 +95,65 @@ class SeededChance:
 
 
 class _Path:
-    """One run of the enumerated program: replays a script of choices, then takes the first open branch."""
+    """One run of the enumerated program: replays a script of choices, then takes the first open branch.
 
-    def __init__(self, script: list[tuple[int, list[tuple[int, float]]]]) -> None:
+    Streams are keyed as the seeded ones are: a stream that is opened twice gives the same numbers twice, so a
+    drafter and a rule that share a number are correlated here as they would be in the field.
+    """
+
+    def __init__(self, script: list[tuple[int, list[_Branch]]]) -> None:
         self.script = script
         self.cursor = 0
         self.weight = 1.0
+        self.known: dict[tuple[int, str, int], tuple[float, float]] = {}
 
     def at(self, position: int, purpose: str) -> Chance:
-        return self
+        return _PathStream(self, position, purpose)
 
-    def _choose(self, branches: list[tuple[int, float]]) -> int:
-        if self.cursor == len(self.script):
-            self.script.append((0, branches))
-        index, known = self.script[self.cursor]
-        if len(known) != len(branches):
-            raise RuntimeError("the enumerated program is not a function of its random choices")
-        self.cursor += 1
-        outcome, weight = known[index]
-        self.weight *= weight
-        return outcome
+    def choose(self, number: tuple[int, str, int], weights: list[float]) -> int:
+        """The index that a uniform ``number`` falls on; its interval narrows with everything decided by it."""
+        low, high = self.known.get(number, (0.0, 1.0))
+        branches: list[_Branch] = []
+        begin = 0.0
+        last = max(index for index, weight in enumerate(weights) if weight > 0.0)
+        for index, weight in enumerate(weights):
+            end = 1.0 if index == last else begin + weight
+            inside = (max(low, begin), min(high, end))
+            if weight > 0.0 and inside[0] < inside[1]:
+                share = weight if number not in self.known else (inside[1] - inside[0]) / (high - low)
+                branches.append((index, share, inside))
+            begin = end
+        if len(branches) == 1:
+            branch = branches[0]
+        else:
+            if self.cursor == len(self.script):
+                self.script.append((0, branches))
+            taken, before = self.script[self.cursor]
+            if [one[0] for one in before] != [one[0] for one in branches]:
+                raise RuntimeError("the enumerated program is not a function of its random choices")
+            self.cursor += 1
+            branch = branches[taken]
+            self.weight *= branch[1]
+        self.known[number] = branch[2]
+        return branch[0]
+
+
+class _PathStream:
+    def __init__(self, path: _Path, position: int, purpose: str) -> None:
+        self._path, self._position, self._purpose = path, position, purpose
+        self._count = 0
+
+    def _choose(self, weights: list[float]) -> int:
+        number = (self._position, self._purpose, self._count)
+        self._count += 1
+        return self._path.choose(number, weights)
 
     def bernoulli(self, p: float) -> bool:
-        if p <= 0.0 or p >= 1.0:
-            return p >= 1.0
-        return bool(self._choose([(1, p), (0, 1.0 - p)]))
+        p = min(max(p, 0.0), 1.0)
+        return self._choose([p, 1.0 - p]) == 0
 
     def categorical(self, weights: Tensor) -> int:
-        values = (weights.double() / _checked_cumsum(weights)[-1]).tolist()
-        branches = [(index, value) for index, value in enumerate(values) if value > 0.0]
-        return branches[0][0] if len(branches) == 1 else self._choose(branches)
+        return self._choose((weights.double() / _checked_cumsum(weights)[-1]).tolist())
 
     def uniform(self) -> float:
         raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
@@ -145,7 +176,7 @@ class Enumeration:
 
         Raises RuntimeError when there are more than ``limit`` branches.
         """
-        script: list[tuple[int, list[tuple[int, float]]]] = []
+        script: list[tuple[int, list[_Branch]]] = []
         for _ in range(limit):
             path = _Path(script)
             result = program(path)

@@ -28,21 +28,25 @@ class QRow:
     """The very distribution that a draw was sampled from, at its own precision.
 
     ``probs`` has shape (V,) when ``ids`` is None, else (n,) beside ``ids`` of shape (n,): a reduced
-    vocabulary, every other token having probability zero.
+    vocabulary, every other token having probability zero. Drawing is proportional to ``probs``, so a row need
+    not sum to one (rows rounded to bf16 do not); what rules read is what was drawn from, normalised.
     """
 
     probs: Tensor
     ids: Tensor | None = None
 
+    def _normalised(self) -> Tensor:
+        probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
+        return probs / probs.sum()
+
     def prob(self, token: int) -> float:
         """q(token)."""
-        if self.ids is None:
-            return float(self.probs[token])
-        return float(self.probs[self.ids == token].sum())
+        probs = self._normalised()
+        return float(probs[token] if self.ids is None else probs[self.ids == token].sum())
 
     def dense(self, vocab_size: int) -> Tensor:
-        """The row over the whole vocabulary, shape (vocab_size,), float32 or wider."""
-        probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
+        """q over the whole vocabulary, shape (vocab_size,), float32 or wider."""
+        probs = self._normalised()
         if self.ids is None:
             return probs
         return probs.new_zeros(vocab_size).index_add_(0, self.ids, probs)
