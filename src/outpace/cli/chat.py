@@ -1,0 +1,211 @@
+"""``outpace chat``: a conversation that keeps the K/V of its earlier turns."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import typer
+
+from outpace.cli import options as opt
+from outpace.cli.generate import status
+from outpace.cli.interrupt import interruptible
+from outpace.cli.output import err
+from outpace.cli.session import Machine, choose_methods, read_texts
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.decoding import Generation, Request
+    from outpace.method import Method
+    from outpace.models import Model
+    from outpace.sampling import SamplingParams
+    from outpace.targets.base import Sequence
+
+_HELP = "/exit ends, /reset forgets the conversation, Ctrl-C stops an answer"
+_INTERRUPTED = 130
+
+
+def chat(
+    model: opt.ModelName = "smollm2",
+    system: opt.System = None,
+    max_new_tokens: opt.MaxNewTokens = 512,
+    stop: opt.Stop = None,
+    method: opt.MethodName = "sam",
+    param: opt.Param = None,
+    rule: opt.Rule = None,
+    draft_model: opt.DraftModel = None,
+    reference: opt.Reference = None,
+    temperature: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    logit_bias: opt.LogitBias = None,
+    seed: opt.Seed = 0,
+    threads: opt.Threads = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+) -> None:
+    """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
+    opt.check_length(max_new_tokens)
+    machine = Machine(model, draft_model, dtype, device, threads)
+    machine.check()
+    texts = read_texts(reference)
+    biases = opt.logit_bias(logit_bias)
+    from outpace.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=biases,
+        seed=seed,
+    )
+    choice = choose_methods([method], param, rule, params)
+    loaded, draft = machine.load()
+    talk = _Conversation(
+        model=loaded,
+        method=choice.build(loaded, draft)[0],
+        params=params,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        references=tuple(tuple(loaded.tokenizer.encode(text)) for text in texts),
+        messages=[{"role": "system", "content": system}] if system else [],
+    )
+    interactive = sys.stdin.isatty()
+    if interactive:
+        err().print(f"[dim]{loaded.name}, {talk.method.name}. {_HELP}.")
+    try:
+        for line in _lines(interactive):
+            _turn(talk, line, interactive)
+    except EOFError:
+        return
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _turn(talk: _Conversation, line: str, interactive: bool) -> None:
+    """One line of the user's: a command, or something to answer."""
+    command = line.strip()
+    if not command:
+        return
+    if command == "/exit":
+        raise EOFError
+    if command == "/reset":
+        talk.reset()
+        err().print("[dim]the conversation is forgotten")
+    elif command.startswith("/") and interactive:
+        err().print(f"[dim]no such command. {_HELP}.")
+    else:
+        try:
+            talk.answer(line, interactive)
+        except BadInput as error:
+            if not interactive:
+                raise
+            err().print(f"[red]error:[/] {error} [dim](/reset starts afresh)")
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """The user's lines, one turn each, until the input ends."""
+    if not interactive:
+        for number, raw in enumerate(sys.stdin.buffer, start=1):
+            try:
+                yield raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise BadInput(f"line {number} of standard input is not UTF-8 text") from None
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() a history and line editing
+    while True:
+        if sys.stdout.isatty():
+            yield input("\n> ")
+        else:  # standard output holds the answers alone
+            print("\n> ", end="", file=sys.stderr, flush=True)
+            yield input()
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """The messages so far, and the sequence that holds their K/V."""
+
+    model: Model
+    method: Method
+    params: SamplingParams
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    references: tuple[tuple[int, ...], ...]
+    messages: list[dict[str, str]]
+    kept: Sequence | None = None
+    _system: list[dict[str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._system = list(self.messages)
+
+    def reset(self) -> None:
+        """Forget all turns, and release their K/V."""
+        self._keep(None)
+        self.messages = list(self._system)
+
+    def answer(self, question: str, interactive: bool) -> None:
+        """Print the answer to one more turn. A turn that fails leaves the conversation as it was."""
+        from outpace.decoding import Decoder
+
+        decoder = Decoder(self.model.target, self.model.tokenizer)
+        messages = [*self.messages, {"role": "user", "content": question}]
+        before = self.model.target.length(self.kept.kv) if self.kept is not None else 0
+        try:
+            generation = decoder.submit(self._request(messages))
+            reused = self.model.target.length(generation.sequence.kv)
+            with interruptible(generation) as interrupt:
+                for piece in decoder.stream(generation):
+                    print(piece, end="", flush=True)
+                decoder.run()
+        except KeyboardInterrupt:
+            self._keep(None)  # begin afresh: what was broken off in the middle is not to be trusted
+            if not interactive:
+                raise
+            print(flush=True)
+            err().print("[dim]interrupted before the answer began; the question is forgotten")
+            return
+        print(flush=True)
+        self._keep(generation.sequence)
+        self.messages = [*messages, {"role": "assistant", "content": generation.text}]
+        self._status(generation, reused if before else 0)
+        if interrupt.pressed and not interactive:
+            raise KeyboardInterrupt
+
+    def _request(self, messages: list[dict[str, str]]) -> Request:
+        from outpace.decoding import Request
+
+        return Request(
+            prompt=tuple(self.model.tokenizer.chat(messages)),
+            method=self.method,
+            params=self.params,
+            max_new_tokens=self.max_new_tokens,
+            stop_ids=self.model.eos_ids,
+            stop_strings=self.stop,
+            references=self.references,
+            keep=True,
+            kept=self.kept,
+        )
+
+    def _status(self, generation: Generation, reused: int) -> None:
+        prompt = generation.metrics.prompt_tokens
+        kept = f", {reused} of {prompt} prompt tokens kept" if reused else ""
+        err().print(f"[dim]{status(self.method, generation)}{kept}")
+
+    def _keep(self, sequence: Sequence | None) -> None:
+        """Hold on to this sequence's K/V instead of the last one's."""
+        if self.kept is not None:
+            self.model.target.close(self.kept.kv)
+        self.kept = sequence

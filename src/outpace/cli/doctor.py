@@ -1,0 +1,93 @@
+"""``outpace doctor``: what is here, how fast it is, and what to install."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from outpace.cli.output import err, out, print_json
+from outpace.errors import BadInput
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
+    console = err()
+    with console.status("[dim]measuring for a few seconds ...") if console.is_terminal else nullcontext():
+        found = examine()
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor reports."""
+    import torch  # noqa: F401 - so that describe() can say how many threads it uses
+
+    from outpace import machine
+
+    peaks = {precision: round(machine.measure_matmul(precision), 1) for precision in PRECISIONS}
+    models, advice = _embedded()
+    if peaks["bfloat16"] < peaks["float32"]:
+        advice.append("bfloat16 computes slower than float32 here: try --dtype float32")
+    return {
+        "machine": machine.describe(),
+        "measured": {
+            "memory_bandwidth_gb_per_second": round(machine.measure_bandwidth(), 1),
+            "matmul_gflop_per_second": peaks,
+        },
+        "models": models,
+        "advice": advice,
+    }
+
+
+def _embedded() -> tuple[list[dict[str, Any]], list[str]]:
+    """The models that wheels carry, and how to install what is missing."""
+    from outpace.models.source import EMBEDDED, resolve
+
+    models: list[dict[str, Any]] = []
+    advice = []
+    for name in EMBEDDED:
+        path = None
+        try:
+            path = resolve(name).location
+        except BadInput as error:
+            advice.append(str(error))
+        models.append({"name": name, "found": path is not None, "path": path})
+    return models, advice
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    here, measured = found["machine"], found["measured"]
+    names = {"cpu": "processor", "usable_cpus": "usable CPUs", "threads": "threads used", "memory_gb": "memory, GiB"}
+    for key, value in here.items():
+        table.add_row(names.get(key, key), escape(str("-" if value is None else value)))
+    table.add_row("", "")
+    table.add_row("memory bandwidth", f"{measured['memory_bandwidth_gb_per_second']:.1f} GB/s")
+    for precision, peak in measured["matmul_gflop_per_second"].items():
+        table.add_row(f"matmul {precision}", f"{peak:.0f} GFLOP/s")
+    table.add_row("", "")
+    for model in found["models"]:
+        table.add_row(f"model {model['name']}", escape(_home(model["path"])) if model["found"] else "[yellow]not here")
+    console = out()
+    console.print(table)
+    console.print()
+    for line in found["advice"]:
+        console.print(f"[yellow]![/] {escape(line)}", soft_wrap=True)
+    if not found["advice"]:
+        console.print("[green]ready[/]: outpace generate 'Why is the sky blue?' --explain")
+
+
+def _home(path: str) -> str:
+    """The end of a path, which tells more than its beginning."""
+    return Path(path).name

@@ -1,0 +1,119 @@
+"""``outpace generate --explain``: which tokens were drafted, accepted and rejected, round by round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from outpace.text import TextStream
+
+if TYPE_CHECKING:
+    from outpace.decoding import Generation, Round
+    from outpace.models.base import ChatTokenizer
+
+ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"
+STYLE = {ACCEPTED: "green", BONUS: "bold cyan", CORRECTION: "yellow", PLAIN: "", REJECTED: "red"}
+# Signs beside the colours: the same picture without a colour terminal, and for eyes that do not tell red from green.
+SIGN = {ACCEPTED: "✓", BONUS: "+", CORRECTION: "→", PLAIN: "·", REJECTED: "✗"}
+_MEANING = {
+    ACCEPTED: "drafted, and what the target says too",
+    BONUS: "the target's next token after a draft that was right to its end",
+    CORRECTION: "the target's token in place of a wrong draft",
+    PLAIN: "the target's token in a round without a draft",
+    REJECTED: "drafted in vain",
+}
+_JOIN = Text("│", style="dim")
+
+
+def kinds(turn: Round) -> list[str]:
+    """What each committed token of a round was, in order."""
+    if not len(turn.tree):
+        own = PLAIN
+    else:
+        leaf = not turn.tree.children(turn.path[-1] if turn.path else -1)
+        own = BONUS if leaf else CORRECTION
+    return [ACCEPTED if depth < len(turn.path) else own for depth in range(len(turn.committed))]
+
+
+class Explainer:
+    """Prints the rounds of one generation as they happen, then the coloured answer and a summary."""
+
+    def __init__(self, console: Console, tokenizer: ChatTokenizer) -> None:
+        self._console = console
+        self._tokenizer = tokenizer
+        self._shown = 0
+
+    def legend(self) -> None:
+        """What the colours and signs mean."""
+        for kind, meaning in _MEANING.items():
+            line = Text(f"{SIGN[kind]} {kind:<12}", style=STYLE[kind])
+            self._console.print(line.append(meaning, style="dim"))
+        self._console.print("\n[dim]round  accepted")
+
+    def update(self, generation: Generation) -> None:
+        """Print the rounds that are new."""
+        for turn in generation.rounds[self._shown :]:
+            self._shown += 1
+            self._console.print(self._line(turn), no_wrap=True, overflow="ellipsis", crop=True)
+
+    def _line(self, turn: Round) -> Text:
+        accepted = min(len(turn.path), len(turn.committed))
+        count = f"{accepted:>2} of {len(turn.tree):<2}" if len(turn.tree) else "   -   "
+        line = Text(f"{self._shown:>5}  {count}   ", style="dim")
+        spans: list[tuple[str, list[int]]] = [(ACCEPTED, [turn.tree.tokens[node] for node in turn.path[:accepted]])]
+        for kind, token in zip(kinds(turn), turn.committed, strict=True):
+            if kind != ACCEPTED:
+                spans.append((kind, [token]))
+        path = set(turn.path)
+        spans.append((REJECTED, [token for node, token in enumerate(turn.tree.tokens) if node not in path]))
+        for kind, tokens in spans:
+            if tokens:
+                line.append(f"{SIGN[kind]} ", style="dim")
+                pieces = [Text(self._show(token), style=STYLE[kind]) for token in tokens]
+                line.append_text(_JOIN.join(pieces)).append("  ")
+        line.rstrip()
+        return line
+
+    def _show(self, token: int) -> str:
+        """A token on one line of a terminal."""
+        text = self._tokenizer.token_text(token).replace("\n", "↵").replace("\t", "⇥")
+        return "".join(char if char.isprintable() else "�" for char in text) or "�"
+
+    def answer(self, generation: Generation) -> None:
+        """The answer, each token in the colour of what it was."""
+        stops = generation.request.stop_strings
+        stream = TextStream(self._tokenizer, stops)
+        answer, kind, left = Text(), PLAIN, len(generation.tokens)
+        for turn in generation.rounds:
+            for kind, token in zip(kinds(turn), turn.committed, strict=True):
+                if left > 0:  # a stop token is committed, but no part of the answer
+                    left -= 1
+                    answer.append(stream.push(token), style=STYLE[kind])
+        answer.append(stream.finish(), style=STYLE[kind])
+        self._console.print()
+        self._console.print(answer)
+        self._console.print()
+
+    def summary(self, generation: Generation) -> None:
+        """The counts in words."""
+        metrics = generation.metrics
+        if not metrics.rounds:
+            return
+        own = Counter(kind for turn in generation.rounds for kind in kinds(turn) if kind != ACCEPTED)
+        text = Text(f"{metrics.committed} tokens in {metrics.rounds} rounds, ")
+        text.append(f"{metrics.committed / metrics.rounds:.2f} a round", style="bold").append(". ")
+        if metrics.drafted:
+            share = metrics.accepted / metrics.drafted
+            text.append(f"{metrics.accepted} of {metrics.drafted} drafted tokens accepted ({share:.0%}). ")
+        owned = [f"{own[kind]} {kind}" for kind in (BONUS, CORRECTION, PLAIN) if own[kind]]
+        text.append(f"From the target itself: {', '.join(owned)}.")
+        self._console.print(text)
+        depths = metrics.figures()["per_position_acceptance"]
+        if depths:
+            shown = "  ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(depths[:10], start=1))
+            self._console.print(
+                Text(f"Rounds in which the draft's token was accepted, by depth:  {shown}", style="dim")
+            )

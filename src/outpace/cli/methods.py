@@ -1,0 +1,75 @@
+"""``outpace methods``: what can draft, and the settings of each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from outpace.cli.output import err, out, print_json
+
+if TYPE_CHECKING:
+    from outpace.method import MethodInfo
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method and its settings.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the methods, or show one with its settings."""
+    from outpace.method import find
+    from outpace.method import methods as registered
+
+    infos = registered() if name is None else [find(name)]
+    if json:
+        print_json([info.public() for info in infos])
+    elif name is None:
+        _list(infos)
+    else:
+        _show(infos[0])
+
+
+def _list(infos: list[MethodInfo]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", style="cyan", no_wrap=True)
+    table.add_column("family", no_wrap=True)
+    table.add_column("lossless", justify="center")
+    table.add_column("trained", justify="center")
+    table.add_column("what it does")
+    for info in infos:
+        table.add_row(info.name, info.family, _tick(info.lossless), _tick(info.trained), escape(info.summary))
+    out().print(table)
+    err().print("\n[dim]lossless: the answers are those of plain decoding. Settings: outpace methods NAME")
+
+
+def _show(info: MethodInfo) -> None:
+    console = out()
+    console.print(f"[bold cyan]{info.name}[/]  {escape(info.summary)}")
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    facts.add_row("family", info.family)
+    facts.add_row("paper", escape(info.paper))
+    facts.add_row("lossless", "yes" if info.lossless else "no")
+    facts.add_row("needs training", "yes" if info.trained else "no")
+    if info.aliases:
+        facts.add_row("also called", ", ".join(info.aliases))
+    console.print(facts)
+    fields = info.settings.model_fields
+    if not fields:
+        console.print("\nIt has no settings.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("--param", "default", "meaning"):
+        table.add_column(heading, no_wrap=heading != "meaning")
+    for key, field in fields.items():
+        default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+        table.add_row(f"[cyan]{key}[/]", escape(default), escape(field.description or ""))
+    console.print()
+    console.print(table)
+
+
+def _tick(yes: bool) -> str:
+    return "yes" if yes else "-"

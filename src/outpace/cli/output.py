@@ -1,0 +1,88 @@
+"""Where the commands' output goes: consoles, JSON, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from outpace.errors import BadInput
+
+STDOUT = "-"
+
+
+def out() -> Console:
+    """Standard output."""
+    return Console(highlight=False, soft_wrap=False)
+
+
+def err() -> Console:
+    """Standard error: progress, status and remarks, so that standard output holds the answer alone."""
+    return Console(stderr=True, highlight=False)
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON: undefined figures must be null by now, never NaN."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(to_json(value) + "\n")
+    sys.stdout.flush()
+
+
+def check_writable(path: Path) -> None:
+    """Raise BadInput unless a file can be written at ``path``. Called before the long run, not after it."""
+    if _is_special(path):
+        return
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise BadInput(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        # Not os.access: it answers yes to root on a read-only file system.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then put it in place: never half a file."""
+    path = path.resolve()  # through a link, to the file itself
+    temporary: Path | None = None
+    try:
+        if _is_special(path):
+            write(path)
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would surprise whoever shares the folder
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    """A device or a pipe: written to as it is, for replacing /dev/null would be a poor joke."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

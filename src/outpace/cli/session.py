@@ -1,0 +1,127 @@
+"""From options to what decodes: checked first, loaded after, so that a typing error costs no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from outpace.cli.options import check_threads, settings_by_method
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.method import Method
+    from outpace.models import Model
+    from outpace.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class MethodChoice:
+    """Methods by name with their settings, checked as far as is possible without a model."""
+
+    settings: dict[str, dict[str, Any]]
+    rule: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The chosen methods, in order."""
+        return list(self.settings)
+
+    def build(self, model: Model, draft_model: Model | None) -> list[Method]:
+        """The methods for this model. Raises BadInput for parts that do not fit."""
+        return [
+            # Plain decoding drafts nothing, so that there is nothing to judge: it stays the baseline under any rule.
+            model.method(name, settings, rule=None if name == "none" else self.rule, draft_model=draft_model)
+            for name, settings in self.settings.items()
+        ]
+
+
+def choose_methods(
+    names: Iterable[str], pairs: Sequence[str] | None, rule: str | None, params: SamplingParams
+) -> MethodChoice:
+    """Find methods, settings and rule. Raises BadInput for what does not exist or is not for these parameters."""
+    from pydantic import ValidationError
+
+    from outpace.method import find, rules
+
+    infos = {info.name: info for info in map(find, names)}
+    if not infos:
+        raise BadInput("name at least one method; see: outpace methods")
+    by_alias = {alias: info.name for info in infos.values() for alias in info.aliases}
+    settings = settings_by_method(
+        [_unaliased(pair, by_alias) for pair in pairs or ()],
+        {name: list(info.settings.model_fields) for name, info in infos.items()},
+    )
+    for name, info in infos.items():
+        try:
+            info.settings.model_validate(settings[name])
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "settings"
+            raise BadInput(f"method '{name}', setting '{key}': {first['msg']}") from None
+    if rule is not None:
+        if rule not in rules():
+            raise BadInput(f"unknown acceptance rule '{rule}'; known: {', '.join(rules())}")
+        rules()[rule]().check_params(params)
+    return MethodChoice(settings, rule)
+
+
+def _unaliased(pair: str, by_alias: dict[str, str]) -> str:
+    head, dot, rest = pair.partition(".")
+    return f"{by_alias[head]}.{rest}" if dot and head in by_alias else pair
+
+
+def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:
+    """The reference files' texts. Raises BadInput for a file that cannot be read as UTF-8 text."""
+    texts = []
+    for path in paths or ():
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise BadInput(f"reference {path} is not UTF-8 text (byte {error.start})") from None
+        except OSError as error:
+            raise BadInput(f"cannot read reference {path}: {error.strerror}") from None
+    return tuple(texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The options that say what to load and where to run it."""
+
+    model: str
+    draft_model: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+
+    def check(self) -> None:
+        """Raise BadInput for what this machine cannot do."""
+        check_threads(self.threads)
+        from outpace.models.source import resolve
+
+        for name in (self.model, self.draft_model):
+            if name is not None:
+                resolve(name)
+
+    def load(self) -> tuple[Model, Model | None]:
+        """The model, and the draft model if one was named. The thread count is set first: packing depends on it."""
+        import torch
+
+        import outpace.models
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+        def one(name: str) -> Model:
+            with self._waiting(f"loading {name}"):
+                return outpace.models.load(name, dtype=self.dtype, device=self.device)
+
+        return one(self.model), one(self.draft_model) if self.draft_model else None
+
+    def _waiting(self, what: str) -> AbstractContextManager[object]:
+        return self.console.status(f"[dim]{what} ...") if self.console.is_terminal else nullcontext()
