@@ -1,0 +1,1 @@
+"""Bench: prompts, runner, statistics, and the report for terminal, JSON and HTML."""

@@ -1,0 +1,96 @@
+"""What one method did on one prompt, and how that is measured when several requests run together.
+
+Requests that run together share every round. The wall time of a round is split equally among the requests in it, so
+that each prompt has seconds of its own, which add up to the wall time of the batch. For a batch the decode rate is thus
+the tokens after each request's first, over the time from the end of the first round (which brings every request its
+first token) to the end. The time to the first token is not split: it is what a user waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from outpace.decoding import Decoder, Generation, Request
+from outpace.metrics import PHASES, RequestMetrics, total
+from outpace.targets.base import Target
+
+
+@dataclass(slots=True)
+class Answer:
+    """One turn's answer. ``metrics`` hold the request's counters, with its share of the batch's time."""
+
+    context: tuple[int, ...]
+    tokens: tuple[int, ...]
+    metrics: RequestMetrics
+    ttft: float
+    """Seconds from the submission of the batch to this request's first token."""
+
+
+@dataclass(slots=True)
+class Record:
+    """All turns of one prompt with one method."""
+
+    prompt: str
+    category: str
+    answers: list[Answer] = field(default_factory=list)
+    peak_memory_mb: float = 0.0
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """The sum over the turns."""
+        return total(answer.metrics for answer in self.answers)
+
+    @property
+    def decode_rate(self) -> tuple[float, float]:
+        """(tokens after the first, seconds after the first), summed over the turns."""
+        metrics = self.metrics
+        return metrics.tokens - metrics.answered, metrics.decode_seconds
+
+
+def answer_together(target: Target, requests: Sequence[Request]) -> list[Answer]:
+    """Run requests side by side until all are done. Whatever happens, nothing stays open in the target."""
+    decoder = Decoder(target)
+    began = perf_counter()
+    generations: list[Generation] = []
+    try:
+        for request in requests:
+            generations.append(decoder.submit(request))  # noqa: PERF401 - what was submitted must be released
+        shares = _run(decoder, generations, began)
+    except BaseException:
+        for generation in generations:
+            generation.cancel()
+        with contextlib.suppress(Exception):
+            decoder.step()
+        raise
+    return [
+        Answer(request.prompt, tuple(one.tokens), share, one.metrics.first_token_seconds)
+        for request, one, share in zip(requests, generations, shares, strict=True)
+    ]
+
+
+def _run(decoder: Decoder, generations: Sequence[Generation], began: float) -> list[RequestMetrics]:
+    """Step until all are done; every request's counters, with its share of the time."""
+    spent = [0.0] * len(generations)
+    first = [0.0] * len(generations)
+    phases = [dict.fromkeys(PHASES, 0.0) for _ in generations]
+    more, rounds = True, 0
+    while more and (running := [i for i, one in enumerate(generations) if one.finish_reason is None]):
+        lead = generations[running[0]].metrics
+        before = dict(lead.phase_seconds)
+        more = decoder.step()
+        now = perf_counter()
+        for i in running:
+            spent[i] += (now - began) / len(running)
+            if rounds == 0:
+                first[i] = spent[i]
+            for phase in PHASES:
+                phases[i][phase] += (lead.phase_seconds[phase] - before[phase]) / len(running)
+        began = now
+        rounds += 1
+    shares = [total([one.metrics]) for one in generations]
+    for share, seconds, until_first, split in zip(shares, spent, first, phases, strict=True):
+        share.seconds, share.first_token_seconds, share.phase_seconds = seconds, until_first, split
+    return shares

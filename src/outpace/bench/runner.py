@@ -1,0 +1,266 @@
+"""The bench: every method on every prompt, interleaved, on one target.
+
+    result = run(model, [model.method("pld"), model.method("sam")], load_prompts(limit=7), BenchSettings())
+    print(result["methods"][1]["speedup"])
+
+For each prompt (or batch of prompts of one category) the methods run one after the other, in an order shuffled anew, so
+that a machine that grows slower or faster during the bench favours none of them. Plain decoding always runs.
+
+Conversations: at temperature 0 a lossless method continues its own earlier answers, which are plain decoding's but for
+near ties. At temperature > 0, and for lossy methods, later turns continue plain decoding's answers, so that contexts
+are the same. A turn that has no room left in the context is left out for every method, and counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
+
+import outpace
+from outpace import machine
+from outpace.bench.identity import first_difference, near_tie_gap
+from outpace.bench.prompts import Prompt, batches, unique
+from outpace.bench.records import Answer, Record, answer_together
+from outpace.bench.rows import Lane, per_prompt, plain_figures
+from outpace.bench.settings import BenchSettings, Progress
+from outpace.decoding import Request
+from outpace.errors import BadInput
+from outpace.method import Method
+from outpace.metrics import ratio
+from outpace.models.base import Model
+
+_SAMPLE_CHARACTERS = 1500
+
+__all__ = ["BenchSettings", "Progress", "run"]
+
+
+def run(
+    model: Model,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Run the bench and return the JSON object. Ctrl-C ends it early, with ``complete`` false and whole prompts only.
+
+    Raises BadInput for prompts that do not fit the context and methods that do not fit the settings. A method that
+    fails while it runs gets its ``error``, and the others go on.
+    """
+    bench = _Bench(model, methods, prompts, settings, on_progress)
+    try:
+        bench.go()
+    except KeyboardInterrupt:
+        return bench.result(complete=False)
+    return bench.result(complete=True)
+
+
+class _Bench:
+    def __init__(
+        self,
+        model: Model,
+        methods: Sequence[Method],
+        prompts: Sequence[Prompt],
+        settings: BenchSettings,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        if not prompts:
+            raise BadInput("the bench needs at least one prompt")
+        self.model, self.settings, self.on_progress = model, settings, on_progress
+        self.params = settings.params
+        self.lanes = _lanes(model, methods)
+        for lane in self.lanes:
+            lane.method.rule_for(self.params)
+        self.plain = self.lanes[0]
+        self.prompts = unique(prompts)
+        self.numbers = {prompt.id: number for number, prompt in enumerate(self.prompts)}
+        for prompt in self.prompts:
+            self._check_room(prompt)
+        self.batches = batches(self.prompts, settings.batch_size)
+        self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)
+        self.tolerance = near_tie_gap(model.info.get("dtype"))
+        self.done, self.total = 0, len(self.lanes) * sum(max(len(one.turns) for one in each) for each in self.batches)
+        self.skipped_turns = 0
+        self.samples: dict[str, dict[str, Any]] = {}
+
+    def go(self) -> None:
+        self._warm_up()
+        for number, batch in enumerate(self.batches):
+            self._run_batch(number, batch)
+        self._tell("", "")
+
+    def _warm_up(self) -> None:
+        """One short batch per method, not counted: first calls compile, allocate and page in."""
+        short = replace(self.settings, max_new_tokens=min(self.settings.warmup_tokens, self.settings.max_new_tokens))
+        if short.max_new_tokens < 1:
+            return
+        for lane in self.lanes:
+            self._tell(lane.label, "warm-up")
+            batch = {prompt: self._context(prompt, []) for prompt in self.batches[0]}
+            self._answer(lane, batch, 0, short)
+
+    def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
+        found = {lane.label: {one.id: Record(one.id, one.category) for one in batch} for lane in self.lanes}
+        live = list(batch)
+        for turn in range(max(len(prompt.turns) for prompt in batch)):
+            lanes = [lane for lane in self.lanes if lane.error is None]
+            contexts = {lane.label: self._contexts(lane, live, found, turn) for lane in lanes}
+            due = [prompt for prompt in live if turn < len(prompt.turns)]
+            live = [prompt for prompt in due if all(prompt in contexts[lane.label] for lane in lanes)]
+            self.skipped_turns += sum(len(prompt.turns) - turn for prompt in due if prompt not in live)
+            random.Random(f"{self.params.seed}/{number}/{turn}").shuffle(lanes)
+            for lane in lanes:
+                self._tell(lane.label, batch[0].category)
+                if live:
+                    asked = {prompt: contexts[lane.label][prompt] for prompt in live}
+                    machine.reset_peak_memory()
+                    answers = self._answer(lane, asked, turn, self.settings)
+                    peak = machine.peak_memory_mb()
+                    for prompt, answer in zip(live, answers, strict=False):
+                        record = found[lane.label][prompt.id]
+                        record.answers.append(answer)
+                        record.peak_memory_mb = max(record.peak_memory_mb, peak)
+                self.done += 1
+        self._keep(batch, found)
+
+    def _keep(self, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]) -> None:
+        """Compare with plain decoding, then count the batch for every method that came through it."""
+        differences = {lane.label: self._differences(lane, found) for lane in self.lanes[1:] if lane.error is None}
+        for lane in self.lanes:
+            if lane.error is None:
+                lane.records.update(found[lane.label])
+                lane.differences.update(differences.get(lane.label, {}))
+        for prompt in batch:
+            if prompt.category not in self.samples:
+                self.samples[prompt.category] = self._sample(prompt, found)
+
+    def _differences(self, lane: Lane, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
+        if not self.params.greedy or self.plain.error is not None:
+            return {}
+        compared = {
+            name: first_difference(
+                self.model.target, record, found[self.plain.label][name], self.params, self._ends, self.tolerance
+            )
+            for name, record in found[lane.label].items()
+        }
+        return {name: difference for name, difference in compared.items() if difference is not None}
+
+    @property
+    def _ends(self) -> frozenset[int]:
+        return frozenset() if self.settings.ignore_eos else self.model.eos_ids
+
+    def _contexts(
+        self, lane: Lane, live: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]], turn: int
+    ) -> dict[Prompt, tuple[int, ...]]:
+        """The tokens that each prompt's turn begins with; without those that are over or have outgrown the context."""
+        own = (self.params.greedy and lane.method.lossless) or self.plain.error is not None
+        said = found[lane.label if own else self.plain.label]
+        contexts = {}
+        for prompt in live:
+            if turn < len(prompt.turns):
+                tokens = self._context(prompt, said[prompt.id].answers)
+                if len(tokens) < self.model.target.context_length:
+                    contexts[prompt] = tokens
+        return contexts
+
+    def _context(self, prompt: Prompt, answers: Sequence[Answer]) -> tuple[int, ...]:
+        messages = [{"role": role, "content": content} for role, content in prompt.history]
+        spoken = [self.model.tokenizer.decode(answer.tokens) for answer in answers]
+        for question, answer in zip_longest(prompt.turns[: len(answers) + 1], spoken):
+            messages.append({"role": "user", "content": question})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return tuple(self.model.tokenizer.chat(messages))
+
+    def _check_room(self, prompt: Prompt) -> None:
+        size, room = len(self._context(prompt, [])), self.model.target.context_length
+        if not 0 < size < room:
+            raise BadInput(
+                f"prompt '{prompt.id}' has {size} tokens; the model's context holds {room}, "
+                "and the answer needs room: shorten it or leave it out"
+            )
+
+    def _answer(
+        self, lane: Lane, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
+    ) -> list[Answer]:
+        """One batch of answers; none when the method fails, which ends its part in the bench."""
+        if lane.error is not None:
+            return []
+        try:
+            requests = [
+                Request(
+                    prompt=tokens,
+                    method=lane.method,
+                    params=settings.seeded(self.numbers[prompt.id] * 64 + turn),
+                    max_new_tokens=settings.max_new_tokens,
+                    stop_ids=self._ends,
+                    references=self.references,
+                )
+                for prompt, tokens in asked.items()
+            ]
+            return answer_together(self.model.target, requests)
+        except Exception as error:  # one method's fault must not cost the others their figures
+            lane.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return []
+
+    def _sample(self, prompt: Prompt, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
+        texts = {
+            lane.label: self.model.tokenizer.decode(found[lane.label][prompt.id].answers[0].tokens)
+            for lane in self.lanes
+            if lane.error is None and found[lane.label][prompt.id].answers
+        }
+        cut = {label: text[:_SAMPLE_CHARACTERS] for label, text in texts.items()}
+        return {"id": prompt.id, "category": prompt.category, "prompt": prompt.turns[0], "answers": cut}
+
+    def _tell(self, method: str, category: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(self.done, self.total, method, category, self._rates()))
+
+    def _rates(self) -> dict[str, float | None]:
+        rates = {}
+        for lane in self.lanes:
+            parts = [record.decode_rate for record in lane.records.values()]
+            rates[lane.label] = ratio(sum(tokens for tokens, _ in parts), sum(seconds for _, seconds in parts))
+        return rates
+
+    def result(self, *, complete: bool) -> dict[str, Any]:
+        """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""
+        seed, greedy = self.params.seed, self.params.greedy
+        settings = self.settings.public() | {
+            "prompts": len(self.prompts),
+            "categories": list(dict.fromkeys(prompt.category for prompt in self.prompts)),
+            "skipped_turns": self.skipped_turns,
+            "near_tie_gap": self.tolerance,
+        }
+        found = {
+            "version": outpace.__version__,
+            "complete": complete,
+            "machine": machine.describe(),
+            "model": {
+                "name": self.model.name,
+                "vocab_size": self.model.target.vocab_size,
+                "context_length": self.model.target.context_length,
+                **self.model.info,
+            },
+            "settings": settings,
+            "methods": [lane.describe(self.plain, compared=greedy, seed=seed) for lane in self.lanes],
+            "per_prompt": per_prompt(self.lanes),
+            "samples": list(self.samples.values()),
+        }
+        cleaned: dict[str, Any] = plain_figures(found)
+        return cleaned
+
+
+def _lanes(model: Model, methods: Sequence[Method]) -> list[Lane]:
+    """Plain decoding first; methods of one name (with other settings) are told apart by a number."""
+    plain = [method for method in methods if method.name == "none"][:1] or [model.method("none")]
+    seen: dict[str, int] = defaultdict(int)
+    lanes = []
+    for method in (*plain, *(method for method in methods if method.name != "none")):
+        seen[method.name] += 1
+        label = method.name if seen[method.name] == 1 else f"{method.name}#{seen[method.name]}"
+        lanes.append(Lane(label, method))
+    return lanes

@@ -1,0 +1,62 @@
+"""What a bench is told, and what it tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from outpace.errors import BadInput
+from outpace.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What all methods share. Raises BadInput for values out of range.
+
+    ``command`` (what the user typed) and ``extra`` (settings of the methods, say) are only noted in the result.
+    """
+
+    max_new_tokens: int = 128
+    params: SamplingParams = field(default_factory=SamplingParams)
+    batch_size: int = 1
+    ignore_eos: bool = False
+    references: tuple[str, ...] = ()
+    warmup_tokens: int = 8
+    command: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def seeded(self, request: int) -> SamplingParams:
+        """The sampling parameters of one request; its seed is its own, and the same for every method."""
+        return replace(self.params, seed=self.params.seed + 1_000_003 * request)
+
+    def public(self) -> dict[str, Any]:
+        """The settings as the result notes them."""
+        sampling = {one.name: getattr(self.params, one.name) for one in fields(self.params)}
+        sampling["processors"] = len(self.params.processors)
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "batch_size": self.batch_size,
+            "ignore_eos": self.ignore_eos,
+            "references": len(self.references),
+            "warmup_tokens": self.warmup_tokens,
+            "command": self.command,
+            **sampling,
+            **self.extra,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the bench stands, told before every answer and once at the end. ``rates``: decode tok/s so far."""
+
+    done: int
+    total: int
+    method: str
+    category: str
+    rates: Mapping[str, float | None]

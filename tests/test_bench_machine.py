@@ -1,0 +1,34 @@
+import json
+import subprocess
+import sys
+
+from outpace import machine
+
+
+def test_description_is_plain_json():
+    found = machine.describe()
+    json.dumps(found, allow_nan=False)
+    assert found["cpu"]
+    assert found["usable_cpus"] >= 1
+    assert found["memory_gb"] > 0
+    assert found["torch"]
+
+
+def test_measurements_are_positive_and_sane():
+    assert 0.5 < machine.measure_bandwidth(64) < 5000
+    assert machine.measure_matmul("float32", 256) > 0.1
+
+
+def test_peak_memory_can_be_observed_anew():
+    machine.reset_peak_memory()
+    before = machine.peak_memory_mb()
+    block = bytearray(64_000_000)
+    block[::4096] = b"x" * len(block[::4096])
+    during = machine.peak_memory_mb()
+    assert during > before + 40
+    del block
+
+
+def test_importing_it_loads_no_torch():
+    code = "import sys, outpace.machine, outpace.bench.prompts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,112 @@
+import io
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from outpace.bench.html import render, write_html
+from outpace.bench.report import print_table
+from outpace.bench.runner import run
+from outpace.bench.words import headline
+from test_bench_runner import PROMPTS, SHORT, Lossy, make, method
+
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects the text and whatever would load something."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.stack, self.text, self.loads, self.tags = [], "", [], set()
+        self.feed(source)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.loads += [value for key, value in attrs if key in {"src", "href"}]
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.stack:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def result():
+    model = make()
+    bad = method(model, "<b>ad", error=RuntimeError("1 < 2 & so on [bold]"), fail_at=25)
+    methods = [method(model, "oracle"), method(model, "lossy", rule=Lossy()), bad]
+    return run(model, methods, PROMPTS, SHORT)
+
+
+def printed(result, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    print_table(result, console)
+    return console.file.getvalue()
+
+
+def test_the_page_stands_alone_and_holds_the_figures(result, tmp_path):
+    path = tmp_path / "report.html"
+    write_html(result, path)
+    source = path.read_text(encoding="utf-8")
+    page = Page(source)
+    assert page.loads == []
+    assert "script" not in page.tags
+    assert "http" not in source
+    assert len(source) < 300_000
+    assert page.text.count("<b>ad") >= 2
+    for row in result["methods"]:
+        if row["speedup"] is not None:
+            assert f"{row['speedup']:.2f}x" in page.text
+    for word in ("1 < 2 & so on [bold]", result["machine"]["cpu"], "chat", "qa", "math", "What the figures mean"):
+        assert word in page.text
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_terminal_report_fits_100_columns(result):
+    text = printed(result)
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "…" not in text
+    for word in ("oracle", "lossy", "speed-up by task", "failed after", "[bold]", "TTFT ms"):
+        assert word in text
+
+
+def test_no_methods_no_prompts_no_problem():
+    model = make()
+    for methods in ([], [method(model, error=KeyboardInterrupt(), fail_at=1)]):
+        found = run(model, methods, PROMPTS, SHORT)
+        Page(render(found))
+        assert "none" in printed(found)
+    empty = {"version": "0", "complete": False, "machine": {}, "model": {}, "settings": {}, "methods": []}
+    Page(render(empty))
+    assert "No results" in printed(empty)
+
+
+def row(name, speedup, interval, **more):
+    same = {"same": 40, "of": 42, "near_ties": 2}
+    return {"method": name, "speedup": speedup, "speedup_ci95": interval, "identical": same, "error": None} | more
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [row("sam", 1.42, [1.31, 1.55]), row("pld", 1.1, [1.0, 1.2])],
+            "sam: 1.42x the speed of plain decoding [1.31, 1.55], same answers on 40 of 42 prompts, 2 near ties",
+        ),
+        ([row("pld", 0.9, [0.8, 0.95])], "nothing beat plain decoding here; the best was pld: 0.90x"),
+        ([row("pld", 1.05, [0.97, 1.12])], "no clear gain"),
+        ([row("pld", 1.05, None, identical=None, lossless=False)], "answers may differ"),
+        ([row("pld", 1.05, None, identical=None, lossless=True)], "same output distribution"),
+        ([row("pld", 3.0, None, error="broke")], "No method could be measured"),
+        ([], "nothing to compare"),
+    ],
+)
+def test_the_headline_says_what_was_found(rows, said):
+    assert said in headline({"methods": [row("none", 1.0, [1.0, 1.0]), *rows]})

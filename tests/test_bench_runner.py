@@ -1,0 +1,350 @@
+import json
+import math
+
+import pytest
+import torch
+
+from outpace.acceptance.base import Verdict
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.bench.prompts import Prompt
+from outpace.bench.runner import BenchSettings, run
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Drafter
+from outpace.errors import BadInput
+from outpace.method import Method
+from outpace.metrics import PHASES
+from outpace.models.base import Model
+from outpace.sampling import SamplingParams
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import ROOT, TokenTree
+
+VOCAB, EOS = 32, 0
+ROW = """
+method lossless prompts tokens seconds tokens_per_second decode_tokens_per_second ttft_ms speedup speedup_ci95
+mean_acceptance_length acceptance_rate per_position_acceptance identical time_split peak_memory_mb error
+""".split()  # noqa: SIM905
+
+
+class Letters:
+    """A tokenizer of characters, with a mark before every message."""
+
+    fingerprint = "letters"
+
+    def encode(self, text):
+        return [2 + ord(character) % (VOCAB - 2) for character in text]
+
+    def decode(self, ids):
+        return "".join(chr(64 + token) for token in ids)
+
+    def token_text(self, token):
+        return chr(64 + token)
+
+    def chat(self, messages):
+        return [token for message in messages for token in (1, *self.encode(message["content"]))]
+
+
+class Oracle(Drafter):
+    """Drafts what the target will say, every third token wrong. ``fail_at`` proposals it raises ``error``."""
+
+    def __init__(self, target, error=None, fail_at=None, log=None):
+        self.target, self.error, self.fail_at, self.log, self.calls = target, error, fail_at, log, 0
+        self.open = 0
+
+    def begin(self, sequence):
+        self.open += 1
+        if self.log is not None:
+            self.log.append(tuple(sequence.tokens))
+
+    def end(self, sequence):
+        self.open -= 1
+
+    def propose(self, sequences, budgets):
+        self.calls += 1
+        if self.error is not None and self.calls >= self.fail_at:
+            raise self.error
+        return [self._chain(sequence, budget.depth) for sequence, budget in zip(sequences, budgets, strict=True)]
+
+    def _chain(self, sequence, depth):
+        tokens = list(sequence.tokens)
+        for i in range(depth):
+            best = int(self.target.table(tuple(tokens)).argmax())
+            tokens.append((best + 1) % VOCAB if i % 3 == 2 else best)
+        return TokenTree.chain(tokens[len(tokens) - depth :] if depth else [])
+
+
+class Second(RecursiveRejection):
+    """Says the second best token at every position divisible by seven: wrong, whatever it claims."""
+
+    name = "test-second"
+
+    def accept(self, scores, states, chances):
+        found = []
+        for one in scores:
+            best = one.distribution.processed([ROOT])[0].topk(2).indices.tolist()
+            found.append(Verdict((), best[len(one.sequence.tokens) % 7 == 0]))
+        return found
+
+
+class Lossy(Second):
+    name = "test-lossy"
+    lossless = False
+
+
+def make(table=None, context=400):
+    target = TableTarget(VOCAB, table or random_table(VOCAB, seed=3), context_length=context)
+    return Model("toy", target, Letters(), frozenset({EOS}), {"dtype": torch.float32, "odd": math.nan})
+
+
+def method(model, name="oracle", rule=None, length=4, **options):
+    return Method(name, Oracle(model.target, **options), rule or RecursiveRejection(), Fixed(length))
+
+
+PROMPTS = [
+    Prompt("a1", "chat", ("good morning", "and again", "once more")),
+    Prompt("a2", "chat", ("hello there",)),
+    Prompt("b1", "qa", ("what is it",)),
+    Prompt("b2", "qa", ("who was she", "when")),
+    Prompt("c1", "math", ("one and two",)),
+]
+SHORT = BenchSettings(max_new_tokens=12, ignore_eos=True)
+
+
+def no_constants(name):
+    raise AssertionError(f"{name} in JSON")
+
+
+def check_row(row):
+    for figure in ("tokens_per_second", "decode_tokens_per_second", "ttft_ms", "speedup", "mean_acceptance_length"):
+        assert row[figure] is None or row[figure] > 0
+    if row["speedup_ci95"] is not None:
+        assert row["speedup_ci95"][0] <= row["speedup"] + 1e-9 <= row["speedup_ci95"][1] + 2e-9
+    shares = list(row["time_split"].values())
+    assert list(row["time_split"]) == list(PHASES)
+    assert shares == [None] * 4 or sum(shares) == pytest.approx(1)
+    assert all(0 <= share <= 1 for share in row["per_position_acceptance"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_result_follows_the_contract(batch_size, temperature):
+    model = make()
+    settings = BenchSettings(
+        max_new_tokens=12, params=SamplingParams(temperature=temperature, top_p=0.9), batch_size=batch_size
+    )
+    found = json.loads(
+        json.dumps(run(model, [method(model)], PROMPTS, settings), allow_nan=False), parse_constant=no_constants
+    )
+    assert {"version", "complete", "machine", "model", "settings", "methods"} <= set(found)
+    assert found["complete"] is True
+    assert found["model"]["odd"] is None
+    plain, row = found["methods"]
+    assert (plain["method"], row["method"]) == ("none", "oracle")
+    assert (plain["speedup"], plain["speedup_ci95"]) == (1.0, [1.0, 1.0])
+    assert plain["mean_acceptance_length"] == 1.0
+    for one in found["methods"]:
+        assert list(one)[: len(ROW)] == ROW
+        assert one["prompts"] == 5
+        check_row(one)
+        assert set(one["by_category"]) == {"chat", "qa", "math"}
+        assert sum(cell["tokens"] for cell in one["by_category"].values()) == one["tokens"]
+        assert sum(cell["seconds"] for cell in one["by_category"].values()) == pytest.approx(one["seconds"])
+        for cell in one["by_category"].values():
+            assert list(cell)[: len(ROW)] == ROW
+            check_row(cell)
+    assert row["mean_acceptance_length"] > 1.0
+    if temperature:
+        assert row["identical"] is None
+    else:
+        assert row["identical"] == {"same": 5, "of": 5, "near_ties": 0}
+        assert plain["tokens"] == row["tokens"]
+    assert found["methods"][1]["by_category"]["math"]["speedup_ci95"] is None  # one prompt has no interval
+
+
+def test_a_batch_of_one_agrees_with_the_request_metrics():
+    model = make()
+    found = run(model, [], PROMPTS[1:2], SHORT)
+    row = found["methods"][0]
+    assert row["tokens"] == 12
+    assert row["decode_tokens_per_second"] > row["tokens_per_second"] * 0.9
+    assert row["ttft_ms"] / 1e3 < row["seconds"]
+    assert row["speedup_ci95"] is None
+
+
+def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_changes():
+    model = make()
+    log = []
+
+    class Logged(Oracle):
+        def __init__(self, label):
+            super().__init__(model.target)
+            self.label = label
+
+        def begin(self, sequence):
+            log.append((self.label, tuple(sequence.tokens)))
+
+    methods = [Method(label, Logged(label), RecursiveRejection(), Fixed(2)) for label in "xyz"]
+    prompts = [Prompt(str(i), "a", (f"prompt {i}",)) for i in range(12)]
+    first = run(model, methods, prompts, SHORT)
+    assert first["complete"]
+    counted = log[3:]  # after the warm-up
+    groups = [counted[i : i + 3] for i in range(0, len(counted), 3)]
+    assert len(groups) == 12
+    assert all(len({context for _, context in group}) == 1 for group in groups)
+    assert all({label for label, _ in group} == set("xyz") for group in groups)
+    assert len({tuple(label for label, _ in group) for group in groups}) > 1
+
+
+def contexts(model, *, rule=None, temperature=0.0):
+    log = []
+    settings = BenchSettings(max_new_tokens=10, params=SamplingParams(temperature=temperature), ignore_eos=True)
+    one = method(model, rule=rule, log=log)
+    result = run(model, [one], PROMPTS[:1], settings)
+    plain = Method("none", Oracle(model.target, log=(plain_log := [])), RecursiveRejection(), Fixed(0))
+    run(model, [plain], PROMPTS[:1], settings)
+    return log[1:], plain_log[1:], result
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [(None, 0.0), (None, 1.0), (Lossy(), 0.0)])
+def test_later_turns_have_plain_decodings_contexts(rule, temperature):
+    ours, plain, _ = contexts(make(), rule=rule, temperature=temperature)
+    assert len(ours) == 3
+    assert ours == plain
+    assert ours[0] == ours[1][: len(ours[0])]
+
+
+def test_a_lossless_method_continues_its_own_answers_at_temperature_0():
+    class Greedy(Second):
+        def check_params(self, params):
+            pass
+
+    model = make()
+    log = []
+
+    class Wrong(Method):
+        def rule_for(self, params):
+            return self.rule
+
+    wrong = Wrong("wrong", Oracle(model.target, log=log), Greedy(), Fixed(0))
+    result = run(model, [wrong], PROMPTS[:1], SHORT)
+    row = result["methods"][1]
+    assert row["identical"] == {"same": 0, "of": 1, "near_ties": 0}
+    difference = row["differences"][0]
+    assert difference["turn"] == 1
+    assert difference["gap"] > 1e-3
+    _, plain, _ = contexts(make())
+    assert log[2] != plain[1]
+
+
+def test_near_ties_are_told_from_mistakes():
+    base = random_table(VOCAB, seed=3)
+
+    def tied(path):
+        """The two best tokens of every position lie 5e-4 apart."""
+        logits = base(path).clone()
+        best = logits.topk(2)
+        logits[best.indices[1]] = best.values[0] - 5e-4
+        return logits
+
+    for table, ties in ((base, 0), (tied, 1)):
+        model = make(table)
+        row = run(model, [method(model, rule=Lossy())], PROMPTS[1:2], SHORT)["methods"][1]
+        assert row["lossless"] is False
+        assert row["identical"] == {"same": 0, "of": 1, "near_ties": ties}
+
+
+def test_an_answer_that_ends_early_is_compared_at_its_end():
+    def table(path):
+        logits = torch.zeros(VOCAB)
+        logits[5] = 9.0
+        logits[EOS] = 9.0 - 5e-4
+        return logits
+
+    model = make(table)
+    row = run(model, [method(model, rule=Lossy())], PROMPTS[1:2], BenchSettings(max_new_tokens=12))["methods"][1]
+    assert row["identical"] == {"same": 0, "of": 1, "near_ties": 1}
+    assert row["differences"][0]["gap"] == pytest.approx(5e-4, rel=0.01)
+
+
+def test_a_method_that_fails_has_an_error_and_the_others_go_on():
+    model = make()
+    good = method(model, "good")
+    bad = method(model, "bad", error=RuntimeError("the draft\ncache is full"), fail_at=25)
+    found = run(model, [bad, good], PROMPTS, SHORT)
+    assert found["complete"] is True
+    plain, failed, fine = found["methods"]
+    assert failed["error"] == "RuntimeError: the draft cache is full"
+    assert 0 < failed["prompts"] < 5
+    assert failed["speedup"] is not None
+    assert (plain["error"], fine["error"]) == (None, None)
+    assert (plain["prompts"], fine["prompts"]) == (5, 5)
+    assert bad.drafter.open == 0
+    json.dumps(found, allow_nan=False)
+
+
+def test_plain_decoding_may_fail_too():
+    model = make()
+    plain = Method("none", Oracle(model.target, RuntimeError("no"), 20), RecursiveRejection(), Fixed(1))
+    found = run(model, [method(model), plain], PROMPTS, SHORT)
+    first, row = found["methods"]
+    assert (first["method"], first["error"]) == ("none", "RuntimeError: no")
+    assert row["prompts"] == 5
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("after", [1, 30])
+def test_ctrl_c_returns_whole_prompts(after):
+    model = make()
+    one = method(model, error=KeyboardInterrupt(), fail_at=after)
+    found = run(model, [one], PROMPTS, SHORT)
+    assert found["complete"] is False
+    plain, row = found["methods"]
+    assert plain["prompts"] == row["prompts"] < 5
+    assert (plain["prompts"] > 0) == (after > 1)
+    if after == 1:
+        assert plain["speedup"] is None
+        assert row["time_split"] == dict.fromkeys(PHASES)
+    assert one.drafter.open == 0
+    json.dumps(found, allow_nan=False)
+
+
+def test_progress_is_told_before_every_answer_and_at_the_end():
+    model = make()
+    told = []
+    run(model, [method(model)], PROMPTS, SHORT, told.append)
+    assert [one.category for one in told[:2]] == ["warm-up", "warm-up"]
+    assert (told[-1].done, told[-1].total) == (16, 16)
+    assert [one.done for one in told[2:]] == list(range(17))
+    assert set(told[-1].rates) == {"none", "oracle"}
+
+
+def test_turns_without_room_are_left_out_for_all():
+    model = make(context=70)
+    found = run(model, [method(model)], PROMPTS[:1], BenchSettings(max_new_tokens=20, ignore_eos=True))
+    assert found["settings"]["skipped_turns"] == 1
+    assert {row["tokens"] for row in found["methods"]} == {40}
+
+
+def test_what_cannot_work_is_refused_before_anything_runs():
+    model = make(context=20)
+    with pytest.raises(BadInput, match="prompt 'long'"):
+        run(model, [], [Prompt("long", "a", ("x" * 50,))], SHORT)
+    with pytest.raises(BadInput, match="at least one prompt"):
+        run(model, [], [], SHORT)
+    with pytest.raises(BadInput, match="batch_size"):
+        BenchSettings(batch_size=0)
+    with pytest.raises(BadInput, match="max_new_tokens"):
+        BenchSettings(max_new_tokens=0)
+
+
+def test_methods_of_one_name_are_told_apart():
+    model = make()
+    found = run(model, [method(model), method(model, length=2), method(model, "none")], PROMPTS[:2], SHORT)
+    assert [row["method"] for row in found["methods"]] == ["none", "oracle", "oracle#2"]
+
+
+def test_repeated_ngrams_show_loops():
+    def loop(path):
+        return torch.nn.functional.one_hot(torch.tensor(7), VOCAB).float() * 9
+
+    assert run(make(loop), [], PROMPTS[1:2], SHORT)["methods"][0]["repeated_ngrams"] == pytest.approx(8 / 9)
+    assert run(make(), [], PROMPTS[1:2], BenchSettings(max_new_tokens=2))["methods"][0]["repeated_ngrams"] is None
