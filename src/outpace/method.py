@@ -184,6 +184,7 @@ def rules() -> dict[str, type[AcceptanceRule]]:
         pending.extend(rule.__subclasses__())
         if "name" in rule.__dict__:
             found[rule.name] = rule
+            found.update(dict.fromkeys(rule.aliases, rule))
     return dict(sorted(found.items()))
 
 

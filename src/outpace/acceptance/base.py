@@ -31,6 +31,7 @@ class AcceptanceRule(ABC):
     """
 
     name: str
+    aliases: tuple[str, ...] = ()
     paper: str
     lossless: bool
     greedy_only: bool = False
@@ -56,9 +57,7 @@ class AcceptanceRule(ABC):
                 f"rule '{self.name}' takes deterministic draft tokens, but '{drafter_name}' drafts {proposal}"
             )
         if proposal.sampled and not proposal.replacement and not self.takes_without_replacement:
-            raise BadInput(
-                f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}"
-            )
+            raise BadInput(f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}")
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise BadInput when this rule does not fit the request's sampling parameters."""

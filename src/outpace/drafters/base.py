@@ -26,9 +26,13 @@ class Proposal:
     """Whether draws may be random, each with the q row that it was sampled from."""
     replacement: bool = True
     """Whether sibling draws are sampled with replacement."""
+    single: bool = False
+    """Whether a node has at most one sampled draw, its siblings being deterministic."""
 
     def __str__(self) -> str:
         shape = "trees" if self.tree else "chains"
+        if self.tree and self.single:
+            return f"{shape} of deterministic draft tokens with one sampled sibling each"
         if not self.sampled:
             return f"{shape} of deterministic draft tokens"
         return f"{shape} of sampled draft tokens" + ("" if self.replacement else " without replacement")

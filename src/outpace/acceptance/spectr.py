@@ -1,0 +1,95 @@
+"""SpecTr's k-sequential selection (Sun et al. 2023, arXiv 2310.15141, algorithm 3): k independent draws of one row.
+
+Each of the k draws is accepted with min(1, p(x) / (rho q(x))). rho in [1, k] solves 1 - (1 - beta)^k = rho beta with
+beta = sum_x min(q(x), p(x) / rho), which makes the selection exact; when all are rejected the token comes from
+norm(max(0, p - rho q)). For k = 1, rho = 1: standard rejection. Its acceptance is within (1 - 1/e) of the optimal
+transport's. Applied level by level, it takes trees whose siblings are independent draws of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law
+from outpace.chance import Chance
+from outpace.errors import BadInput
+from outpace.targets.base import TreeScores
+from outpace.tree import DETERMINISTIC, ROOT
+
+if TYPE_CHECKING:
+    from outpace.drafters.base import Proposal
+
+
+def division_factor(p: Tensor, q: Tensor, k: int) -> float:
+    """rho of k-sequential selection for ``k`` draws of ``q`` against ``p``, by bisection to float precision."""
+    if k == 1:
+        return 1.0
+    support = q > 0.0
+    p, q = p[support].double(), q[support].double()
+
+    def excess(rho: float) -> float:
+        beta = float(torch.minimum(q, p / rho).sum())
+        return 1.0 - (1.0 - beta) ** k - rho * beta
+
+    low, high = 1.0, float(k)  # the excess falls in rho: >= 0 at 1, <= 0 at k
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        if excess(middle) > 0.0:
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-12:
+            break
+    return high  # at or above the root the selection is exact; below it the residual would be negative
+
+
+class KSequential(AcceptanceRule):
+    """k-SEQ selection down a tree of independent draws. Lossless."""
+
+    name = "k-seq"
+    aliases = ("spectr",)
+    paper = "Sun et al. 2023, arXiv 2310.15141"
+    lossless = True
+
+    def check(self, drafter_name: str, proposal: Proposal) -> None:
+        super().check(drafter_name, proposal)
+        if not proposal.sampled or proposal.single:
+            raise BadInput(
+                f"rule '{self.name}' needs independent draws with their q, but '{drafter_name}' drafts {proposal}; "
+                "use rule 'recursive-rejection'"
+            )
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        return [self._walk(one, chance) for one, chance in zip(scores, chances, strict=True)]
+
+    @staticmethod
+    def _walk(scores: TreeScores, chance: Chance) -> Verdict:
+        tree = scores.tree
+        draws_at = draws_by_parent(tree)
+        path: list[int] = []
+        node = ROOT
+        while True:
+            p = scores.p(node)
+            draws = draws_at.get(node, ())
+            if not draws:
+                return Verdict(tuple(path), chance.categorical(p))
+            if len({draw.q_row for draw in draws}) > 1 or draws[0].q_row == DETERMINISTIC:
+                raise BadInput("rule 'k-seq' takes siblings that were drawn independently from one q row")
+            q = law(tree, (), draws[0], p)
+            assert q is not None
+            rho = division_factor(p, q, len(draws))
+            for draw in draws:
+                if chance.bernoulli(acceptance_probability(p, q, draw.token, 1.0 / rho)):
+                    path.append(draw.node)
+                    node = draw.node
+                    break
+            else:
+                beta = float(torch.minimum(q, p / rho).sum(dtype=torch.float64))
+                taken = (1.0 - (1.0 - beta) ** len(draws)) / beta if beta > 0.0 else 0.0
+                rest = (p - taken * torch.minimum(q, p / rho)).clamp_(min=0.0)
+                return Verdict(tuple(path), chance.categorical(rest if float(rest.sum()) > 0.0 else p))

@@ -1,0 +1,95 @@
+"""Verification from the leaves up: block verification of chains and traversal verification of trees.
+
+Testing token by token throws away a prefix as soon as one token fails. Block verification (Sun et al. 2024, arXiv
+2403.10444, algorithm 2) tests whole prefixes, longest first; its accepted length is at least that of standard
+rejection, and optimal for a chain. Traversal verification (Weng et al. 2025, arXiv 2505.12398) does the same on trees:
+leaves before their parents, siblings in the order in which they were drawn.
+
+A node v carries the probability ``mass`` with which the output is to pass through it, given what was drawn down to
+it. A child x ~ q gets min(1, mass * p(x) / q(x)). When the child's whole subtree has been rejected, v is left with
+residual norm(max(0, mass * p - q)) and mass s / (s + 1 - mass), where s is the residual's sum before it is normalised.
+A node whose children are all gone is accepted with its mass, and the next token comes from its residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
+from outpace.chance import Chance
+from outpace.targets.base import TreeScores
+from outpace.tree import ROOT, Draw, TokenTree
+
+
+class Traversal(AcceptanceRule):
+    """Bottom-up verification of trees. Lossless; accepts at least as much as recursive rejection on average."""
+
+    name = "traversal"
+    paper = "Weng et al. 2025, arXiv 2505.12398"
+    lossless = True
+    takes_without_replacement = True
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        return [self._verify(one, chance) for one, chance in zip(scores, chances, strict=True)]
+
+    @staticmethod
+    def _verify(scores: TreeScores, chance: Chance) -> Verdict:
+        tree = scores.tree
+        draws_at = draws_by_parent(tree)
+        scores.distribution.ensure([ROOT, *range(len(tree))])  # every node may be visited: one vectorised pass
+
+        stack = [_Visit(ROOT, 1.0, scores.p(ROOT))]
+        while True:
+            here = stack[-1]
+            draws = draws_at.get(here.node, ())
+            if here.tried < len(draws):
+                mass = here.offer(tree, draws)
+                if mass > 0.0:  # a child without mass cannot be passed through, nor can anything below it
+                    child = draws[here.tried - 1].node
+                    stack.append(_Visit(child, mass, scores.p(child)))
+                else:
+                    here.reject()
+            elif here.node == ROOT or chance.bernoulli(here.mass):
+                return Verdict(tuple(tree.path(here.node)), chance.categorical(here.p))
+            else:
+                stack.pop()
+                stack[-1].reject()
+
+
+class _Visit:
+    """A node under verification: the mass and the target distribution that its rejected draws have left."""
+
+    __slots__ = ("_draw", "_q", "mass", "node", "p", "tried")
+
+    def __init__(self, node: int, mass: float, p: Tensor) -> None:
+        self.node = node
+        self.mass = mass
+        self.p = p
+        self.tried = 0
+
+    def offer(self, tree: TokenTree, draws: Seq[Draw]) -> float:
+        """The mass that the next draw gets."""
+        self._draw = draws[self.tried]
+        self._q = law(tree, draws[: self.tried], self._draw, self.p)
+        self.tried += 1
+        return acceptance_probability(self.p, self._q, self._draw.token, self.mass)
+
+    def reject(self) -> None:
+        """The draw that was offered last, and all below it, has been rejected."""
+        rest, total = leftover(self.p, self._q, self._draw.token, self.mass)
+        if total > 0.0:  # else nothing of the target is left here, unless the draw had all of it (probability zero)
+            self.p = rest / total
+        if self.mass < 1.0:
+            self.mass = total / (total + 1.0 - self.mass)
+
+
+class Block(Traversal):
+    """Block verification of chains: longest accepted prefix first. Lossless; optimal accepted length for a chain."""
+
+    name = "block"
+    paper = "Sun et al. 2024, arXiv 2403.10444"
+    takes_trees = False

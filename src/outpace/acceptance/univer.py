@@ -1,0 +1,111 @@
+"""UniVer: tree verification as optimal transport at every level, conditional on the prefix (Weng, Hu, Yairi 2026).
+
+arXiv 2605.04543. A node v passes a share ``mass`` of the output (see :mod:`outpace.acceptance.traversal`). Its children
+S are what was drawn after it; a transport plan moves the target mass * p(x) onto the sets S that hold x, no set giving
+more than one. The plan scales with the prefix's mass, so that vertical acceptance guides horizontal selection, and the
+levels compose: children are decided in post-order, each with its share of what its rejected siblings left; when all
+are gone v keeps the output with h = (mass - E[A]) / (1 - E[A]), E[A] being the mean mass that plans give to children,
+and the next token comes from what the plan could not move.
+
+The plan here is the optimal one, in closed form, for the sets of "greedy" drafting (Hu et al. 2025, arXiv 2502.18779):
+deterministic draft tokens D and at most one sampled token x ~ q. Off D, min(mass * p(x), q(x)) moves to x itself; the
+supply that is left, L = 1 - sum over x not in D of min(mass * p(x), q(x)), covers all of D's demand, so each t in D
+gets the share mass * p(t) / L of it. With D empty this is block verification; without a sampled token, recursive
+rejection. Nodes with several sampled draws have no closed form: such trees are for ``traversal``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.draws import draws_by_parent, law
+from outpace.chance import Chance
+from outpace.errors import BadInput
+from outpace.targets.base import TreeScores
+from outpace.tree import DETERMINISTIC, ROOT, Draw
+
+if TYPE_CHECKING:
+    from outpace.drafters.base import Proposal
+
+
+class UniVer(AcceptanceRule):
+    """Conditional optimal transport over the levels of a tree with at most one sampled draw a node. Lossless."""
+
+    name = "univer"
+    paper = "Weng, Hu, Yairi 2026, arXiv 2605.04543"
+    lossless = True
+
+    def check(self, drafter_name: str, proposal: Proposal) -> None:
+        super().check(drafter_name, proposal)
+        if proposal.tree and proposal.sampled and not proposal.single:
+            raise BadInput(
+                f"rule '{self.name}' takes at most one sampled draft token among deterministic siblings, but "
+                f"'{drafter_name}' drafts {proposal}; use rule 'traversal'"
+            )
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        return [self._verify(one, chance) for one, chance in zip(scores, chances, strict=True)]
+
+    @staticmethod
+    def _verify(scores: TreeScores, chance: Chance) -> Verdict:
+        draws_at = draws_by_parent(scores.tree)
+        scores.distribution.ensure([ROOT, *range(len(scores.tree))])
+        stack = [_Plan(scores, ROOT, 1.0, draws_at.get(ROOT, ()))]
+        while True:
+            here = stack[-1]
+            if here.shares:
+                child, share = here.shares.pop(0)
+                given = share / here.left if here.left > share else 1.0
+                here.left -= share
+                stack.append(_Plan(scores, child, given, draws_at.get(child, ())))
+            elif here.node == ROOT or chance.bernoulli(here.stop):
+                return Verdict(tuple(scores.tree.path(here.node)), chance.categorical(here.rest))
+            else:
+                stack.pop()
+
+
+class _Plan:
+    """The transport plan at one node: shares of its children, then the node's own ``stop`` and ``rest``."""
+
+    __slots__ = ("left", "node", "rest", "shares", "stop")
+
+    def __init__(self, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        p = scores.p(node)
+        known = {draw.token: draw.node for draw in draws if draw.q_row == DETERMINISTIC}
+        sampled = [draw for draw in draws if draw.q_row != DETERMINISTIC]
+        if len(sampled) > 1:
+            raise BadInput("rule 'univer' takes at most one sampled draft token after each node")
+        self.node = node
+        self.left = 1.0
+        """Probability that none of the children decided so far was passed through."""
+        ids = list(known)
+        demand = mass * p
+        demand_known = float(demand[ids].sum(dtype=torch.float64)) if ids else 0.0
+        self.shares: list[tuple[int, float]] = []
+        supply = 1.0
+        rest = demand.clone()
+        own = 0.0
+        if sampled:
+            draw = sampled[0]
+            q = law(scores.tree, (), draw, p)
+            assert q is not None
+            moved = torch.minimum(demand, q)
+            moved[ids] = 0.0
+            supply -= float(moved.sum(dtype=torch.float64))
+            rest -= moved
+            if draw.token not in known:
+                own = min(1.0, float(demand[draw.token]) / float(q[draw.token]))
+                self.shares.append((draw.node, own))
+        scale = (1.0 - own) / supply if supply > 0.0 else 0.0
+        self.shares += [(known[token], scale * float(demand[token])) for token in ids]
+        self.shares = [(child, min(1.0, share)) for child, share in self.shares if share > 0.0]
+        rest[ids] = 0.0
+        total = float(rest.sum(dtype=torch.float64))
+        unmoved = max(0.0, supply - demand_known)  # 1 - E[A]
+        self.stop = min(1.0, total / unmoved) if unmoved > 0.0 else 0.0
+        self.rest: Tensor = rest if total > 0.0 else p
