@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outpace.method import Context, Method, build
 from outpace.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.acceptance.base import AcceptanceRule
+    from outpace.method import Method
     from outpace.targets.base import Target
 
 Message = Mapping[str, str]
@@ -20,8 +20,10 @@ Message = Mapping[str, str]
 class ChatTokenizer(Protocol):
     """What outpace needs of a tokenizer."""
 
-    fingerprint: str
-    """Equal for two tokenizers exactly when they map the same ids to the same token strings."""
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers exactly when they map the same ids to the same token strings."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, with the special tokens the model puts at the beginning of a text."""
@@ -62,6 +64,8 @@ class Model:
         draft_model: Model | None = None,
     ) -> Method:
         """Build a method for this model. Raises BadInput for what does not exist or does not fit."""
+        from outpace.method import Context, Method, build  # imports torch, which naming a model must not wait for
+
         if isinstance(name, Method):
             return name
 

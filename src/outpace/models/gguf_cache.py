@@ -1,0 +1,181 @@
+"""Converted GGUF files in the user's cache: made once, found by content.
+
+    <cache>/gguf/<file>-<digest>-<dtype>-v<converter>/   safetensors, configuration, tokenizer, manifest.json
+    <cache>/gguf/.tmp-*                                  a conversion under way, or what a killed one left
+    <cache>/digests/*.json                               digests of files that have not changed since
+
+An entry appears by one rename, under a lock, after everything in it is on the disk; the lock dies with its process.
+Readers take no lock and never write, so a complete cache may be read-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from outpace import __version__
+from outpace.errors import BadInput
+from outpace.models import gguf_convert
+from outpace.models.gguf_header import read_header
+from outpace.models.placement import dtype_name
+from outpace.models.quiet import explained, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+CACHE_VARIABLE = "OUTPACE_CACHE"
+MANIFEST = "manifest.json"
+_TEMPORARY = ".tmp-"
+_SETTLED = 2.0  # seconds after which a file's times tell whether it has changed since
+_log = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """The user's cache directory, or what OUTPACE_CACHE names."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("outpace"))
+
+
+def converted(path: Path, dtype: torch.dtype) -> Path:
+    """The folder that holds this GGUF file's weights in ``dtype``, converted now if they were not before.
+
+    Raises BadInput for a broken file and for a cache that cannot be written.
+    """
+    digest = content_digest(path)
+    stem = re.sub(r"[^\w.\-]", "_", path.stem)[:60]
+    root = cache_dir() / "gguf"
+    entry = root / f"{stem}-{digest[:16]}-{dtype_name(dtype)}-v{gguf_convert.CONVERTER}"
+    if is_complete(entry, digest):
+        _sweep(root)
+        return entry
+    header = read_header(path)
+    with _writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / ".lock")
+        lock.acquire()
+    try:
+        if not is_complete(entry, digest):  # another process may have been quicker
+            _remove_leftovers(root)
+            needed = header.parameters * dtype.itemsize
+            with _writing(root):
+                if shutil.disk_usage(root).free < needed:
+                    raise BadInput(_cannot_write(root, f"{needed / 1e6:,.0f} MB are needed and the disk is full"))
+                folder = root / f"{_TEMPORARY}{uuid.uuid4().hex}"
+                folder.mkdir()
+            try:
+                _log.info("converting %s to %s, once", path, dtype_name(dtype))
+                model, tokenizer = gguf_convert.read(header, dtype)
+                with _writing(root):
+                    gguf_convert.write(model, tokenizer, folder)
+                    _publish(folder, entry, {"source": path.name, "digest": digest, "dtype": dtype_name(dtype)})
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        lock.release()
+    return entry
+
+
+def is_complete(entry: Path, digest: str) -> bool:
+    """Whether an entry is of this content and has every file at its full size."""
+    try:
+        manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
+        return manifest["digest"] == digest and all(
+            (entry / name).stat().st_size == size for name, size in manifest["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file, remembered for as long as its identity, size and times stay the same."""
+    with explained(f"cannot read '{path}'"):
+        stat = path.stat()
+        seen = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    note = cache_dir() / "digests" / f"{place}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        noted = json.loads(note.read_text(encoding="utf-8"))
+        if noted["seen"] == seen:
+            return str(noted["digest"])
+    with explained(f"cannot read '{path}'"), path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # A file written a moment ago may change again within the resolution of its times.
+    if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+        with suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps({"seen": seen, "digest": digest}), encoding="utf-8")
+    return digest
+
+
+def _publish(folder: Path, entry: Path, about: dict[str, Any]) -> None:
+    from transformers import __version__ as transformers_version
+
+    files = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    about |= {"files": files, "outpace": __version__, "transformers": transformers_version}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(about, indent=1), encoding="utf-8")
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(manifest.stat().st_mode)  # safetensors makes its files private, against the user's umask
+        _flush(file)
+    _flush(folder)
+    if entry.exists():  # incomplete: something damaged it after it was made
+        shutil.rmtree(entry)
+    folder.replace(entry)
+    _flush(entry.parent)
+
+
+def _flush(path: Path) -> None:
+    """Put a file or a directory on the disk, so that a power cut after the rename finds it whole."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no directories
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what killed conversions left, unless one is at work now or the cache is not ours to write."""
+    with suppress(OSError, Timeout):
+        if any(root.glob(f"{_TEMPORARY}*")):
+            with FileLock(root / ".lock", timeout=0):
+                _remove_leftovers(root)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Call with the lock held: then nobody is at work in them."""
+    for leftover in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _cannot_write(root: Path, why: str) -> str:
+    advice = f"free some space or set {CACHE_VARIABLE} to another directory"
+    return f"cannot write the converted model to '{root}': {why}; {advice}"
+
+
+@contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Anything that fails inside is the cache's fault: full, read-only, not a directory."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except OSError as error:
+        raise BadInput(_cannot_write(root, error.strerror or str(error))) from error
+    except Exception as error:  # safetensors wraps the operating system's error in its own
+        raise BadInput(_cannot_write(root, one_line(error))) from error

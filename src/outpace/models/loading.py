@@ -1,0 +1,161 @@
+"""load: from a name to a Model, whatever the weights lie in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from outpace.errors import BadInput
+from outpace.models.base import Model
+from outpace.models.quiet import explained, one_line, quiet
+from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+_TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
+_PATIENCE = 3.0  # seconds to find out that there is no network
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
+) -> Model:
+    """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
+
+    ``dtype``: float32, bfloat16, float16; None takes the device's quickest and "auto" what the weights are stored in
+    (None for GGUF). ``device``: None takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a
+    transformers tokenizer, instead of the model's own. Raises BadInput, in one line, for whatever does not load.
+    """
+    source = resolve(name)
+    from outpace.models.gguf_cache import converted
+    from outpace.models.placement import choose_device, choose_dtype
+
+    began = time.perf_counter()
+    where = choose_device(device)
+    precision: Any = choose_dtype(dtype, where)
+    with quiet():
+        if source.kind == "gguf":
+            place, local = str(converted(source.path, precision)), True
+        else:
+            place, local = source.location, source.kind == "folder" or not _hub_answers()
+            precision = "auto" if dtype == "auto" else precision
+        inner = _model(source, place, precision, where, local)
+        words = _tokenizer(place, tokenizer, local)
+        model = load_from(inner, words, name=os.fspath(name))
+    model.info |= {"source": source.kind, "location": source.location}
+    model.info["load_seconds"] = time.perf_counter() - began
+    return model
+
+
+def load_from(model: Any, tokenizer: Any, *, name: str | None = None) -> Model:
+    """Wrap a transformers causal LM and its tokenizer that are loaded already. The model is put in evaluation mode.
+
+    Raises BadInput when the model's state is not one that outpace can keep.
+    """
+    from outpace.models.placement import check_dtype, dtype_name
+    from outpace.models.stop_ids import stop_ids
+    from outpace.models.tokenizers import HFTokenizer
+    from outpace.targets.hf import HFTarget
+
+    words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+    weight = model.get_input_embeddings().weight
+    check_dtype(weight.dtype, weight.device)
+    with quiet():
+        target = HFTarget(model)
+    info = {
+        "architecture": type(model).__name__,
+        "parameters": int(model.num_parameters()),
+        "dtype": dtype_name(weight.dtype),
+        "device": str(weight.device),
+        "layers": target.num_layers,
+        "vocabulary": target.vocab_size,
+        "context_length": target.context_length,
+        "source": "object",
+    }
+    label = name or getattr(model.config, "name_or_path", "") or type(model).__name__
+    return Model(label, target, words, stop_ids(model, words, target.vocab_size), info)
+
+
+def _model(source: Source, place: str, precision: Any, device: torch.device, local: bool) -> Any:
+    from safetensors import SafetensorError
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    # Code that comes with a model is never run: with None, transformers would stop and ask at the terminal.
+    common = {"local_files_only": local, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(place, **common)
+    except OSError as error:
+        if source.kind != "hub":
+            raise BadInput(f"cannot load '{place}': {one_line(error)}") from error
+        raise BadInput(_not_on_hub(source.location, local)) from error
+    except Exception as error:  # config.json is somebody else's file: any value may be of any type
+        raise BadInput(
+            f"cannot load '{place}': its config.json does not describe a known model: {one_line(error)}"
+        ) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise BadInput(f"'{place}' is of type {config.model_type}, which is not a decoder-only language model")
+    with explained(f"cannot load '{place}'"):
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                place,
+                config=config,
+                dtype=precision,
+                device_map=None if device.type == "cpu" else {"": device},
+                output_loading_info=True,
+                **common,
+            )
+        except SafetensorError as error:
+            raise BadInput(
+                f"the weights in '{place}' are truncated or corrupt ({one_line(error)}); download them again"
+            ) from error
+    # transformers fills what is missing with random numbers and only warns.
+    if absent := sorted(report["missing_keys"]):
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
+    return model.requires_grad_(False)
+
+
+def _tokenizer(place: str, given: Any, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return given
+    where = place if given is None else str(Path(given).expanduser())
+    folder = Path(where)
+    if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
+        raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
+    with explained(f"cannot load the tokenizer of '{where}'"):
+        return AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+
+
+def _not_on_hub(name: str, offline: bool) -> str:
+    known = f"known here: {', '.join(EMBEDDED)}, a folder, a .gguf file{did_you_mean(name)}"
+    if offline:
+        return f"unknown model '{name}': not found on this machine, and the model hub cannot be reached; {known}"
+    return f"unknown model '{name}': the model hub has none of this name that is open to you; {known}"
+
+
+def _hub_answers() -> bool:
+    """Whether it is worth asking the hub; its client would try again for half a minute without a network."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urlsplit(constants.ENDPOINT)
+    if address.scheme in getproxies():
+        return True  # the proxy reaches it, if anybody does
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), _PATIENCE).close()
+    except OSError:
+        return False
+    return True

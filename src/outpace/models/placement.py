@@ -1,0 +1,91 @@
+"""Where a model computes, and in which number format."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outpace.errors import BadInput
+from outpace.models.quiet import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+NAMES = ("float32", "bfloat16", "float16")
+_FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is how ARM names it
+
+
+@cache
+def fast_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX, ARM BF16)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        import torch
+
+        asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+        return any(supported() for supported in asked if supported)
+    return not _FAST_BF16.isdisjoint(flags.split())
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, or the first GPU, or the CPU. Raises BadInput when it is not there."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError, TypeError, ImportError) as error:
+        there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise BadInput(f"device '{device}' is not there; this machine has: {', '.join(there)}") from error
+    if chosen.type == "meta":
+        raise BadInput("device 'meta' holds no numbers; use cpu or cuda")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The dtype asked for, or the device's quickest. Raises BadInput when it is none, or the device lacks it."""
+    import torch
+
+    if dtype is None or dtype == "auto":
+        return _default(device)
+    if isinstance(dtype, torch.dtype):
+        chosen, name = dtype, dtype_name(dtype)
+    else:
+        name = str(dtype)
+        if name not in NAMES:
+            raise BadInput(f"unknown dtype '{name}'; use one of auto, {', '.join(NAMES)}")
+        chosen = getattr(torch, name)
+    if not chosen.is_floating_point or chosen.itemsize < 2:
+        raise BadInput(f"outpace does not compute in {name}; use one of auto, {', '.join(NAMES)}")
+    check_dtype(chosen, device)
+    return chosen
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise BadInput when the device has no arithmetic for this dtype. Found by trying."""
+    import torch
+
+    try:
+        one = torch.ones(2, 2, dtype=dtype, device=device)
+        torch.nn.functional.silu((one @ one).softmax(-1)).rsqrt()
+    except (RuntimeError, TypeError) as error:
+        raise BadInput(f"{device} does not compute in {dtype_name(dtype)} ({one_line(error)}); use float32") from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _default(device: torch.device) -> torch.dtype:
+    import torch
+
+    if device.type == "cuda":
+        # Emulated bfloat16 on older GPUs is slower than their native half precision.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if device.type == "cpu" and fast_bfloat16() else torch.float32

@@ -1,0 +1,59 @@
+"""Other libraries' voices: their progress bars and warnings silenced, their exceptions said in one line."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from outpace.errors import BadInput, OutpaceError
+
+_LONGEST = 240
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an exception's message, shortened; its type where it has no message."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "") or type(error).__name__
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+@contextmanager
+def explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever a library raises inside into BadInput: ``what: reason; advice``.
+
+    The loaders called inside take files made by others and raise anything from KeyError to RuntimeError on bad ones,
+    so the net is wide; it must hold calls into such a loader and nothing of our own.
+    """
+    try:
+        yield
+    except OutpaceError:
+        raise
+    except MemoryError as error:
+        raise BadInput(f"{what}: not enough memory; use a smaller model or dtype") from error
+    except Exception as error:
+        if "out of memory" in str(error).lower():
+            raise BadInput(f"{what}: not enough memory on the device; use a smaller model or dtype") from error
+        raise BadInput(f"{what}: {one_line(error)}" + (f"; {advice}" if advice else "")) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines, warnings or progress bars of transformers and the hub client inside; as before afterwards."""
+    from transformers.utils import logging as hf_logging
+
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hf_logging.set_verbosity(logging.CRITICAL)
+        hf_logging.disable_progress_bar()
+        hub.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            hf_logging.set_verbosity(level)
+            hub.setLevel(hub_level)
+            if bars:
+                hf_logging.enable_progress_bar()
