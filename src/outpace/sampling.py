@@ -76,9 +76,12 @@ class SamplingParams:
         _number("presence_penalty", self.presence_penalty, -finite, finite)
         _number("frequency_penalty", self.frequency_penalty, -finite, finite)
         _number("top_logprobs", self.top_logprobs, 0, 1000)
+        for name, value in (("top_k", self.top_k), ("top_logprobs", self.top_logprobs)):
+            if value != int(value):
+                raise BadInput(f"{name} must be a whole number, not {value}")
         for token, bias in self.logit_bias.items():
-            if math.isnan(bias):
-                raise BadInput(f"logit_bias of token {token} is not a number")
+            if not bias < math.inf:
+                raise BadInput(f"logit_bias of token {token} must be a number or -inf (never this token), not {bias}")
 
     @property
     def greedy(self) -> bool:
@@ -89,34 +92,51 @@ class SamplingParams:
     def path_dependent(self) -> bool:
         """Whether the distribution at a node depends on more than its logits."""
         return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.processors
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.processors
         )
 
 
+_COLDEST = 1e-30
+"""Temperatures below are as good as this one, and would overflow float32."""
+
+
+def _dead_end() -> BadInput:
+    return BadInput(
+        "no token can follow: a logits processor or logit_bias bans every token (or the model's logits are NaN)"
+    )
+
+
 def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Mask all but the smallest set of tokens whose probability reaches ``top_p``; (n, V) -> (n, V)."""
+    """Mask all but the smallest set of tokens whose probability reaches ``top_p``; (n, V) -> (n, V).
+
+    Of equal logits at the edge the smallest ids stay, so that a row's set never depends on the other rows.
+    """
     vocab = logits.shape[-1]
     total = logits.logsumexp(-1, keepdim=True)
     size = min(512, vocab)
     while True:  # a full sort costs milliseconds a row; the head nearly always suffices
-        values, ids = logits.topk(size, dim=-1)
+        values = logits.topk(size, dim=-1).values
         mass = (values - total).exp().cumsum(-1)
         if size == vocab or bool((mass[:, -1] >= top_p).all()):
             break
         size = min(vocab, size * 8)
     before = torch.cat([mass.new_zeros(len(mass), 1), mass[:, :-1]], dim=-1)
-    kept = values.masked_fill(before >= top_p, -math.inf)
-    return torch.full_like(logits, -math.inf).scatter_(-1, ids, kept)
+    count = (before < top_p).sum(-1, keepdim=True)
+    smallest = values.gather(-1, count - 1)
+    dropped = logits < smallest
+    if bool(((~dropped).sum(-1, keepdim=True) > count).any()):
+        tied = logits == smallest
+        dropped |= tied & (tied.cumsum(-1) > count - (logits > smallest).sum(-1, keepdim=True))
+    return logits.masked_fill(dropped, -math.inf)
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p, min-p, softmax: (n, V) processed logits -> (n, V) float32 probabilities."""
     if params.greedy:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    logits = logits / params.temperature
+        best = logits.max(-1, keepdim=True)
+        # A row without a token that can follow is NaN here as it is after a softmax; see TreeDistribution.p.
+        return torch.zeros_like(logits).scatter_(-1, best.indices, torch.where(best.values > -math.inf, 1.0, math.nan))
+    logits = logits / max(params.temperature, _COLDEST)
     if 0 < params.top_k < logits.shape[-1]:
         smallest = logits.topk(params.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -math.inf)
@@ -219,10 +239,7 @@ class TreeDistribution:
             before = self._states_at(self.tree.parents[node])
             token = self.tree.tokens[node]
             processors = self.sampler.params.processors
-            states = [
-                processor.advance(state, token)
-                for processor, state in zip(processors, before, strict=True)
-            ]
+            states = [processor.advance(state, token) for processor, state in zip(processors, before, strict=True)]
             self._states[node] = states
         return states
 
@@ -254,22 +271,30 @@ class TreeDistribution:
             self._probs.update(zip(missing, rows.unbind(0), strict=True))
 
     def p(self, node: int) -> Tensor:
-        """The target's processed distribution after ``node`` (``ROOT`` allowed): (V,) float32, sums to one."""
+        """The target's processed distribution after ``node`` (``ROOT`` allowed): (V,) float32, sums to one.
+
+        Raises BadInput where no token can follow.
+        """
         if node not in self._probs:
             self.ensure([node])
-        return self._probs[node]
+        probs = self._probs[node]
+        if math.isnan(probs.max()):
+            raise _dead_end()
+        return probs
 
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; never builds p. Ties go to the smallest id."""
-        params = self.sampler.params
-        if not params.path_dependent and self.sampler._bias is None:
-            return int(self.logits[node + 1].argmax())
-        return int(self.processed([node])[0].argmax())
+        plain = not self.sampler.params.path_dependent and self.sampler._bias is None
+        row = self.logits[node + 1] if plain else self.processed([node])[0]
+        token = int(row.argmax())
+        if not row[token] > -math.inf:
+            raise _dead_end()
+        return token
 
     def logprobs(self, node: int, token: int, top: int = 0) -> tuple[float, list[tuple[int, float]]]:
         """Log-probability of ``token`` under the raw logits after ``node``, and the ``top`` most likely."""
         row = self.logits[node + 1].float().log_softmax(-1)
-        best = row.topk(top) if top else None
+        best = row.topk(min(top, len(row))) if top else None
         pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return float(row[token]), pairs
 
