@@ -5,7 +5,7 @@ import sys
 from outpace import machine
 
 
-def test_description_is_plain_json():
+def test_description_is_plain_json() -> None:
     found = machine.describe()
     json.dumps(found, allow_nan=False)
     assert found["cpu"]
@@ -14,12 +14,12 @@ def test_description_is_plain_json():
     assert found["torch"]
 
 
-def test_measurements_are_positive_and_sane():
+def test_measurements_are_positive_and_sane() -> None:
     assert 0.5 < machine.measure_bandwidth(64) < 5000
     assert machine.measure_matmul("float32", 256) > 0.1
 
 
-def test_peak_memory_can_be_observed_anew():
+def test_peak_memory_can_be_observed_anew() -> None:
     machine.reset_peak_memory()
     before = machine.peak_memory_mb()
     block = bytearray(64_000_000)
@@ -29,6 +29,6 @@ def test_peak_memory_can_be_observed_anew():
     del block
 
 
-def test_importing_it_loads_no_torch():
+def test_importing_it_loads_no_torch() -> None:
     code = "import sys, outpace.machine, outpace.bench.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -7,13 +8,13 @@ from outpace.bench.prompts import GROUPS, Prompt, batches, load_prompts, stratif
 from outpace.errors import BadInput
 
 
-def write(tmp_path, name, *lines):
+def write(tmp_path: Path, name: str, *lines: object) -> Path:
     path = tmp_path / name
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
     return path
 
 
-def test_embedded_set_has_six_prompts_in_each_group():
+def test_embedded_set_has_six_prompts_in_each_group() -> None:
     prompts = load_prompts()
     assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(GROUPS, 6)
     assert len({prompt.id for prompt in prompts}) == len(prompts)
@@ -21,7 +22,7 @@ def test_embedded_set_has_six_prompts_in_each_group():
     assert all(len(" ".join(prompt.turns).split()) < 450 for prompt in prompts)
 
 
-def test_code_in_the_embedded_set_compiles():
+def test_code_in_the_embedded_set_compiles() -> None:
     for prompt in load_prompts():
         if prompt.category == "code-editing":
             source = prompt.turns[0].split("```python\n")[1].removesuffix("\n```")
@@ -29,7 +30,7 @@ def test_code_in_the_embedded_set_compiles():
             assert 15 <= len([line for line in source.splitlines() if line.strip()]) <= 45
 
 
-def test_a_small_limit_covers_all_groups_and_is_deterministic():
+def test_a_small_limit_covers_all_groups_and_is_deterministic() -> None:
     assert {prompt.category for prompt in load_prompts(limit=7)} == set(GROUPS)
     assert load_prompts(limit=10) == load_prompts(limit=10)
     assert len(load_prompts(limit=10_000)) == 42
@@ -37,7 +38,7 @@ def test_a_small_limit_covers_all_groups_and_is_deterministic():
     assert [prompt.id for prompt in stratified(uneven, 3)] == ["0", "3", "1"]
 
 
-def test_spec_bench_format_keeps_every_turn_and_maps_categories(tmp_path):
+def test_spec_bench_format_keeps_every_turn_and_maps_categories(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "question.jsonl",
@@ -51,7 +52,7 @@ def test_spec_bench_format_keeps_every_turn_and_maps_categories(tmp_path):
     assert [prompt.category for prompt in prompts] == ["chat", "chat", "summarisation", "math"]
 
 
-def test_jsonl_formats(tmp_path):
+def test_jsonl_formats(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "mixed.jsonl",
@@ -77,12 +78,12 @@ def test_jsonl_formats(tmp_path):
     assert fourth.turns == ("line\u2028separator",)
 
 
-def test_plain_text_is_one_prompt_a_line(tmp_path):
+def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     prompts = load_prompts(write(tmp_path, "p.txt", "first", "", "  second  ", "{not json, and that is fine"))
     assert [prompt.turns[0] for prompt in prompts] == ["first", "second", "{not json, and that is fine"]
 
 
-def test_content_decides_where_the_extension_does_not(tmp_path):
+def test_content_decides_where_the_extension_does_not(tmp_path: Path) -> None:
     assert load_prompts(write(tmp_path, "questions", {"prompt": "a"}))[0].turns == ("a",)
     assert load_prompts(write(tmp_path, "questions2", "just text"))[0].turns == ("just text",)
 
@@ -104,14 +105,14 @@ def test_content_decides_where_the_extension_does_not(tmp_path):
         "[" * 100_000,
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line):
+def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, "bad.jsonl", {"prompt": "fine"}, "", line)
     with pytest.raises(BadInput, match=r"bad\.jsonl, line 3: ") as caught:
         load_prompts(path)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_hold_nothing_or_cannot_be_read(tmp_path):
+def test_files_that_hold_nothing_or_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no prompts"):
         load_prompts(write(tmp_path, "empty.jsonl", "", "  "))
     with pytest.raises(BadInput, match="cannot read"):
@@ -125,13 +126,13 @@ def test_files_that_hold_nothing_or_cannot_be_read(tmp_path):
         load_prompts(limit=0)
 
 
-def test_batches_hold_one_category_where_possible():
+def test_batches_hold_one_category_where_possible() -> None:
     prompts = [Prompt(f"{category}{i}", category, ("x",)) for i in range(3) for category in "ab"]
     cut = [[prompt.id for prompt in batch] for batch in batches(prompts, 2)]
     assert cut == [["a0", "a1"], ["b1", "b2"], ["a2", "b0"]]
     assert [prompt.id for batch in batches(prompts, 1) for prompt in batch] == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
-def test_ids_become_unique():
+def test_ids_become_unique() -> None:
     prompt = Prompt("same", "a", ("x",))
     assert [one.id for one in unique([prompt, prompt])] == ["same", "same#2"]

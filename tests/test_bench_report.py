@@ -1,5 +1,7 @@
 import io
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,42 +18,45 @@ VOID = {"meta"}
 class Page(HTMLParser):
     """Checks that tags nest, and collects the text and whatever would load something."""
 
-    def __init__(self, source):
+    def __init__(self, source: str) -> None:
         super().__init__()
-        self.stack, self.text, self.loads, self.tags = [], "", [], set()
+        self.stack: list[str] = []
+        self.loads: list[str | None] = []
+        self.tags: set[str] = set()
+        self.text = ""
         self.feed(source)
         self.close()
         assert self.stack == []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.loads += [value for key, value in attrs if key in {"src", "href"}]
         if tag not in VOID:
             self.stack.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         assert self.stack.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if "style" not in self.stack:
             self.text += data
 
 
 @pytest.fixture(scope="module")
-def result():
+def result() -> dict[str, Any]:
     model = make()
     bad = method(model, "<b>ad", error=RuntimeError("1 < 2 & so on [bold]"), fail_at=25)
     methods = [method(model, "oracle"), method(model, "lossy", rule=Lossy()), bad]
     return run(model, methods, PROMPTS, SHORT)
 
 
-def printed(result, width=100):
-    console = Console(file=io.StringIO(), width=width)
-    print_table(result, console)
-    return console.file.getvalue()
+def printed(result: dict[str, Any], width: int = 100) -> str:
+    text = io.StringIO()
+    print_table(result, Console(file=text, width=width))
+    return text.getvalue()
 
 
-def test_the_page_stands_alone_and_holds_the_figures(result, tmp_path):
+def test_the_page_stands_alone_and_holds_the_figures(result: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_html(result, path)
     source = path.read_text(encoding="utf-8")
@@ -69,7 +74,7 @@ def test_the_page_stands_alone_and_holds_the_figures(result, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_terminal_report_fits_100_columns(result):
+def test_the_terminal_report_fits_100_columns(result: dict[str, Any]) -> None:
     text = printed(result)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "…" not in text
@@ -77,18 +82,25 @@ def test_the_terminal_report_fits_100_columns(result):
         assert word in text
 
 
-def test_no_methods_no_prompts_no_problem():
+def test_no_methods_no_prompts_no_problem() -> None:
     model = make()
     for methods in ([], [method(model, error=KeyboardInterrupt(), fail_at=1)]):
         found = run(model, methods, PROMPTS, SHORT)
         Page(render(found))
         assert "none" in printed(found)
-    empty = {"version": "0", "complete": False, "machine": {}, "model": {}, "settings": {}, "methods": []}
+    empty: dict[str, Any] = {
+        "version": "0",
+        "complete": False,
+        "machine": {},
+        "model": {},
+        "settings": {},
+        "methods": [],
+    }
     Page(render(empty))
     assert "No results" in printed(empty)
 
 
-def row(name, speedup, interval, **more):
+def row(name: str, speedup: float, interval: list[float] | None, **more: Any) -> dict[str, Any]:
     same = {"same": 40, "of": 42, "near_ties": 2}
     return {"method": name, "speedup": speedup, "speedup_ci95": interval, "identical": same, "error": None} | more
 
@@ -108,5 +120,5 @@ def row(name, speedup, interval, **more):
         ([], "nothing to compare"),
     ],
 )
-def test_the_headline_says_what_was_found(rows, said):
+def test_the_headline_says_what_was_found(rows: list[dict[str, Any]], said: str) -> None:
     assert said in headline({"methods": [row("none", 1.0, [1.0, 1.0]), *rows]})

@@ -1,21 +1,26 @@
 import json
 import math
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
 
-from outpace.acceptance.base import Verdict
+from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.bench.prompts import Prompt
-from outpace.bench.runner import BenchSettings, run
+from outpace.bench.runner import BenchSettings, Progress, run
+from outpace.chance import Chance
+from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
 from outpace.errors import BadInput
 from outpace.method import Method
 from outpace.metrics import PHASES
-from outpace.models.base import Model
+from outpace.models.base import Message, Model
 from outpace.sampling import SamplingParams
-from outpace.targets.table import TableTarget, random_table
+from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.table import Table, TableTarget, random_table
 from outpace.tree import ROOT, TokenTree
 
 VOCAB, EOS = 32, 0
@@ -30,41 +35,47 @@ class Letters:
 
     fingerprint = "letters"
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         return [2 + ord(character) % (VOCAB - 2) for character in text]
 
-    def decode(self, ids):
+    def decode(self, ids: Seq[int]) -> str:
         return "".join(chr(64 + token) for token in ids)
 
-    def token_text(self, token):
+    def token_text(self, token: int) -> str:
         return chr(64 + token)
 
-    def chat(self, messages):
+    def chat(self, messages: Seq[Message]) -> list[int]:
         return [token for message in messages for token in (1, *self.encode(message["content"]))]
 
 
 class Oracle(Drafter):
     """Drafts what the target will say, every third token wrong. ``fail_at`` proposals it raises ``error``."""
 
-    def __init__(self, target, error=None, fail_at=None, log=None):
-        self.target, self.error, self.fail_at, self.log, self.calls = target, error, fail_at, log, 0
-        self.open = 0
+    def __init__(
+        self,
+        target: TableTarget,
+        error: BaseException | None = None,
+        fail_at: int = 0,
+        log: list[tuple[int, ...]] | None = None,
+    ) -> None:
+        self.target, self.error, self.fail_at, self.log = target, error, fail_at, log
+        self.calls = self.open = 0
 
-    def begin(self, sequence):
+    def begin(self, sequence: Sequence) -> None:
         self.open += 1
         if self.log is not None:
             self.log.append(tuple(sequence.tokens))
 
-    def end(self, sequence):
+    def end(self, sequence: Sequence) -> None:
         self.open -= 1
 
-    def propose(self, sequences, budgets):
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         self.calls += 1
         if self.error is not None and self.calls >= self.fail_at:
             raise self.error
         return [self._chain(sequence, budget.depth) for sequence, budget in zip(sequences, budgets, strict=True)]
 
-    def _chain(self, sequence, depth):
+    def _chain(self, sequence: Sequence, depth: int) -> TokenTree:
         tokens = list(sequence.tokens)
         for i in range(depth):
             best = int(self.target.table(tuple(tokens)).argmax())
@@ -77,7 +88,7 @@ class Second(RecursiveRejection):
 
     name = "test-second"
 
-    def accept(self, scores, states, chances):
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
         found = []
         for one in scores:
             best = one.distribution.processed([ROOT])[0].topk(2).indices.tolist()
@@ -90,13 +101,25 @@ class Lossy(Second):
     lossless = False
 
 
-def make(table=None, context=400):
+def make(table: Table | None = None, context: int = 400) -> Model:
     target = TableTarget(VOCAB, table or random_table(VOCAB, seed=3), context_length=context)
     return Model("toy", target, Letters(), frozenset({EOS}), {"dtype": torch.float32, "odd": math.nan})
 
 
-def method(model, name="oracle", rule=None, length=4, **options):
-    return Method(name, Oracle(model.target, **options), rule or RecursiveRejection(), Fixed(length))
+def method(
+    model: Model, name: str = "oracle", rule: AcceptanceRule | None = None, length: int = 4, **options: Any
+) -> Method:
+    return Method(name, Oracle(table_of(model), **options), rule or RecursiveRejection(), Fixed(length))
+
+
+def table_of(model: Model) -> TableTarget:
+    assert isinstance(model.target, TableTarget)
+    return model.target
+
+
+def oracle_of(one: Method) -> Oracle:
+    assert isinstance(one.drafter, Oracle)
+    return one.drafter
 
 
 PROMPTS = [
@@ -109,11 +132,11 @@ PROMPTS = [
 SHORT = BenchSettings(max_new_tokens=12, ignore_eos=True)
 
 
-def no_constants(name):
+def no_constants(name: str) -> None:
     raise AssertionError(f"{name} in JSON")
 
 
-def check_row(row):
+def check_row(row: dict[str, Any]) -> None:
     for figure in ("tokens_per_second", "decode_tokens_per_second", "ttft_ms", "speedup", "mean_acceptance_length"):
         assert row[figure] is None or row[figure] > 0
     if row["speedup_ci95"] is not None:
@@ -126,7 +149,7 @@ def check_row(row):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_result_follows_the_contract(batch_size, temperature):
+def test_result_follows_the_contract(batch_size: int, temperature: float) -> None:
     model = make()
     settings = BenchSettings(
         max_new_tokens=12, params=SamplingParams(temperature=temperature, top_p=0.9), batch_size=batch_size
@@ -160,7 +183,7 @@ def test_result_follows_the_contract(batch_size, temperature):
     assert found["methods"][1]["by_category"]["math"]["speedup_ci95"] is None  # one prompt has no interval
 
 
-def test_a_batch_of_one_agrees_with_the_request_metrics():
+def test_a_batch_of_one_agrees_with_the_request_metrics() -> None:
     model = make()
     found = run(model, [], PROMPTS[1:2], SHORT)
     row = found["methods"][0]
@@ -170,16 +193,16 @@ def test_a_batch_of_one_agrees_with_the_request_metrics():
     assert row["speedup_ci95"] is None
 
 
-def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_changes():
+def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_changes() -> None:
     model = make()
-    log = []
+    log: list[tuple[str, tuple[int, ...]]] = []
 
     class Logged(Oracle):
-        def __init__(self, label):
-            super().__init__(model.target)
+        def __init__(self, label: str) -> None:
+            super().__init__(table_of(model))
             self.label = label
 
-        def begin(self, sequence):
+        def begin(self, sequence: Sequence) -> None:
             log.append((self.label, tuple(sequence.tokens)))
 
     methods = [Method(label, Logged(label), RecursiveRejection(), Fixed(2)) for label in "xyz"]
@@ -194,51 +217,54 @@ def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_chang
     assert len({tuple(label for label, _ in group) for group in groups}) > 1
 
 
-def contexts(model, *, rule=None, temperature=0.0):
-    log = []
+def contexts(
+    model: Model, *, rule: AcceptanceRule | None = None, temperature: float = 0.0
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    log: list[tuple[int, ...]] = []
     settings = BenchSettings(max_new_tokens=10, params=SamplingParams(temperature=temperature), ignore_eos=True)
     one = method(model, rule=rule, log=log)
-    result = run(model, [one], PROMPTS[:1], settings)
-    plain = Method("none", Oracle(model.target, log=(plain_log := [])), RecursiveRejection(), Fixed(0))
+    run(model, [one], PROMPTS[:1], settings)
+    plain_log: list[tuple[int, ...]] = []
+    plain = Method("none", Oracle(table_of(model), log=plain_log), RecursiveRejection(), Fixed(0))
     run(model, [plain], PROMPTS[:1], settings)
-    return log[1:], plain_log[1:], result
+    return log[1:], plain_log[1:]
 
 
 @pytest.mark.parametrize(("rule", "temperature"), [(None, 0.0), (None, 1.0), (Lossy(), 0.0)])
-def test_later_turns_have_plain_decodings_contexts(rule, temperature):
-    ours, plain, _ = contexts(make(), rule=rule, temperature=temperature)
+def test_later_turns_have_plain_decodings_contexts(rule: AcceptanceRule | None, temperature: float) -> None:
+    ours, plain = contexts(make(), rule=rule, temperature=temperature)
     assert len(ours) == 3
     assert ours == plain
     assert ours[0] == ours[1][: len(ours[0])]
 
 
-def test_a_lossless_method_continues_its_own_answers_at_temperature_0():
+def test_a_lossless_method_continues_its_own_answers_at_temperature_0() -> None:
     class Greedy(Second):
-        def check_params(self, params):
+        def check_params(self, params: SamplingParams) -> None:
             pass
 
     model = make()
-    log = []
+    log: list[tuple[int, ...]] = []
 
     class Wrong(Method):
-        def rule_for(self, params):
+        def rule_for(self, params: SamplingParams) -> AcceptanceRule:
             return self.rule
 
-    wrong = Wrong("wrong", Oracle(model.target, log=log), Greedy(), Fixed(0))
+    wrong = Wrong("wrong", Oracle(table_of(model), log=log), Greedy(), Fixed(0))
     result = run(model, [wrong], PROMPTS[:1], SHORT)
     row = result["methods"][1]
     assert row["identical"] == {"same": 0, "of": 1, "near_ties": 0}
     difference = row["differences"][0]
     assert difference["turn"] == 1
     assert difference["gap"] > 1e-3
-    _, plain, _ = contexts(make())
+    _, plain = contexts(make())
     assert log[2] != plain[1]
 
 
-def test_near_ties_are_told_from_mistakes():
+def test_near_ties_are_told_from_mistakes() -> None:
     base = random_table(VOCAB, seed=3)
 
-    def tied(path):
+    def tied(path: tuple[int, ...]) -> torch.Tensor:
         """The two best tokens of every position lie 5e-4 apart."""
         logits = base(path).clone()
         best = logits.topk(2)
@@ -252,8 +278,8 @@ def test_near_ties_are_told_from_mistakes():
         assert row["identical"] == {"same": 0, "of": 1, "near_ties": ties}
 
 
-def test_an_answer_that_ends_early_is_compared_at_its_end():
-    def table(path):
+def test_an_answer_that_ends_early_is_compared_at_its_end() -> None:
+    def table(path: tuple[int, ...]) -> torch.Tensor:
         logits = torch.zeros(VOCAB)
         logits[5] = 9.0
         logits[EOS] = 9.0 - 5e-4
@@ -265,7 +291,7 @@ def test_an_answer_that_ends_early_is_compared_at_its_end():
     assert row["differences"][0]["gap"] == pytest.approx(5e-4, rel=0.01)
 
 
-def test_a_method_that_fails_has_an_error_and_the_others_go_on():
+def test_a_method_that_fails_has_an_error_and_the_others_go_on() -> None:
     model = make()
     good = method(model, "good")
     bad = method(model, "bad", error=RuntimeError("the draft\ncache is full"), fail_at=25)
@@ -277,13 +303,13 @@ def test_a_method_that_fails_has_an_error_and_the_others_go_on():
     assert failed["speedup"] is not None
     assert (plain["error"], fine["error"]) == (None, None)
     assert (plain["prompts"], fine["prompts"]) == (5, 5)
-    assert bad.drafter.open == 0
+    assert oracle_of(bad).open == 0
     json.dumps(found, allow_nan=False)
 
 
-def test_plain_decoding_may_fail_too():
+def test_plain_decoding_may_fail_too() -> None:
     model = make()
-    plain = Method("none", Oracle(model.target, RuntimeError("no"), 20), RecursiveRejection(), Fixed(1))
+    plain = Method("none", Oracle(table_of(model), RuntimeError("no"), 20), RecursiveRejection(), Fixed(1))
     found = run(model, [method(model), plain], PROMPTS, SHORT)
     first, row = found["methods"]
     assert (first["method"], first["error"]) == ("none", "RuntimeError: no")
@@ -292,7 +318,7 @@ def test_plain_decoding_may_fail_too():
 
 
 @pytest.mark.parametrize("after", [1, 30])
-def test_ctrl_c_returns_whole_prompts(after):
+def test_ctrl_c_returns_whole_prompts(after: int) -> None:
     model = make()
     one = method(model, error=KeyboardInterrupt(), fail_at=after)
     found = run(model, [one], PROMPTS, SHORT)
@@ -303,13 +329,13 @@ def test_ctrl_c_returns_whole_prompts(after):
     if after == 1:
         assert plain["speedup"] is None
         assert row["time_split"] == dict.fromkeys(PHASES)
-    assert one.drafter.open == 0
+    assert oracle_of(one).open == 0
     json.dumps(found, allow_nan=False)
 
 
-def test_progress_is_told_before_every_answer_and_at_the_end():
+def test_progress_is_told_before_every_answer_and_at_the_end() -> None:
     model = make()
-    told = []
+    told: list[Progress] = []
     run(model, [method(model)], PROMPTS, SHORT, told.append)
     assert [one.category for one in told[:2]] == ["warm-up", "warm-up"]
     assert (told[-1].done, told[-1].total) == (16, 16)
@@ -317,14 +343,14 @@ def test_progress_is_told_before_every_answer_and_at_the_end():
     assert set(told[-1].rates) == {"none", "oracle"}
 
 
-def test_turns_without_room_are_left_out_for_all():
+def test_turns_without_room_are_left_out_for_all() -> None:
     model = make(context=70)
     found = run(model, [method(model)], PROMPTS[:1], BenchSettings(max_new_tokens=20, ignore_eos=True))
     assert found["settings"]["skipped_turns"] == 1
     assert {row["tokens"] for row in found["methods"]} == {40}
 
 
-def test_what_cannot_work_is_refused_before_anything_runs():
+def test_what_cannot_work_is_refused_before_anything_runs() -> None:
     model = make(context=20)
     with pytest.raises(BadInput, match="prompt 'long'"):
         run(model, [], [Prompt("long", "a", ("x" * 50,))], SHORT)
@@ -336,14 +362,14 @@ def test_what_cannot_work_is_refused_before_anything_runs():
         BenchSettings(max_new_tokens=0)
 
 
-def test_methods_of_one_name_are_told_apart():
+def test_methods_of_one_name_are_told_apart() -> None:
     model = make()
     found = run(model, [method(model), method(model, length=2), method(model, "none")], PROMPTS[:2], SHORT)
     assert [row["method"] for row in found["methods"]] == ["none", "oracle", "oracle#2"]
 
 
-def test_repeated_ngrams_show_loops():
-    def loop(path):
+def test_repeated_ngrams_show_loops() -> None:
+    def loop(path: tuple[int, ...]) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.tensor(7), VOCAB).float() * 9
 
     assert run(make(loop), [], PROMPTS[1:2], SHORT)["methods"][0]["repeated_ngrams"] == pytest.approx(8 / 9)

@@ -57,7 +57,11 @@ def _log_scale(rows: Sequence[Row], dots: Sequence[float]) -> tuple[Scale, list[
         for cell in (row, *row["by_category"].values()):
             values += [cell["speedup"] or 1.0, *(cell["speedup_ci95"] or ())]
     low, high = math.log(max(min(values), 0.02) * 0.94), math.log(max(*values, 1.25) * 1.06)
-    ticks = [tick for tick in _TICKS if low < math.log(tick) < high]
+    ticks = [1.0]
+    for tick in sorted(_TICKS, key=lambda each: abs(math.log(each))):  # outwards from 1, where there is room
+        apart = min(abs(math.log(tick / other)) for other in ticks)
+        if low < math.log(tick) < high and apart > 0.1 * (high - low):
+            ticks.append(tick)
     return lambda value: 100 * (math.log(max(value, 0.02)) - low) / (high - low), ticks
 
 

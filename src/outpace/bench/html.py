@@ -126,7 +126,7 @@ def _section(title: str, lead: str, body: str) -> str:
 
 
 def _table(result: Mapping[str, Any]) -> str:
-    names = ["method", *(name for name in DEFINITIONS if name != "time"), "draft / score / accept / other %"]
+    names = ["method", *DEFINITIONS]
     head = "".join(tag("th", text(name), title=DEFINITIONS.get(name)) for name in names)
     body = "".join(tag("tr", *(tag("td", cell) for cell in _cells(row))) for row in result["methods"])
     table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body))
@@ -147,8 +147,8 @@ def _cells(row: Row) -> list[str]:
         text(f"{number(row['ttft_ms'], 0)} ms"),
         text(f"{same['same']}/{same['of']}{ties}" if same else ("lossless" if row["lossless"] else "lossy")),
         text(number(row["peak_memory_mb"], 0)),
-        text(percent(row["repeated_ngrams"])),
         text(split_text(row).replace("/", " / ")),
+        text(percent(row["repeated_ngrams"])),
     ]
 
 
@@ -178,9 +178,10 @@ def _marked(answer: str, plain: str) -> str:
 
 
 def _facts(result: Mapping[str, Any]) -> str:
+    model = {key: value for key, value in result["model"].items() if key != "location"}  # a report may be shared
     boxes = [
         tag("section", tag("h2", name), _listing(values))
-        for name, values in (("Machine", result["machine"]), ("Model", result["model"]))
+        for name, values in (("Machine", result["machine"]), ("Model", model))
         if values
     ]
     settings = {key: value for key, value in result["settings"].items() if key != "command"}

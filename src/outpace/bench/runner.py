@@ -241,7 +241,6 @@ class _Bench:
             "machine": machine.describe(),
             "model": {
                 "name": self.model.name,
-                "vocab_size": self.model.target.vocab_size,
                 "context_length": self.model.target.context_length,
                 **self.model.info,
             },

@@ -18,7 +18,7 @@ DEFINITIONS = {
     "same": "Prompts whose answers are plain decoding's, token by token (temperature 0 only). Near tie: the first "
     "difference lies between tokens whose logits differ by no more than rounding explains.",
     "MB": "The process's largest resident memory while the method ran; models of all methods are loaded together.",
-    "time": "Share of the decoding time in draft / score (the target's forward) / accept / other.",
+    "time split": "Share of the decoding time in draft / score (the target's forward) / accept / other, in per cent.",
     "repeats": "Share of 4-grams of an answer that occurred before in it. Small models loop, and loops flatter methods "
     "that copy.",
 }
