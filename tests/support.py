@@ -40,7 +40,8 @@ Row = npt.NDArray[np.float64]
 
 def reference_logits(logits: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int]) -> Row:
     """Bias, repetition penalty, presence and frequency penalties, the user's processors; float64."""
-    row: Row = np.array(logits.tolist(), dtype=np.float64)
+    values: list[float] = logits.tolist()
+    row: Row = np.array(values, dtype=np.float64)
     for token, bias in params.logit_bias.items():
         row[token] += bias
     for token in {*prompt, *output}:
@@ -53,7 +54,7 @@ def reference_logits(logits: Tensor, params: SamplingParams, prompt: Seq[int], o
         state = processor.begin(prompt)
         for token in output:
             state = processor.advance(state, token)
-        row = np.array(processor.process(state, torch.from_numpy(row).float()).tolist(), dtype=np.float64)
+        row[:] = processor.process(state, torch.from_numpy(row).float()).double().numpy()
     return row
 
 

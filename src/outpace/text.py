@@ -48,17 +48,17 @@ class TextStream:
             return ""
         before = self._tokenizer.decode(self._ids[self._window : self._read])
         after = self._tokenizer.decode(self._ids[self._window :])
-        piece = self._held + after[len(before) :]
-        self._held = ""
-        self.text += piece
         self._window = self._read = len(self._ids)
+        piece = self._release(after[len(before) :])
+        self.text += self._held
+        piece, self._held = piece + self._held, ""
         return piece
 
     def _release(self, piece: str) -> str:
         pending = self._held + piece
-        hits = [(pending.find(stop), stop) for stop in self._stops if stop in pending]
-        if hits:
-            at, self.stopped = min(hits)
+        hits = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if hits:  # the first to be complete, so that the answer does not depend on how tokens split the text
+            _, at, self.stopped = min(hits)
             pending, self._held = pending[:at], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stops), default=0)
