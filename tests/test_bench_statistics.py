@@ -1,10 +1,12 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from outpace.bench.statistics import Rate, repeated_ngrams, speedup, speedup_interval
 
 
-def bounds(ours: list[Rate], plain: list[Rate], seed: int = 0, resamples: int = 1000) -> tuple[float, float]:
+def bounds(ours: Sequence[Rate], plain: Sequence[Rate], seed: int = 0, resamples: int = 1000) -> tuple[float, float]:
     found = speedup_interval(ours, plain, seed=seed, resamples=resamples)
     assert found is not None
     return found

@@ -60,7 +60,7 @@ def _log_scale(rows: Sequence[Row], dots: Sequence[float]) -> tuple[Scale, list[
     ticks = [1.0]
     for tick in sorted(_TICKS, key=lambda each: abs(math.log(each))):  # outwards from 1, where there is room
         apart = min(abs(math.log(tick / other)) for other in ticks)
-        if low < math.log(tick) < high and apart > 0.1 * (high - low):
+        if low < math.log(tick) < high and apart > 0.14 * (high - low):
             ticks.append(tick)
     return lambda value: 100 * (math.log(max(value, 0.02)) - low) / (high - low), ticks
 
