@@ -1,0 +1,405 @@
+"""The draft model: exact output laws through the real Decoder, K/V in step, the protocol that targets rely on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import method as registry
+from outpace.acceptance.rejection import RecursiveRejection, Rejection
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters.draft_model import CATCH_UP, DraftModel
+from outpace.drafters.none import NoDraft
+from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.drafters.suffix_automaton import SuffixLookup
+from outpace.errors import BadInput
+from outpace.method import Context, Method
+from outpace.sampling import SamplingParams
+from outpace.targets.base import FULL, Scores, Sequence, SubGraph
+from outpace.targets.hf import HFTarget
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import QRow, TokenTree
+from support import NeverTwice, Path, distance, plain_law, whole_law
+from target_suite import tiny_model
+
+PROMPT: Path = (0, 2, 1)
+PARAMS = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "temperature 0.6": SamplingParams(temperature=0.6),
+    "top-k": SamplingParams(temperature=1.0, top_k=2),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.7),
+    "repetition penalty": SamplingParams(temperature=1.0, repetition_penalty=1.7),
+    "frequency penalty": SamplingParams(temperature=1.0, frequency_penalty=0.9, presence_penalty=0.4),
+    "processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+    "greedy": SamplingParams(),
+}
+
+
+class StrictTable(TableTarget):
+    """A table target that checks what is asked of it, and counts the rows that a real model would run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.forwards: list[int] = []
+        self.prefills: list[int] = []
+
+    def prefill(self, sequences: Seq[Sequence], *args: Any, **kwargs: Any) -> None:
+        self.prefills.append(len(sequences))
+        super().prefill(sequences, *args, **kwargs)
+
+    def score(
+        self,
+        batch: Seq[tuple[Sequence, TokenTree]],
+        taps: Seq[int] = (),
+        graph: SubGraph = FULL,
+        resume: Scores | None = None,
+    ) -> Scores:
+        rows = sum(1 + len(tree) for _, tree in batch)
+        if resume is not None:
+            assert [sequence for sequence, _ in batch] == [part.sequence for part in resume.parts]
+            for (_, tree), part in zip(batch, resume.parts, strict=True):
+                assert part.tree.tokens[: part.nodes] == tree.tokens[: part.nodes]
+                assert part.tree.parents[: part.nodes] == tree.parents[: part.nodes]
+                rows -= 1 + part.nodes
+        for sequence, tree in batch:
+            assert len(sequence.kv) + 1 + max(tree.depths, default=0) <= self.context_length
+        assert rows > 0, "a forward that runs nothing"
+        self.forwards.append(rows)
+        return super().score(batch, taps, graph, resume)
+
+
+def draft_method(draft: TableTarget, *, tree: bool = False, **budget: Any) -> Method:
+    rule = RecursiveRejection() if tree else Rejection()
+    return Method("draft-model", DraftModel(draft, tree=tree), rule, Fixed(**budget))
+
+
+def law_error(
+    method: Method, params: SamplingParams, *, vocab: int = 3, length: int = 3, prompt: Path = PROMPT
+) -> float:
+    table = random_table(vocab, 1, sharpness=1.0)
+    law = whole_law(TableTarget(vocab, table), [Request(prompt, method, params, max_new_tokens=length)])
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
+    return distance({output: weight for (output,), weight in law.items()}, plain_law(table, params, prompt, length))
+
+
+def other(vocab: int = 3, **kwargs: Any) -> StrictTable:
+    return StrictTable(vocab, random_table(vocab, 2, sharpness=1.0), **kwargs)
+
+
+# --------------------------------------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_sampled_chain_keeps_the_law(name: str, length: int) -> None:
+    assert law_error(draft_method(other(), length=length), PARAMS[name]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["temperature 1", "repetition penalty"])
+def test_a_longer_chain_keeps_the_law(name: str) -> None:
+    assert law_error(draft_method(other(2), length=3), PARAMS[name], vocab=2, length=4, prompt=(0, 1)) < 1e-6
+
+
+@pytest.mark.parametrize("confidence", [0.4, 0.6, 0.9])
+def test_a_confidence_threshold_keeps_the_law(confidence: float) -> None:
+    draft = other()
+    assert law_error(draft_method(draft, length=2, confidence=confidence), PARAMS["temperature 1"]) < 1e-6
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_a_top_k_tree_keeps_the_law(name: str, nodes: int) -> None:
+    method = draft_method(other(), tree=True, length=2, width=2, nodes=nodes)
+    assert law_error(method, PARAMS[name]) < 1e-6
+
+
+def test_a_wider_vocabulary_and_a_full_draft_context_keep_the_law() -> None:
+    method = draft_method(other(4, context_length=len(PROMPT) + 1), length=2)
+    assert law_error(method, PARAMS["temperature 1"], vocab=4) < 1e-6
+
+
+class WrongRow(DraftModel):
+    """Planted: the q that is tested is not the q that was sampled."""
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = super().propose(sequences, budgets)
+        return [TokenTree.chain(tree.tokens, [QRow(q.probs.sqrt()) for q in tree.q_rows]) for tree in trees]
+
+
+class CutUnlikely(DraftModel):
+    """Planted: a draw is dropped for its own q."""
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = []
+        for tree in super().propose(sequences, budgets):
+            kept = len(tree)
+            for draw in tree.draws:
+                if tree.q_rows[draw.q_row].prob(draw.token) < 0.4:
+                    kept = draw.node
+                    break
+            trees.append(TokenTree.chain(tree.tokens[:kept], tree.q_rows[:kept]))
+        return trees
+
+
+@pytest.mark.parametrize("planted", [WrongRow, CutUnlikely])
+def test_planted_bugs_are_caught(planted: type[DraftModel]) -> None:
+    method = Method("planted", planted(other()), Rejection(), Fixed(2))
+    assert law_error(method, PARAMS["temperature 1"]) > 1e-2
+
+
+# ------------------------------------------------------------------------------------------- greedy, in batches
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_decoding_is_plain_decoding_in_a_mixed_batch(seed: int) -> None:
+    rng = random.Random(seed)
+    # The draft model agrees with the target on most contexts, as real ones do.
+    table, noise = random_table(7, seed), random_table(7, seed + 50, sharpness=0.6)
+    target = TableTarget(7, table)
+    draft = StrictTable(7, lambda path: table(path) + noise(path), context_length=64)
+    methods = [
+        Method("none", NoDraft(), RecursiveRejection(), Fixed(0)),
+        Method("pld", PromptLookup(1, 3), RecursiveRejection(), Fixed(6)),
+        Method("sam", SuffixLookup(), RecursiveRejection(), Fixed(9)),
+        draft_method(draft, length=4),
+        draft_method(draft, length=4, confidence=0.5),
+        draft_method(draft, tree=True, length=3, width=3, nodes=8),
+    ]
+    prompts = [tuple(rng.randrange(7) for _ in range(rng.randrange(1, 30))) for _ in range(12)]
+    expected = []
+    for prompt in prompts:
+        decoder = Decoder(target)
+        one = decoder.submit(Request(prompt, methods[0], max_new_tokens=50))
+        decoder.run()
+        expected.append(one.tokens)
+    decoder = Decoder(target)
+    running: list[Generation] = []
+    for index, prompt in enumerate(prompts):  # they join while others run
+        running.append(decoder.submit(Request(prompt, methods[index % 6], max_new_tokens=50)))
+        decoder.step()
+        check_in_step(running)
+    while decoder.step():
+        check_in_step(running)
+    assert [one.tokens for one in running] == expected
+    assert all(one.metrics.accepted > 0 for one in (running[3], running[5], running[9], running[11]))
+    for method in methods[3:]:
+        assert isinstance(method.drafter, DraftModel)
+        assert not method.drafter._twins
+
+
+def check_in_step(running: Seq[Generation]) -> None:
+    """The draft's K/V are a beginning of the committed tokens, and never hold the last."""
+    for one in running:
+        drafter = one.request.method.drafter
+        if isinstance(drafter, DraftModel) and one.sequence in drafter._twins:
+            kv, tokens = drafter._twins[one.sequence].sequence.kv, one.sequence.tokens
+            assert kv == tokens[: len(kv)]
+            assert len(kv) < len(tokens)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_kv_stay_in_step_at_temperature(tree: bool) -> None:
+    table = random_table(5, 3)
+    method = draft_method(StrictTable(5, random_table(5, 4)), tree=tree, length=3, width=2 if tree else 1, nodes=6)
+    decoder = Decoder(TableTarget(5, table))
+    running = [
+        decoder.submit(Request((seed, 1), method, SamplingParams(temperature=1.0, seed=seed), max_new_tokens=40))
+        for seed in range(5)
+    ]
+    while decoder.step():
+        check_in_step(running)
+    assert all(len(one.tokens) == 40 for one in running)
+
+
+# ------------------------------------------------------------------------------------------ cost, and the tree
+
+
+def rounds(draft: StrictTable, method: Method, prompt: Path, params: SamplingParams, new: int) -> Generation:
+    decoder = Decoder(TableTarget(draft.vocab_size, draft.table))  # a draft that is always right
+    one = decoder.submit(Request(prompt, method, params, max_new_tokens=new))
+    decoder.run()
+    return one
+
+
+def test_every_token_is_run_once_by_a_draft_that_is_always_right() -> None:
+    draft = other(5)
+    new = 21
+    one = rounds(draft, draft_method(draft, length=4), (1, 2), SamplingParams(), new)
+    assert one.metrics.rounds == 5
+    assert one.metrics.accepted == one.metrics.drafted
+    # The first forward of a round catches up with the two tokens that the last round left; the others run one row.
+    assert draft.forwards[:8] == [2, 1, 1, 1, 2, 1, 1, 1]
+    assert not draft.prefills
+
+
+def test_long_prompts_are_prefilled_together() -> None:
+    draft = other(5)
+    method = draft_method(draft, length=2)
+    decoder = Decoder(TableTarget(5, draft.table))
+    for length in (CATCH_UP + 10, CATCH_UP + 40, 3):
+        decoder.submit(Request(tuple(i % 5 for i in range(length)), method, max_new_tokens=4))
+    decoder.run()
+    assert draft.prefills == [2]
+    assert draft.forwards[0] == 1 + 1 + 3
+
+
+def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
+    draft, params = other(4), SamplingParams(temperature=0.8, repetition_penalty=1.4)
+    sequence = TableTarget(4).sequence([0, 1], params)
+    drafter = DraftModel(draft)
+    drafter.begin(sequence)
+    tree = drafter.propose([sequence], [Budget(3)])[0]
+    assert len(tree) == 3
+    assert tree.is_chain
+    for draw in tree.draws:
+        path = (0, 1, *tree.path_tokens(draw.parent))
+        naive = plain_law(draft.table, params, (0, 1), draw.node + 1, start=path[2:])
+        row = torch.tensor([naive.get((*path[2:], token), 0.0) for token in range(4)])
+        torch.testing.assert_close(tree.q_rows[draw.q_row].probs, row, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("depth", "width", "nodes"), [(1, 3, 9), (2, 2, 4), (3, 2, 7), (3, 4, 64), (3, 1, 2)])
+def test_a_tree_holds_the_most_probable_paths(temperature: float, depth: int, width: int, nodes: int) -> None:
+    draft, params = other(4), SamplingParams(temperature=temperature)
+    prompt = (3, 1)
+    sequence = TableTarget(4).sequence(prompt, params)
+    drafter = DraftModel(draft, tree=True)
+    drafter.begin(sequence)
+    tree = drafter.propose([sequence], [Budget(depth, nodes, width)])[0]
+    assert tree.is_deterministic
+
+    found: dict[Path, float] = {}  # every path of at most ``width`` best children a node
+    level: dict[Path, float] = {(): 0.0}
+    for _ in range(depth):
+        below: dict[Path, float] = {}
+        for path, before in level.items():
+            log_q = (draft.table((*prompt, *path)) / (temperature or 1.0)).log_softmax(-1)
+            for token in log_q.topk(width).indices.tolist():
+                below[*path, token] = before + float(log_q[token])
+        found |= below
+        level = below
+    best = sorted(found, key=lambda path: -found[path])[:nodes]
+    assert {tuple(tree.path_tokens(node)) for node in range(len(tree))} == set(best)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_confidence_stops_before_the_next_draw(tree: bool, temperature: float) -> None:
+    draft = TableTarget(4, lambda path: torch.tensor([5.0, 0, 0, 0]) if len(path) < 4 else torch.zeros(4))
+    sequence = TableTarget(4).sequence([1, 2], SamplingParams(temperature=temperature))
+    drafter = DraftModel(draft, tree=tree)
+    drafter.begin(sequence)
+    sure = drafter.propose([sequence], [Budget(9, 30, 1, 0.9)])[0]
+    assert max(sure.depths) == 2  # the third token would be a guess among four
+    assert len(drafter.propose([sequence], [Budget(9, 30, 1, 0.999)])[0]) == 0
+
+
+def test_proposals_that_are_not_observed_leave_no_trace() -> None:
+    sequence = TableTarget(4).sequence([0, 1, 2])
+    drafter = DraftModel(other(4))
+    drafter.begin(sequence)
+    first = drafter.propose([sequence], [Budget(3)])[0]
+    again = drafter.propose([sequence], [Budget(3)])[0]
+    assert first.tokens == again.tokens
+    drafter.propose([sequence], [Budget(0)])
+    sequence.tokens.append(3)
+    drafter.observe([sequence], [], [])
+    assert drafter._twins[sequence].sequence.kv == []
+    assert len(drafter.propose([sequence], [Budget(3)])[0]) == 3
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    target, draft = TableTarget(5), other(5)
+    drafter = DraftModel(draft)
+    one = target.sequence([i % 5 for i in range(CATCH_UP + 5)])
+    drafter.begin(one)
+    drafter.propose([one], [Budget(2)])
+    twin = target.sequence([*one.tokens])
+    drafter.fork(one, twin)
+    assert drafter._twins[twin].sequence.kv == one.tokens[:-1]
+    twin.tokens.append(4)
+    assert drafter._twins[one].sequence.tokens is one.tokens
+    trees = drafter.propose([one, twin], [Budget(2), Budget(2)])
+    fresh = DraftModel(draft)
+    fresh.begin(twin)
+    assert trees[1].tokens == fresh.propose([twin], [Budget(2)])[0].tokens
+    drafter.end(one)
+    drafter.end(twin)
+    assert not drafter._twins
+
+
+# ------------------------------------------------------------------------------------------------- as a method
+
+
+@pytest.mark.parametrize("name", ["draft-model", "leviathan", "sps"])
+def test_the_method_is_registered(name: str) -> None:
+    target = TableTarget(4)
+    chain = registry.build(name, Context(target, lambda: other(4)))
+    assert str(chain.drafter.proposal) == "chains of sampled draft tokens"
+    tree = registry.build(name, Context(target, lambda: other(4)), {"width": 3})
+    assert str(tree.drafter.proposal) == "trees of deterministic draft tokens"
+    with pytest.raises(BadInput, match="takes chains"):
+        registry.build(name, Context(target, lambda: other(4)), {"width": 3}, rule="rejection")
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with pytest.raises(BadInput, match="vocabulary"):
+        registry.build("draft-model", Context(TableTarget(4), lambda: other(5)))
+
+
+# ---------------------------------------------------------------------------------------------- on a real model
+
+
+@pytest.mark.parametrize("settings", [{}, {"confidence": 0.02}, {"width": 3, "length": 3}], ids=str)
+def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
+    """Draft and target are one float32 model, so a wrong row, position or K/V of the draft would be rejected."""
+    target = HFTarget(tiny_model("llama"))
+    method = registry.build("draft-model", Context(target, lambda: HFTarget(target.model)), settings)
+    plain = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
+    prompts = [(5, 9, 3), tuple(range(1, 40)), (7,)]
+    outputs = []
+    for one in (plain, method):
+        decoder = Decoder(target)
+        running = [decoder.submit(Request(prompt, one, max_new_tokens=12)) for prompt in prompts]
+        while decoder.step():
+            for generation in running:
+                if one is method and generation.finish_reason is None:
+                    assert isinstance(method.drafter, DraftModel)
+                    assert method.drafter._twins[generation.sequence].sequence.kv.length < len(
+                        generation.sequence.tokens
+                    )
+        outputs.append([generation.tokens for generation in running])
+    assert outputs[0] == outputs[1]
+    if not settings:
+        assert all(generation.metrics.accepted == generation.metrics.drafted for generation in running)
+    assert all(generation.metrics.accepted > 0 for generation in running)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_the_drafts_next_scores_equal_a_fresh_prefill(tree: bool) -> None:
+    """After rounds of partial acceptance the draft model proposes what one that starts afresh would."""
+    target, draft = HFTarget(tiny_model("llama", seed=1)), HFTarget(tiny_model("llama", seed=2))
+    drafter = DraftModel(draft, tree=tree)
+    method = Method("draft-model", drafter, RecursiveRejection(), Fixed(3, width=2, nodes=6))
+    decoder = Decoder(target)
+    for seed in range(2):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        decoder.submit(Request(tuple(range(1, 20 + seed)), method, params, max_new_tokens=10))
+    budget = Budget(3, 6, 2)
+    while decoder.step():
+        active = [one.sequence for one in decoder.active]
+        kept, fresh = drafter.propose(active, [budget] * len(active)), DraftModel(draft, tree=tree)
+        for sequence, tree_kept in zip(active, kept, strict=True):
+            fresh.begin(sequence)
+            found = fresh.propose([sequence], [budget])[0]
+            assert found.tokens == tree_kept.tokens
+            assert found.parents == tree_kept.parents
+            for one, other_row in zip(found.q_rows, tree_kept.q_rows, strict=True):
+                torch.testing.assert_close(one.probs, other_row.probs, atol=1e-5, rtol=0)
