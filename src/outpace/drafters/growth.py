@@ -31,7 +31,7 @@ class Growth(ABC):
         self.chance = chance
         self.run = TokenTree()
         self._drafted = TokenTree()
-        """The nodes of ``run`` after the catch-up: the paths that the sampler, which knows the committed tokens, lacks."""
+        """The nodes of ``run`` after the catch-up: what the sampler, which knows all committed tokens, lacks."""
         self._lag = 0
         self._depth = 0
 
