@@ -70,16 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         _abandon_stdout()
         return leaving.code if isinstance(leaving.code, int) and leaving.code != 1 else 0
     except Exception as error:
-        return _explain(error)
+        return _explain(error, sys.argv[1:] if argv is None else list(argv))
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, argv: list[str]) -> int:
     """What to say about an error, and the exit code; what is a defect of ours is raised again."""
     usage: Any = getattr(error, "format_message", None)  # typer's usage errors, whichever typer it is
     if isinstance(error, OutpaceError):
         return _complain(str(error))
     if usage is not None:
-        return _complain(usage())
+        message = usage()
+        if message.startswith("No such option") and "generate" in argv[:1]:
+            message += " (put -- before a prompt that begins with a dash)"
+        return _complain(message)
     if isinstance(error, BrokenPipeError):
         _abandon_stdout()
         return 0

@@ -25,7 +25,6 @@ _MEANING = {
     PLAIN: "the target's token in a round without a draft",
     REJECTED: "drafted in vain",
 }
-_JOIN = Text("│", style="dim")
 
 
 def kinds(turn: Round) -> list[str]:
@@ -49,7 +48,7 @@ class Explainer:
     def legend(self) -> None:
         """What the colours and signs mean."""
         for kind, meaning in _MEANING.items():
-            line = Text(f"{SIGN[kind]} {kind:<12}", style=STYLE[kind])
+            line = Text().append(f"{SIGN[kind]} {kind:<12}", style=STYLE[kind])
             self._console.print(line.append(meaning, style="dim"))
         self._console.print("\n[dim]round  accepted")
 
@@ -62,7 +61,7 @@ class Explainer:
     def _line(self, turn: Round) -> Text:
         accepted = min(len(turn.path), len(turn.committed))
         count = f"{accepted:>2} of {len(turn.tree):<2}" if len(turn.tree) else "   -   "
-        line = Text(f"{self._shown:>5}  {count}   ", style="dim")
+        line = Text().append(f"{self._shown:>5}  {count}   ", style="dim")
         spans: list[tuple[str, list[int]]] = [(ACCEPTED, [turn.tree.tokens[node] for node in turn.path[:accepted]])]
         for kind, token in zip(kinds(turn), turn.committed, strict=True):
             if kind != ACCEPTED:
@@ -72,8 +71,10 @@ class Explainer:
         for kind, tokens in spans:
             if tokens:
                 line.append(f"{SIGN[kind]} ", style="dim")
-                pieces = [Text(self._show(token), style=STYLE[kind]) for token in tokens]
-                line.append_text(_JOIN.join(pieces)).append("  ")
+                for number, token in enumerate(tokens):
+                    line.append("│" if number else "", style="dim")
+                    line.append(self._show(token), style=STYLE[kind])
+                line.append("  ")
         line.rstrip()
         return line
 
@@ -103,7 +104,8 @@ class Explainer:
         if not metrics.rounds:
             return
         own = Counter(kind for turn in generation.rounds for kind in kinds(turn) if kind != ACCEPTED)
-        text = Text(f"{metrics.committed} tokens in {metrics.rounds} rounds, ")
+        ending = " (the end included)" if metrics.committed > metrics.tokens else ""
+        text = Text(f"{metrics.committed} tokens{ending} in {metrics.rounds} rounds, ")
         text.append(f"{metrics.committed / metrics.rounds:.2f} a round", style="bold").append(". ")
         if metrics.drafted:
             share = metrics.accepted / metrics.drafted

@@ -118,7 +118,7 @@ class Machine:
             torch.set_num_threads(self.threads)
 
         def one(name: str) -> Model:
-            with self._waiting(f"loading {name}"):
+            with self._waiting(f"loading {name} (the first time takes longer)"):
                 return outpace.models.load(name, dtype=self.dtype, device=self.device)
 
         return one(self.model), one(self.draft_model) if self.draft_model else None

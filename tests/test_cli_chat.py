@@ -1,0 +1,82 @@
+"""outpace chat, on a toy model: turns, kept K/V, commands, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from cli_support import Run, refused
+from test_cli_generate import press
+
+
+def test_piped_lines_are_turns(cli: Run) -> None:
+    ran = cli("chat", "-n", "12", stdin="hello\n\nand again\n")
+    assert ran.code == 0
+    assert len(ran.err.splitlines()) == 2  # one status line a turn; the empty line is none
+    first = cli("generate", "hello", "-n", "12").out
+    assert ran.out.startswith(first)
+
+
+def test_later_turns_keep_the_kv_of_earlier_ones(cli: Run) -> None:
+    kept = re.findall(r"(\d+) of (\d+) prompt tokens kept", cli("chat", "-n", "12", stdin="one\ntwo\nthree\n").err)
+    assert len(kept) == 2
+    for reused, prompt in kept:
+        assert 0 < int(prompt) - int(reused) <= len("u three\na ") + 2
+
+
+def test_what_is_kept_does_not_change_the_answers(cli: Run) -> None:
+    """Turn by turn in one conversation, or all turns replayed afresh: the same words."""
+    said = cli("chat", "-n", "12", "--method", "sam", stdin="one\ntwo\n").out
+    assert cli("chat", "-n", "12", "--method", "none", stdin="one\ntwo\n").out == said
+
+
+def test_reset_and_exit(cli: Run) -> None:
+    again = cli("chat", "-n", "12", stdin="one\n/reset\none\n/exit\nnever\n")
+    assert again.code == 0
+    once = cli("chat", "-n", "12", stdin="one\n").out
+    assert again.out == once + once
+    assert "forgotten" in again.err
+    assert "kept" not in again.err
+
+
+def test_system_message_changes_the_prompt(cli: Run) -> None:
+    assert cli("chat", "--system", "be kind", "-n", "9", stdin="one\n").code == 0
+
+
+def test_a_turn_that_does_not_fit_ends_a_piped_chat(cli: Run) -> None:
+    ran = cli("chat", "-n", "5", stdin="one\n" + "abc " * 200 + "\n")
+    assert ran.code == 2
+    assert ran.err.splitlines()[-1].startswith("error: the prompt has")
+    refused(cli("chat", stdin=b"\xff\n"), "line 1 of standard input is not UTF-8 text")
+
+
+def test_ctrl_c_ends_a_piped_chat(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = cli("chat", "--method", "none", stdin="one\n").out
+    press(monkeypatch, at=4)
+    ran = cli("chat", "--method", "none", stdin="one\ntwo\n")
+    assert ran.code == 130
+    assert ran.out == whole[:4] + "\n"
+
+
+class Terminal(io.StringIO):
+    """Standard input that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_at_a_terminal(cli: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C stops an answer and the talk goes on; what does not fit is said; unknown commands are no questions."""
+    from outpace.cli import main
+
+    press(monkeypatch, at=4)
+    typed = "one\n/help\n" + "abc " * 200 + "\ntwo\n"
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert main(["chat", "--model", "toy", "--method", "none", "-n", "10"]) == 0
+    captured = capsys.readouterr()
+    assert "no such command" in captured.err
+    assert "error: the prompt has" in captured.err
+    assert captured.err.count("tokens a round") == 2  # the interrupted answer, and the one after it

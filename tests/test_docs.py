@@ -1,0 +1,116 @@
+"""What the documents say is so: code blocks run, every figure is defined, commands and links exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import outpace.method
+from cli_support import Run
+from outpace.metrics import RequestMetrics
+from outpace.models import Model
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def block(page: str, language: str = "python") -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.S | re.M)
+    assert len(found) == 1, f"{page} should have one block of {language}"
+    return str(found[0])
+
+
+@pytest.mark.model
+def test_the_readme_s_ten_lines_run(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = block("README.md")
+    assert len(code.strip().splitlines()) <= 10
+    monkeypatch.setattr(outpace, "load", lambda name: smollm2, raising=False)
+    exec(compile(code, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "tokens a round" in shown
+    assert len(shown) > 60
+
+
+def test_the_example_method_works(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole file of docs/add-a-method.md, as a module of somebody else's package."""
+    code = block("docs/add-a-method.md")
+    assert len(code.splitlines()) < 70
+    path = tmp_path / "my_bigrams.py"
+    path.write_text(code)
+    outpace.method.methods()  # discover first, so that what is restored afterwards is whole
+    monkeypatch.setattr(outpace.method, "_REGISTRY", dict(outpace.method._REGISTRY))
+    spec = importlib.util.spec_from_file_location("my_bigrams", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "my_bigrams", module)
+    spec.loader.exec_module(module)
+
+    said = {}
+    likely = ["--logit-bias", "3=6", "--logit-bias", "4=6"]  # few letters, so that bigrams come back
+    for method in ("none", "bigrams"):
+        for temperature in ("0", "1"):
+            ran = cli("generate", "ab", *likely, "--method", method, "-t", temperature, "-n", "80", "--json")
+            said[method, temperature] = json.loads(ran.out)
+    assert said["bigrams", "0"]["tokens"] == said["none", "0"]["tokens"]
+    assert said["bigrams", "0"]["metrics"]["mean_acceptance_length"] > 1
+    assert said["bigrams", "1"]["metrics"]["acceptance_rate"] > 0
+    shown = cli("methods", "bigrams").out
+    assert "draft tokens a round" in shown
+    assert cli("generate", "abc abc", "--method", "bigrams", "--param", "length=9", "-n", "9").code == 0
+    assert "Input should be" in cli("generate", "abc", "--method", "bigrams", "--param", "length=-1").err
+
+
+def test_every_figure_is_defined() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    from test_cli_bench import ROW
+
+    for name in {*RequestMetrics().figures(), *ROW}:
+        assert f"| `{name}` |" in text, f"docs/metrics.md does not define {name}"
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    return [line.strip() for line in lines if line.startswith("    outpace ")]
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_commands_in_the_documents_are_valid(
+    cli: Run, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command parses, and runs on a toy model (benches and the doctor are run elsewhere)."""
+    words = shlex.split(command, comments=True)[1:]
+    if words[0] in ("bench", "doctor") or "bigrams" in words:
+        words = [words[0], "--help"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("notes")
+    stdin = "what is this?"
+    if "<" in words:
+        words = words[: words.index("<")]
+    ran = cli(*words, stdin=stdin)
+    assert ran.code == 0, ran.err
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_rooms_in_the_architecture_are_the_files() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^  (\w+(?:\.py|/))  ", text, re.M))
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (ROOT / "src" / "outpace").iterdir()
+        if path.name not in ("__pycache__", "__main__.py", "py.typed")
+    }
+    assert named == there
