@@ -40,7 +40,7 @@ Row = npt.NDArray[np.float64]
 
 def reference_logits(logits: Tensor, params: SamplingParams, prompt: Seq[int], output: Seq[int]) -> Row:
     """Bias, repetition penalty, presence and frequency penalties, the user's processors; float64."""
-    values: list[float] = logits.tolist()
+    values = [float(value) for value in logits]
     row: Row = np.array(values, dtype=np.float64)
     for token, bias in params.logit_bias.items():
         row[token] += bias
@@ -62,7 +62,9 @@ def reference_probs(logits: Tensor, params: SamplingParams, prompt: Seq[int], ou
     """The distribution of the next token, from the definitions."""
     row = reference_logits(logits, params, prompt, output)
     if params.temperature == 0:
-        return np.eye(len(row))[int(row.argmax())]
+        best: Row = np.zeros_like(row)
+        best[row.argmax()] = 1.0
+        return best
     row = row / params.temperature
     if params.top_k:
         row[row < np.sort(row)[::-1][min(params.top_k, len(row)) - 1]] = -np.inf
@@ -313,6 +315,7 @@ def merged(*grows: Grow) -> Grow:
 
 CHAIN = Proposal(tree=False, sampled=True)
 TREE = Proposal(tree=True, sampled=True)
+SINGLE = Proposal(tree=True, sampled=True, single=True)
 CERTAIN_TREE = Proposal(tree=True)
 
 
@@ -340,11 +343,11 @@ def toy_growers(vocab: int, seed: int = 100) -> dict[str, tuple[Grow, Proposal]]
         "chain": (sampled_chain(q), CHAIN),
         "chain, bf16 rows": (sampled_chain(Q(one, dtype=torch.bfloat16)), CHAIN),
         "chain, reduced vocabulary": (sampled_chain(reduced), CHAIN),
-        "siblings with replacement": (sampled_tree(q, (3,)), TREE),
+        "siblings with replacement": (sampled_tree(q, (2,)), TREE),
         "tree with replacement": (sampled_tree(q, (2, 1)), TREE),
         "certain tree": (certain_tree(seed, vocab), CERTAIN_TREE),
-        "certain siblings after a sampled chain": (both(sampled_chain(q), certain_tree(seed, vocab)), TREE),
-        "sampled chain after certain siblings": (both(certain_tree(seed, vocab, 3), sampled_chain(q)), TREE),
+        "certain siblings after a sampled chain": (both(sampled_chain(q), certain_tree(seed, vocab)), SINGLE),
+        "sampled chain after certain siblings": (both(certain_tree(seed, vocab, 3), sampled_chain(q)), SINGLE),
         "two drafters": (both(sampled_chain(q), sampled_chain(other)), TREE),
         "merged trees": (merged(sampled_chain(q), certain_tree(seed, vocab, 3), sampled_tree(reduced, (1,))), TREE),
     }
