@@ -307,7 +307,7 @@ def merged(*grows: Grow) -> Grow:
             parts.append(TokenTree())
             one(parts[-1], tokens, depth, chance)
         whole = TokenTree.merge(parts)
-        for name in ("tokens", "parents", "depths", "draws", "q_rows", "_children"):
+        for name in ("tokens", "parents", "depths", "draws", "q_rows", "replacement", "_children"):
             setattr(tree, name, getattr(whole, name))
 
     return grow

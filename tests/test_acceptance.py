@@ -44,6 +44,7 @@ from support import (
     certain_tree,
     distance,
     draw,
+    merged,
     method,
     plain_law,
     round_error,
@@ -220,6 +221,31 @@ def test_draws_without_replacement_with_conditional_rows_are_exact() -> None:
     assert error < EXACT
 
 
+def without_replacement(q: Q, draws: int) -> Grow:
+    """Distinct siblings of one row, drawn one after the other."""
+
+    def grow(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
+        tree.replacement = False
+        row = q.row(tokens)
+        probs = row.probs.clone()
+        for index in range(draws):
+            token = chance.categorical(probs)
+            tree.add(ROOT, token, 0 if index else row)
+            probs[token] = 0.0
+
+    return grow
+
+
+@pytest.mark.parametrize("rule", ["recursive-rejection", "traversal"])
+def test_merging_trees_drawn_with_and_without_replacement_is_exact(rule: str) -> None:
+    one, two = Q(random_table(4, 81)), Q(random_table(4, 82))
+    parts = (sampled_tree(one, (2,)), without_replacement(two, 2))
+    for grow in (merged(*parts), merged(*reversed(parts)), parts[1]):
+        for seed in (83, 84):
+            one_round = method(grow, rule=LOSSLESS[rule]())
+            assert round_error(one_round, PLAIN, table=random_table(4, seed), vocab=4, horizon=2) < EXACT
+
+
 # -------------------------------------------------------------------------------------------------- planted bugs
 
 DRAFT = random_table(3, 61, sharpness=1.0)
@@ -370,6 +396,12 @@ def pruning(keep: Callable[[int, QRow], bool]) -> Grow:
     return grow
 
 
+def said_replaced(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
+    """Distinct siblings that are said to be independent."""
+    without_replacement(Q(DRAFT), 2)(tree, tokens, depth, chance)
+    tree.replacement = True
+
+
 def deduplicated(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
     """Three draws with replacement, of which only the distinct ones are kept."""
     row = Q(DRAFT).row(tokens)
@@ -418,6 +450,7 @@ BUGS: dict[str, tuple[Grow, RecursiveRejection, SamplingParams]] = {
     "grammar blind to the path": (sampled_chain(Q(DRAFT)), BlindToPath(), PARAMS["never twice"]),
     "draw pruned by its token": (pruning(lambda token, row: token != 1), RecursiveRejection(), PLAIN),
     "draw pruned by its q": (pruning(lambda token, row: row.prob(token) > 0.35), RecursiveRejection(), PLAIN),
+    "draws without replacement said to be with": (said_replaced, RecursiveRejection(), PLAIN),
     "draws deduplicated": (deduplicated, RecursiveRejection(), PLAIN),
 }
 

@@ -92,8 +92,9 @@ class TokenTree:
     q_rows: list[QRow] = field(default_factory=list)
     side: list[SideNode] = field(default_factory=list)
     replacement: bool = True
-    """Whether sibling draws that share a q row were drawn with replacement. Draws without replacement
-    carry, each, the conditional row they were drawn from (renormalised after the earlier siblings)."""
+    """Whether sibling draws that share a q row were drawn with replacement. Without, the row is that of the first,
+    and the law of each later one is the row without the earlier siblings' tokens, renormalised; a sibling with a row
+    of its own was drawn from that very row."""
     _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -215,15 +216,20 @@ class TokenTree:
 
         Side nodes are not merged (they name nodes of their own tree); such trees are refused.
         """
-        merged = TokenTree()
+        trees = list(trees)
+        merged = TokenTree(replacement=all(tree.replacement for tree in trees))
         for tree in trees:
             if tree.side:
                 raise BadInput("trees with side nodes cannot be merged")
-            merged.replacement = merged.replacement and tree.replacement
             offset = len(merged.q_rows)
-            merged.q_rows.extend(tree.q_rows)
+            # Siblings that share a row's index would read as drawn without replacement: each gets its own.
+            apart = tree.replacement and not merged.replacement
+            if not apart:
+                merged.q_rows.extend(tree.q_rows)
             where = {ROOT: ROOT}
             for draw in tree.draws:
-                row = None if draw.q_row == DETERMINISTIC else draw.q_row + offset
+                row: QRow | int | None = None
+                if draw.q_row != DETERMINISTIC:
+                    row = tree.q_rows[draw.q_row] if apart else draw.q_row + offset
                 where[draw.node] = merged.add(where[draw.parent], draw.token, row)
         return merged
