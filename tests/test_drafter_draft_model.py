@@ -14,7 +14,7 @@ from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.draft_model import CATCH_UP, DraftModel
+from outpace.drafters.draft_model import CATCH_UP, DraftModel, top_k_tree
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.suffix_automaton import SuffixLookup
@@ -76,7 +76,7 @@ class StrictTable(TableTarget):
 
 def draft_method(draft: TableTarget, *, tree: bool = False, **budget: Any) -> Method:
     rule = RecursiveRejection() if tree else Rejection()
-    return Method("draft-model", DraftModel(draft, tree=tree), rule, Fixed(**budget))
+    return Method("draft-model", (top_k_tree(draft) if tree else DraftModel(draft)), rule, Fixed(**budget))
 
 
 def law_error(
@@ -270,7 +270,7 @@ def test_a_tree_holds_the_most_probable_paths(temperature: float, depth: int, wi
     draft, params = other(4), SamplingParams(temperature=temperature)
     prompt = (3, 1)
     sequence = TableTarget(4).sequence(prompt, params)
-    drafter = DraftModel(draft, tree=True)
+    drafter = top_k_tree(draft)
     drafter.begin(sequence)
     tree = drafter.propose([sequence], [Budget(depth, nodes, width)])[0]
     assert tree.is_deterministic
@@ -294,7 +294,7 @@ def test_a_tree_holds_the_most_probable_paths(temperature: float, depth: int, wi
 def test_confidence_stops_before_the_next_draw(tree: bool, temperature: float) -> None:
     draft = TableTarget(4, lambda path: torch.tensor([5.0, 0, 0, 0]) if len(path) < 4 else torch.zeros(4))
     sequence = TableTarget(4).sequence([1, 2], SamplingParams(temperature=temperature))
-    drafter = DraftModel(draft, tree=tree)
+    drafter = top_k_tree(draft) if tree else DraftModel(draft)
     drafter.begin(sequence)
     sure = drafter.propose([sequence], [Budget(9, 30, 1, 0.9)])[0]
     assert max(sure.depths) == 2  # the third token would be a guess among four
@@ -386,7 +386,7 @@ def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
 def test_the_drafts_next_scores_equal_a_fresh_prefill(tree: bool) -> None:
     """After rounds of partial acceptance the draft model proposes what one that starts afresh would."""
     target, draft = HFTarget(tiny_model("llama", seed=1)), HFTarget(tiny_model("llama", seed=2))
-    drafter = DraftModel(draft, tree=tree)
+    drafter = top_k_tree(draft) if tree else DraftModel(draft)
     method = Method("draft-model", drafter, RecursiveRejection(), Fixed(3, width=2, nodes=6))
     decoder = Decoder(target)
     for seed in range(2):
@@ -395,7 +395,10 @@ def test_the_drafts_next_scores_equal_a_fresh_prefill(tree: bool) -> None:
     budget = Budget(3, 6, 2)
     while decoder.step():
         active = [one.sequence for one in decoder.active]
-        kept, fresh = drafter.propose(active, [budget] * len(active)), DraftModel(draft, tree=tree)
+        kept, fresh = (
+            drafter.propose(active, [budget] * len(active)),
+            (top_k_tree(draft) if tree else DraftModel(draft)),
+        )
         for sequence, tree_kept in zip(active, kept, strict=True):
             fresh.begin(sequence)
             found = fresh.propose([sequence], [budget])[0]

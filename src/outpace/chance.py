@@ -35,6 +35,10 @@ class Chance(Protocol):
         """An index with probability proportional to ``weights``, shape (n,), non-negative, not all zero."""
         ...
 
+    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+        """Up to ``k`` indices drawn one after the other without replacement, proportional to ``weights`` (n,)."""
+        ...
+
     def uniform(self) -> float:
         """A number in [0, 1)."""
         ...
@@ -73,6 +77,14 @@ class _Stream:
         if index >= len(weights):  # the product rounded up to the total
             index = int(weights.nonzero()[-1])
         return index
+
+    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+        # Gumbel-top-k: the order of perturbed log-weights is that of sequential draws (Vieira 2014).
+        perturbed = weights.double().log() + self.gumbel(len(weights)).to(weights.device)
+        best = perturbed.topk(min(k, len(weights)))
+        return [
+            index for index, value in zip(best.indices.tolist(), best.values.tolist(), strict=True) if value > -np.inf
+        ]
 
     def uniform(self) -> float:
         return float(self._generator.random())
@@ -154,6 +166,14 @@ class _PathStream:
 
     def categorical(self, weights: Tensor) -> int:
         return self._choose((weights.double() / _checked_cumsum(weights)[-1]).tolist())
+
+    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+        left = weights.clone()
+        taken: list[int] = []
+        while len(taken) < k and float(left.sum()) > 0.0:
+            taken.append(self.categorical(left))
+            left[taken[-1]] = 0.0
+        return taken
 
     def uniform(self) -> float:
         raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")

@@ -78,6 +78,8 @@ class MethodInfo:
     trained: bool = False
     lossless: bool = True
     aliases: tuple[str, ...] = ()
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that make a method small enough for exact certification on a toy target."""
 
     def public(self) -> dict[str, Any]:
         """The entry of ``outpace methods --json``."""
@@ -127,12 +129,16 @@ def register(
     trained: bool = False,
     lossless: bool = True,
     aliases: tuple[str, ...] = (),
+    tiny: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
-    """Declare a method; the decorated function builds it from a Context and its settings model."""
+    """Declare a method; the decorated function builds it from a Context and its settings model.
+
+    ``tiny``: settings under which ``outpace certify`` can enumerate the method on a toy target.
+    """
 
     def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
         settings = typing.get_type_hints(build).get("settings", NoSettings)
-        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, aliases)
+        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, aliases, tiny or {})
         for key in (name, *aliases):
             if key in _REGISTRY and _REGISTRY[key].build.__module__ != build.__module__:
                 raise BadInput(f"two packages register the method '{key}'")

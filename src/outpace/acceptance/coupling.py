@@ -3,8 +3,8 @@
 Given x ~ q, :func:`maximal_redraw` returns y ~ p with P(y = x) = sum_x min(p, q), the largest possible;
 :func:`gumbel_redraw` returns y ~ p by the Gumbel-max trick with the noise that x came from (Daliri et al. 2024, arXiv
 2408.07978), which needs no look at q's residual and keeps P(y = x) >= (1 - TV) / (1 + TV). Speculative Jacobi decoding
-with coupled redraws (``mcsjd``) rests on them. :class:`GumbelCoupling` is the acceptance rule that follows: the target's
-own token under the noise of the draft token; accept while they agree.
+with coupled redraws (``mcsjd``) rests on them. :class:`GumbelCoupling` is the acceptance rule that follows: the
+target's own token under the noise of the draft token; accept while they agree.
 """
 
 from __future__ import annotations
@@ -93,4 +93,3 @@ class GumbelCoupling(AcceptanceRule):
                 return Verdict(tuple(path), token)
             path.append(draws[0].node)
             node = draws[0].node
-

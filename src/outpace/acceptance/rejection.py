@@ -28,7 +28,7 @@ class RecursiveRejection(AcceptanceRule):
     """
 
     name = "recursive-rejection"
-    aliases = ("specinfer", "rsd", "multi-candidate")
+    aliases: tuple[str, ...] = ("specinfer", "rsd", "multi-candidate")
     paper = "Miao et al. 2024, arXiv 2305.09781; Jeon et al. 2024, arXiv 2402.14160"
     lossless = True
     takes_without_replacement = True
@@ -62,6 +62,6 @@ class Rejection(RecursiveRejection):
     """Speculative sampling of a chain with its true q (Leviathan et al. 2023; Chen et al. 2023). Lossless."""
 
     name = "rejection"
-    aliases = ("leviathan", "sps")
+    aliases: tuple[str, ...] = ("leviathan", "sps")
     paper = "Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318"
     takes_trees = False

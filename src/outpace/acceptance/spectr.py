@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,21 +31,19 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     if k == 1:
         return 1.0
     support = q > 0.0
-    p, q = p[support].double(), q[support].double()
+    drafted, wanted = q[support].double().cpu().numpy(), p[support].double().cpu().numpy()
 
     def excess(rho: float) -> float:
-        beta = float(torch.minimum(q, p / rho).sum())
+        beta = float(np.minimum(drafted, wanted / rho).sum())
         return 1.0 - (1.0 - beta) ** k - rho * beta
 
     low, high = 1.0, float(k)  # the excess falls in rho: >= 0 at 1, <= 0 at k
-    for _ in range(60):
+    while high - low > 1e-12:
         middle = 0.5 * (low + high)
         if excess(middle) > 0.0:
             low = middle
         else:
             high = middle
-        if high - low < 1e-12:
-            break
     return high  # at or above the root the selection is exact; below it the residual would be negative
 
 

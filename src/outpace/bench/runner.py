@@ -81,7 +81,7 @@ class _Bench:
             self._check_room(prompt)
         self.batches = batches(self.prompts, settings.batch_size)
         self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)
-        self.tolerance = near_tie_gap(model.info.get("dtype"))
+        self.tolerance = near_tie_gap(model.target.dtype)
         self.done, self.total = 0, len(self.lanes) * sum(max(len(one.turns) for one in each) for each in self.batches)
         self.skipped_turns = 0
         self.samples: dict[str, dict[str, Any]] = {}

@@ -12,13 +12,14 @@ probability, so every draft token of it is deterministic, at any temperature.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from outpace.acceptance.base import Verdict
-from outpace.acceptance.rejection import Rejection
+from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter, Proposal
@@ -42,13 +43,22 @@ class _Twin:
     index: int = 0
 
 
-class DraftModel(Drafter):
-    """Drafts with another target. ``tree``: deterministic top-k trees instead of sampled chains."""
+Grow = Callable[[Sequence, Budget, Chance], Growth]
+"""Starts one draft: what shape it takes and how it is drawn."""
 
-    def __init__(self, draft: Target, *, tree: bool = False) -> None:
+
+class DraftModel(Drafter):
+    """Drafts with another target; ``growth`` makes the trees that ``proposal`` describes: sampled chains by default."""
+
+    def __init__(
+        self,
+        draft: Target,
+        growth: Grow = ChainGrowth,
+        proposal: Proposal = Proposal(sampled=True),  # noqa: B008
+    ) -> None:
         self.draft = draft
-        self.proposal = Proposal(tree=tree, sampled=not tree)
-        self._growth: type[Growth] = TreeGrowth if tree else ChainGrowth
+        self.proposal = proposal
+        self._growth = growth
         self._twins: dict[Sequence, _Twin] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -135,6 +145,22 @@ class DraftModel(Drafter):
             self.draft.close(twin.sequence.kv)
 
 
+def top_k_tree(draft: Target) -> DraftModel:
+    """A drafter of deterministic trees: the draft model's likeliest paths."""
+    return DraftModel(draft, TreeGrowth, Proposal(tree=True))
+
+
+def draft_of(context: Context) -> Target:
+    """The draft model that the caller named. Raises BadInput for another vocabulary."""
+    draft = context.draft()
+    if draft.vocab_size != context.target.vocab_size:
+        raise BadInput(
+            f"the draft model has {draft.vocab_size} tokens and the target {context.target.vocab_size}; "
+            "choose a draft model with the target's vocabulary"
+        )
+    return draft
+
+
 class DraftModelSettings(BaseModel):
     """Settings of ``draft-model``."""
 
@@ -154,15 +180,11 @@ class DraftModelSettings(BaseModel):
     paper="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
     summary="A smaller model with the same vocabulary drafts a chain (true q) or a top-k tree.",
     aliases=("leviathan", "sps"),
+    tiny={"length": 2},
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:
     """A draft model, as the caller named it."""
-    draft = context.draft()
-    if draft.vocab_size != context.target.vocab_size:
-        raise BadInput(
-            f"the draft model has {draft.vocab_size} tokens and the target {context.target.vocab_size}; "
-            "choose a draft model with the target's vocabulary"
-        )
+    draft = draft_of(context)
     tree = settings.width > 1
     controller = Fixed(settings.length, settings.width, settings.nodes, settings.confidence)
-    return Parts(DraftModel(draft, tree=tree), controller, None if tree else Rejection())
+    return Parts(top_k_tree(draft) if tree else DraftModel(draft), controller)

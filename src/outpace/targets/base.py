@@ -128,6 +128,8 @@ class Target(ABC):
     vocab_size: int
     num_layers: int
     hidden_size: int
+    dtype: str
+    """Name of the precision that scores are computed in, as torch has it ("float32", "bfloat16", ...)."""
     context_length: int
     context_note: str = ""
     """Why the context ends where it does, when that is not the model's own limit."""
@@ -195,7 +197,8 @@ class Target(ABC):
         if len(prompt) >= self.context_length:  # the answer needs room for a token at least
             note = f" ({self.context_note})" if self.context_note else ""
             raise BadInput(
-                f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}{note}; shorten it"
+                f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}{note}; "
+                "shorten it"
             )
         outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if outside is not None:

@@ -52,6 +52,7 @@ class HFTarget(Target):
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.context_length, self.context_note = context_limit(config)
         self.device = model.get_input_embeddings().weight.device
         self.prefill_chunk = prefill_chunk

@@ -46,6 +46,7 @@ class TableTarget(Target):
         self.vocab_size = vocab_size
         self.num_layers = 1
         self.hidden_size = vocab_size
+        self.dtype = "float32"
         self.context_length = context_length
         self.table = table or random_table(vocab_size, seed)
 

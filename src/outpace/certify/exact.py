@@ -1,0 +1,206 @@
+"""The exact level: every outcome of the real round, weighed, on targets of three to five tokens.
+
+A method is built from its tiny settings on table targets; whole outputs of three or four tokens are enumerated
+through the decoder, several rounds of drafting, acceptance and commit each, and their law is compared with plain
+decoding's. Rules with continuous noise cannot be enumerated: their outputs are sampled and tested against the exact
+law instead, and the smallest bias that this would have shown is stated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from outpace.certify.certificate import Certificate, Check
+from outpace.certify.fit import detectable_bias, g_test, holm
+from outpace.certify.laws import Law, Output, distance, enumerated_law, output_of, plain_law, run_once
+from outpace.chance import SeededChance
+from outpace.decoding import Request
+from outpace.method import Context, Method, build
+from outpace.metrics import RequestMetrics
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target
+from outpace.targets.table import TableTarget, random_table
+
+TOLERANCE = 1e-6
+Make = Callable[[Context], Method]
+"""Builds the method under test, afresh, for a tiny target."""
+
+
+class NeverTwice:
+    """The user's processor of the matrix: an output token does not come twice in a row of three (then all may)."""
+
+    def begin(self, prompt: Seq[int]) -> frozenset[int]:
+        return frozenset()
+
+    def advance(self, state: frozenset[int], token: int) -> frozenset[int]:
+        return state | {token}
+
+    def process(self, state: frozenset[int], logits: Tensor) -> Tensor:
+        if len(state) >= len(logits):
+            return logits
+        out = logits.clone()
+        out[list(state)] = -torch.inf
+        return out
+
+
+SAMPLING: dict[str, SamplingParams] = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "temperature 0.6": SamplingParams(temperature=0.6),
+    "top-k 2": SamplingParams(temperature=1.1, top_k=2),
+    "top-p 0.8": SamplingParams(temperature=1.2, top_p=0.8),
+    "min-p 0.2": SamplingParams(temperature=1.0, min_p=0.2),
+    "penalties": SamplingParams(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.4),
+    "logit bias": SamplingParams(temperature=1.0, logit_bias={1: 1.5, 2: -0.5}),
+    "user's processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+    "greedy, penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
+}
+PROMPTS: tuple[Output, ...] = ((0, 1, 2, 0, 1), (1, 1, 0))
+NEIGHBOURS = ("alone", "beside plain decoding")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One cell of the matrix."""
+
+    sampling: str
+    vocab_size: int
+    length: int
+    prompt: Output
+    neighbour: str
+    seed: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sampling}, vocabulary {self.vocab_size}, {self.length} tokens after {list(self.prompt)}, "
+            f"{self.neighbour}, table {self.seed}"
+        )
+
+
+def matrix(seed: int = 0) -> list[Setting]:
+    """Every setting of the full certification; vocabularies, prompts and tables turn with the cells."""
+    cells = []
+    for number, (sampling, neighbour, prompt) in enumerate(product(SAMPLING, NEIGHBOURS, PROMPTS)):
+        vocab_size, length = ((3, 3), (3, 4), (4, 3), (5, 2))[number % 4]
+        cells.append(Setting(sampling, vocab_size, length, prompt, neighbour, seed * 1000 + number))
+    return cells
+
+
+def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
+    """``count`` settings picked by ``seed``: what a quick run looks at, another slice every time."""
+    return random.Random(seed).sample(list(cells), min(count, len(cells)))
+
+
+def tiny_context(vocab_size: int, seed: int) -> Context:
+    """A table target and, under another seed, the toy draft model."""
+    draft = TableTarget(vocab_size, random_table(vocab_size, seed + 500, order=1, sharpness=1.2))
+    return Context(TableTarget(vocab_size, seed=seed), lambda: draft)
+
+
+def requests(make: Make, setting: Setting, params: SamplingParams) -> tuple[Target, list[Request]]:
+    """The batch of one cell: the method's request, and the neighbour's (another length, its own method)."""
+    context = tiny_context(setting.vocab_size, setting.seed)
+    out = [Request(setting.prompt, make(context), params, max_new_tokens=setting.length)]
+    if setting.neighbour != NEIGHBOURS[0]:
+        other = build("none", context)
+        # One sampled token, then gone: it leaves the batch while the watched request runs on.
+        out.insert(0, Request((2, 0), other, SamplingParams(temperature=1.0), max_new_tokens=1))
+    return context.target, out
+
+
+def certify_exact(
+    name: str,
+    make: Make,
+    settings: Seq[Setting] | None = None,
+    *,
+    samples: int = 20_000,
+    alpha: float = 0.01,
+    seed: int = 0,
+    on_progress: Callable[[Setting], None] | None = None,
+) -> Certificate:
+    """Compare the law of whole outputs with plain decoding's in every setting.
+
+    ``samples`` and ``alpha`` matter for methods with continuous noise alone.
+    """
+    checks: list[Check] = []
+    freedoms: list[int] = []
+    drafted = 0
+    for setting in matrix(seed) if settings is None else settings:
+        if on_progress is not None:
+            on_progress(setting)
+        params = SAMPLING[setting.sampling]
+        table = random_table(setting.vocab_size, setting.seed)
+        plain = plain_law(table, setting.vocab_size, params, setting.prompt, setting.length)
+        watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1
+
+        def batch(setting: Setting = setting, params: SamplingParams = params) -> tuple[Target, list[Request]]:
+            return requests(make, setting, params)
+
+        try:
+            law, count = enumerated_law(batch, watched)
+            error = distance(law, plain)
+            checks.append(Check(str(setting), error <= TOLERANCE, max_abs_error=error))
+        except (NotImplementedError, RuntimeError) as reason:
+            p_value, freedom, count = _sampled(batch, watched, plain, samples, seed)
+            checks.append(Check(str(setting), None, p_value=p_value, note=f"sampled: {reason}"))
+            freedoms.append(freedom)
+        drafted += count
+    certificate = _conclude(name, checks, freedoms, samples, alpha)
+    if certificate.lossless and not drafted and _may_draft(make):
+        return replace(certificate, lossless=None, verdict="inconclusive: it drafted nothing in any setting")
+    return certificate
+
+
+def _may_draft(make: Make) -> bool:
+    """Whether the method's controller ever asks for a draft (plain decoding's does not)."""
+    return make(tiny_context(3, 0)).controller.budget(RequestMetrics(), 1).depth > 0
+
+
+def _sampled(
+    batch: Callable[[], tuple[Target, list[Request]]], watched: int, plain: Law, samples: int, seed: int
+) -> tuple[float, int, int]:
+    counts: Counter[Output] = Counter()
+    drafted = 0
+    for number in range(samples):
+        generation = run_once(batch, _seeds(seed * samples + number))[watched]
+        counts[output_of(generation)] += 1
+        drafted += generation.metrics.drafted
+    outcomes = list({*plain, *counts})
+    return *g_test([counts[o] for o in outcomes], [samples * plain.get(o, 0.0) for o in outcomes]), drafted
+
+
+def _seeds(number: int) -> Callable[[int], SeededChance]:
+    return lambda index: SeededChance(1_000_003 * number + index)
+
+
+def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int, alpha: float) -> Certificate:
+    errors = [check.max_abs_error for check in checks if check.max_abs_error is not None]
+    p_values = [check.p_value for check in checks if check.p_value is not None]
+    worst = max(errors, default=None)
+    p_value = holm(p_values) if p_values else None
+    exact_fails = worst is not None and worst > TOLERANCE
+    sampled_fails = p_value is not None and p_value < alpha
+    power = [detectable_bias(samples, freedom, alpha / len(p_values)) for freedom in freedoms]
+    bias = max((one for one in power if one is not None), default=None)
+    if exact_fails:
+        first = next(check for check in checks if check.passed is False)
+        verdict = f"not lossless: output probabilities are off by {first.max_abs_error:.2g} with {first.name}"
+    elif sampled_fails:
+        verdict = f"not lossless: sampled outputs differ from plain decoding's law, p = {p_value:.2g}"
+    elif not checks:
+        verdict = "no setting was run"
+    elif p_values:
+        verdict = f"no bias above {bias:.3g} (total variation) in {len(p_values)} sampled settings"
+        if errors:
+            verdict += f"; {len(errors)} settings exact to {worst:.1g}"
+    else:
+        verdict = f"exact: output probabilities equal plain decoding's to {worst:.1g} in {len(errors)} settings"
+    lossless = None if not checks else not (exact_fails or sampled_fails)
+    return Certificate(name, "exact", lossless, verdict, worst, p_value, bias, checks=tuple(checks))

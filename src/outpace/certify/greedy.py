@@ -1,0 +1,73 @@
+"""The greedy level: token for token what plain decoding says; a first difference is told apart, tie or bug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from outpace.certify.certificate import Certificate, Check
+from outpace.decoding import Decoder, Request
+from outpace.identity import gap, near_tie_gap, parting
+from outpace.method import Context, Method, build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target
+
+
+def certify_greedy(
+    method: Method,
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    length: int = 48,
+    stop_ids: frozenset[int] = frozenset(),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Certificate:
+    """Decode every prompt plainly and with the method. One difference that is no near-tie: not lossless."""
+    plain = build("none", Context(target, lambda: target))
+    first: dict[str, Any] | None = None
+    checks, ties, drafted = [], 0, 0
+    for number, prompt in enumerate(prompts):
+        want = _tokens(plain, target, prompt, length, stop_ids)[0]
+        got, count = _tokens(method, target, prompt, length, stop_ids)
+        drafted += count
+        difference = _difference(target, prompt, want, got, stop_ids)
+        near = difference is not None and difference["near_tie"]
+        ties += near
+        note = "" if difference is None else f"differs at token {difference['position']}"
+        checks.append(Check(f"prompt {number}", difference is None or near, note=note))
+        if difference is not None and (first is None or (first["near_tie"] and not near)):
+            first = {"prompt": number, **difference}
+        if on_progress is not None:
+            on_progress(number + 1, len(prompts))
+    wrong = sum(not check.passed for check in checks)
+    if wrong:
+        lossless, verdict = False, f"not lossless: {wrong} of {len(checks)} answers differ beyond a near-tie"
+    elif not drafted and method.name != "none":
+        lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
+    else:
+        lossless = True
+        verdict = f"{len(checks) - ties} of {len(checks)} answers identical" + (f", {ties} near-ties" if ties else "")
+    return Certificate(method.name, "greedy", lossless, verdict, first_difference=first, checks=tuple(checks))
+
+
+def _tokens(
+    method: Method, target: Target, prompt: Sequence[int], length: int, stop_ids: frozenset[int]
+) -> tuple[list[int], int]:
+    decoder = Decoder(target)
+    generation = decoder.submit(Request(tuple(prompt), method, max_new_tokens=length, stop_ids=stop_ids))
+    decoder.run()
+    return generation.sequence.tokens[len(prompt) :], generation.metrics.drafted
+
+
+def _difference(
+    target: Target, prompt: Sequence[int], want: Sequence[int], got: Sequence[int], stop_ids: frozenset[int]
+) -> dict[str, Any] | None:
+    """Where two outputs part, and how far the less likely of the two tokens lies below the best."""
+    parted = parting(got, want)
+    if parted is None:
+        return None
+    at, found, expected = parted
+    params = SamplingParams()
+    size = gap(target, prompt, want[:at], (found, expected), params, stop_ids)
+    tolerance = near_tie_gap(target.dtype)
+    return {"position": at, "expected": expected, "found": found, "gap": size, "near_tie": size <= tolerance}

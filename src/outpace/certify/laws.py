@@ -1,0 +1,90 @@
+"""Exact laws: of plain decoding, from the target's own distribution, and of a method, by walking every outcome."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from outpace.chance import Chance, ChanceSource, Enumeration
+from outpace.decoding import Decoder, Generation, Request
+from outpace.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.targets.base import Target
+from outpace.targets.table import Table
+from outpace.tree import ROOT, TokenTree
+
+Output = tuple[int, ...]
+Law = dict[Output, float]
+
+
+def plain_law(table: Table, vocab_size: int, params: SamplingParams, prompt: Output, length: int) -> Law:
+    """The law of ``length`` tokens of plain decoding. Uses no tree, no draft and no engine."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer: Law = defaultdict(float)
+        for output, weight in law.items():
+            sampler = Sampler(params, prompt, vocab_size)
+            sampler.extend(output)
+            p = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None]).p(ROOT).double()
+            p = p / p.sum()
+            for token in torch.nonzero(p).flatten().tolist():
+                longer[(*output, token)] += weight * float(p[token])
+        law = dict(longer)
+    return law
+
+
+class _Own:
+    """A request's own streams within one enumeration: requests of equal seed would share their numbers."""
+
+    def __init__(self, source: ChanceSource, name: int) -> None:
+        self._source, self._name = source, name
+
+    def at(self, position: int, purpose: str) -> Chance:
+        return self._source.at(position, f"{self._name}|{purpose}")
+
+
+def enumerated_law(
+    build: Callable[[], tuple[Target, Seq[Request]]], watched: int = 0, limit: int = 300_000
+) -> tuple[Law, int]:
+    """The exact law of the output of request ``watched`` when all requests decode in one batch, and the number of
+    tokens that it drafted over all branches (a method that never drafts proves nothing).
+
+    ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
+    Raises NotImplementedError for continuous noise and RuntimeError for more than ``limit`` branches.
+    """
+
+    def program(chance: ChanceSource) -> Generation:
+        return run_once(build, lambda index: _Own(chance, index))[watched]
+
+    law: Law = defaultdict(float)
+    drafted = 0
+    for generation, weight in Enumeration.outcomes(program, limit=limit):
+        law[output_of(generation)] += weight
+        drafted += generation.metrics.drafted
+    return dict(law), drafted
+
+
+def output_of(generation: Generation) -> Output:
+    """All new tokens of a finished generation, stop tokens included."""
+    return tuple(generation.sequence.tokens[len(generation.request.prompt) :])
+
+
+def run_once(
+    build: Callable[[], tuple[Target, Seq[Request]]], source: Callable[[int], ChanceSource]
+) -> list[Generation]:
+    """Decode the requests once with the given chance."""
+    target, requests = build()
+    decoder = Decoder(target)
+    running = [decoder.submit(request) for request in requests]
+    for index, generation in enumerate(running):
+        generation.sequence.chance = source(index)
+    decoder.run()
+    return running
+
+
+def distance(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
+    """Largest difference of probability of any outcome."""
+    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})

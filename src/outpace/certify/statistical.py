@@ -1,0 +1,174 @@
+"""The statistical level: a real model, its own prompts, and tests of what was put out against what p says.
+
+Every prompt is decoded many times to the same short length, so that no token is left out for how it came about. For
+each output token the round's own scores give p, in float32, for the prefix that led to it. Given its prefix the token
+is a draw from p, whatever the rounds were; so over many contexts the tokens' ranks under p follow the sums of p by
+rank. The first token of an answer has, besides, a draft that is a function of the prompt alone in deterministic
+drafters and a q row in sampling ones: its place by q / p, or whether it is a drafted token, is tested as well, which
+is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.certify.certificate import Certificate, Check
+from outpace.certify.fit import detectable_bias, g_test, holm
+from outpace.chance import Chance
+from outpace.decoding import Decoder, Request
+from outpace.method import Method
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target, TreeScores
+from outpace.tree import DETERMINISTIC, ROOT
+
+RANKS = (1, 2, 3, 4, 6, 10, 20, 50)
+"""Cells of the rank test: from each rank to before the next, the last open."""
+RATIOS = (-2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0)
+"""Cell limits of log(q / p) for the first token."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Observed and expected counts of one partition of the vocabulary, over many contexts."""
+
+    observed: np.ndarray
+    expected: np.ndarray
+    samples: int = 0
+
+    @classmethod
+    def cells(cls, count: int) -> _Tally:
+        return cls(np.zeros(count), np.zeros(count))
+
+    def add(self, cell_of: Tensor, p: Tensor, token: int) -> None:
+        """One draw ``token`` of ``p``, the vocabulary being split by ``cell_of`` (V,)."""
+        self.observed[int(cell_of[token])] += 1
+        self.expected += torch.bincount(cell_of, weights=p.double(), minlength=len(self.expected)).numpy()
+        self.samples += 1
+
+
+@dataclass(eq=False)
+class Recorder(AcceptanceRule):
+    """A rule that notes, beside the verdict of the rule under test, p at every node of the path.
+
+    It is the rule under test in every other respect.
+    """
+
+    rule: AcceptanceRule
+    rows: list[tuple[Tensor, int]] = field(default_factory=list)
+    first: list[tuple[Tensor, Tensor | None, tuple[int, ...], int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.paper, self.lossless = self.rule.name, self.rule.paper, self.rule.lossless
+        self.takes_trees, self.takes_sampled = self.rule.takes_trees, self.rule.takes_sampled
+        self.takes_without_replacement = self.rule.takes_without_replacement
+
+    def begin(self, sequence: Any) -> Any:
+        return self.rule.begin(sequence)
+
+    def accept(self, scores: Sequence[TreeScores], states: Sequence[Any], chances: Sequence[Chance]) -> list[Verdict]:
+        verdicts = self.rule.accept(scores, states, chances)
+        for one, verdict in zip(scores, verdicts, strict=True):
+            tokens = [*(one.tree.tokens[node] for node in verdict.path), verdict.token]
+            for node, token in zip((ROOT, *verdict.path), tokens, strict=True):
+                self.rows.append((one.p(node), token))
+            if len(one.sequence.tokens) == one.sequence.prompt_length:
+                draws = [draw for draw in one.tree.draws if draw.parent == ROOT]
+                sampled = [draw.q_row for draw in draws if draw.q_row != DETERMINISTIC]
+                q = one.tree.q_rows[sampled[0]].dense(len(one.p(ROOT))) if sampled else None
+                certain = tuple(draw.token for draw in draws if draw.q_row == DETERMINISTIC)
+                self.first.append((one.p(ROOT), q, certain, tokens[0]))
+        return verdicts
+
+
+def _rank_cells(p: Tensor) -> Tensor:
+    order = p.argsort(descending=True)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(1, len(p) + 1)
+    return torch.bucketize(ranks, torch.tensor(RANKS), right=True) - 1
+
+
+def certify_statistical(
+    method: Method,
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    samples: int = 2000,
+    length: int = 6,
+    alpha: float = 0.01,
+    seed: int = 0,
+    params: SamplingParams | None = None,
+    batch: int = 8,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Certificate:
+    """Decode about ``samples`` output tokens and test them against the target's own distribution.
+
+    ``params`` must sample (temperature > 0); the default is temperature 1.
+    """
+    params = params or SamplingParams(temperature=1.0)
+    tallies = {"rank": _Tally.cells(len(RANKS)), "rank, later tokens": _Tally.cells(len(RANKS))}
+    tallies["first token by q / p"] = _Tally.cells(len(RATIOS) + 1)
+    tallies["first token drafted"] = _Tally.cells(2)
+    rng = random.Random(seed)
+    done, drafted = 0, 0
+    while done < samples:
+        recorder = Recorder(method.rule_for(params))
+        recorded = replace(method, rule=recorder)
+        decoder = Decoder(target)
+        running = []
+        for prompt in rng.choices(list(prompts), k=batch):
+            drawn = replace(params, seed=rng.getrandbits(48))
+            running.append(decoder.submit(Request(tuple(prompt), recorded, drawn, max_new_tokens=length)))
+            running[-1].rule = recorder  # whatever the parameters, this rule judges
+        while decoder.step():
+            pass
+        _count(recorder, tallies)
+        done += batch * length
+        drafted += sum(one.metrics.drafted for one in running)
+        if on_progress is not None:
+            on_progress(min(done, samples), samples)
+    return _conclude(method, tallies, drafted, alpha)
+
+
+def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
+    """Rank of every token; place by q / p, or drafted or not, of first tokens."""
+    for p, token in recorder.rows:
+        tallies["rank"].add(_rank_cells(p), p, token)
+    for p, q, certain, token in recorder.first:
+        if q is not None:
+            ratio = (q.clamp(min=1e-12) / p.clamp(min=1e-12)).log()
+            tallies["first token by q / p"].add(torch.bucketize(ratio, torch.tensor(RATIOS)), p, token)
+        if certain:
+            cells = torch.zeros(len(p), dtype=torch.long)
+            cells[list(certain)] = 1
+            tallies["first token drafted"].add(cells, p, token)
+
+
+def _conclude(method: Method, tallies: dict[str, _Tally], drafted: int, alpha: float) -> Certificate:
+    checks, sizes = [], []
+    for name, tally in tallies.items():
+        p_value, freedom = g_test(tally.observed, tally.expected)
+        if freedom:
+            checks.append(Check(name, None, p_value=p_value, note=f"{tally.samples} tokens"))
+            sizes.append((tally.samples, freedom))
+    if not checks:
+        return Certificate(method.name, "statistical", None, "inconclusive: too few samples for any test")
+    p_value = holm([check.p_value for check in checks if check.p_value is not None])
+    power = [detectable_bias(size, freedom, alpha / len(checks)) for size, freedom in sizes]
+    bias = max(one for one in power if one is not None)
+    if p_value < alpha:
+        worst = min(checks, key=lambda check: check.p_value or 0.0)
+        verdict = f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
+        return Certificate(method.name, "statistical", False, verdict, None, p_value, bias, checks=tuple(checks))
+    if not drafted and method.name != "none":
+        verdict = "inconclusive: it drafted nothing on these prompts"
+        return Certificate(method.name, "statistical", None, verdict, None, p_value, bias, checks=tuple(checks))
+    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
+    return Certificate(method.name, "statistical", True, verdict, None, p_value, bias, checks=tuple(checks))

@@ -1,0 +1,41 @@
+"""The optimal-transport bound: how much any lossless rule could accept of one node's draws, for small vocabularies.
+
+A rule that sees the set S of tokens drawn after a node and must put out y ~ p is a coupling of S and y; its acceptance
+is P(y in S). The best coupling is the solution of a linear program (Sun et al. 2023, arXiv 2310.15141, section 4).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import permutations, product
+
+import numpy as np
+from scipy.optimize import linprog
+
+
+def draw_sets(q: np.ndarray, draws: int, replacement: bool) -> dict[frozenset[int], float]:
+    """The law of the set of tokens drawn, ``draws`` of them from ``q`` (V,), with or without replacement."""
+    law: dict[frozenset[int], float] = defaultdict(float)
+    support = [token for token in range(len(q)) if q[token] > 0]
+    draws = draws if replacement else min(draws, len(support))
+    ordered = product(support, repeat=draws) if replacement else permutations(support, draws)
+    for sequence in ordered:
+        weight, left = 1.0, 1.0
+        for token in sequence:
+            weight *= q[token] / left
+            left -= 0.0 if replacement else q[token]
+        law[frozenset(sequence)] += weight
+    return dict(law)
+
+
+def optimal_acceptance(p: np.ndarray, law: dict[frozenset[int], float]) -> float:
+    """The largest P(y in S) of any coupling of y ~ ``p`` (V,) with S ~ ``law``: the bound for every lossless rule."""
+    sets = list(law)
+    flows = [(number, token) for number, drawn in enumerate(sets) for token in sorted(drawn)]
+    constraints = np.zeros((len(sets) + len(p), len(flows)))
+    for column, (number, token) in enumerate(flows):
+        constraints[number, column] = 1.0
+        constraints[len(sets) + token, column] = 1.0
+    limits = np.concatenate([[law[drawn] for drawn in sets], p])
+    solved = linprog(-np.ones(len(flows)), A_ub=constraints, b_ub=limits, bounds=(0, None), method="highs")
+    return float(-solved.fun)
