@@ -101,9 +101,11 @@ class Generation:
         return text
 
     def cancel(self) -> None:
-        """Leave at the next round."""
+        """Leave at the next round. Text that was held back is released."""
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
+            if self.stream is not None:
+                self._pieces.append(self.stream.finish())
 
 
 class Decoder:
@@ -121,11 +123,14 @@ class Decoder:
             raise BadInput(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if request.stop_strings and self.tokenizer is None:
             raise BadInput("stop strings need a tokenizer; load the model with one, or use stop_ids")
+        if "" in request.stop_strings:
+            raise BadInput("an empty stop string would stop everything; leave it out")
         rule = request.method.rule_for(request.params)
         sequence = self.target.sequence(
             request.prompt, request.params, references=request.references, namespace=request.namespace
         )
         if request.kept is not None:
+            self.target.close(sequence.kv)
             sequence.kv = self._continue(request.kept, request.prompt)
         generation = Generation(
             request=request,
@@ -145,11 +150,16 @@ class Decoder:
             pass
 
     def stream(self, generation: Generation) -> Iterator[str]:
-        """Run rounds until ``generation`` ends, yielding its text as it is released."""
-        while generation.finish_reason is None:
-            self.step()
+        """Run rounds until ``generation`` ends, yielding its text as it is released.
+
+        Rounds serve every request: several streams may be read in any order.
+        """
+        while True:
             if piece := generation.take_text():
                 yield piece
+            if generation.finish_reason is not None:
+                return
+            self.step()
 
     def step(self) -> bool:
         """Let requests leave and join, then run one round over all. False when there is nothing left to do."""
@@ -270,6 +280,9 @@ class Decoder:
 
     def _join(self) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
+        for one in self._joining:
+            if one.finish_reason is not None and not one.request.keep:
+                self.target.close(one.sequence.kv)
         self._joining.clear()
         if not joining:
             return
