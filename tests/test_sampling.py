@@ -191,6 +191,21 @@ def test_presence_and_frequency_penalties_count_the_output_alone(
     assert ours.processed([ROOT])[0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
+def test_penalties_count_the_output_and_the_path_together() -> None:
+    params = SamplingParams(1.0, presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=2.0)
+    sampler = Sampler(params, [0], 5)
+    sampler.extend([1, 1, 2])
+    tree = TokenTree.chain([1, 3, 3])
+    rows = TreeDistribution(sampler, tree, torch.full((4, 5), 8.0)).processed([ROOT, 0, 1, 2])
+    seen = 4.0 - 0.5
+    assert rows.tolist() == [
+        [4.0, seen - 0.5, seen - 0.25, 8.0, 8.0],
+        [4.0, seen - 0.75, seen - 0.25, 8.0, 8.0],
+        [4.0, seen - 0.75, seen - 0.25, seen - 0.25, 8.0],
+        [4.0, seen - 0.75, seen - 0.25, seen - 0.5, 8.0],
+    ]
+
+
 @given(st.data(), st.booleans())
 def test_a_node_sees_its_path(data: st.DataObject, greedy: bool) -> None:
     """The distribution at a node is that of a fresh sampler whose output was extended by the path."""

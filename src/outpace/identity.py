@@ -2,16 +2,21 @@
 
 Scoring several tokens at once rounds differently from scoring one at a time, so the two most likely tokens can swap
 places when their logits are nearly equal. At the first difference the target scores the common prefix again. The
-*gap* is how far the less likely of the two chosen tokens lies below the largest logit; a difference is a near tie where
-the gap is at most ``NEAR_TIE`` of the model's precision.
+*gap* is how far the less likely of the two chosen tokens lies below the largest logit. It is a near tie where the gap
+is within rounding: within ``NEAR_TIE`` of the model's precision, or within twice the *noise*, by how much the
+difference of the two logits changes when the last 2, 4 or 8 tokens are scored at once instead of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
+from torch import Tensor
+
 from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence as TargetSequence
 from outpace.targets.base import Target
 from outpace.tree import ROOT, TokenTree
 
@@ -30,6 +35,20 @@ def parting(ours: Sequence[int], plain: Sequence[int]) -> tuple[int, int | None,
     return next(((at, mine, theirs) for at, (mine, theirs) in pairs if mine != theirs), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far apart two choices were, and how far rounding alone moves them (both in logits)."""
+
+    size: float
+    noise: float
+    tolerance: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.size <= max(self.tolerance, 2.0 * self.noise)
+
+
 def gap(
     target: Target,
     prompt: Sequence[int],
@@ -37,19 +56,42 @@ def gap(
     chosen: Sequence[int | None],
     params: SamplingParams,
     ends: Iterable[int],
-) -> float:
-    """How far the less likely of the ``chosen`` tokens lies below the best after ``prompt`` and ``output``.
+) -> Gap:
+    """The gap between the two ``chosen`` tokens after ``prompt`` and ``output``.
 
     None among them stands for the end of the answer: the likeliest of ``ends``.
     """
     sequence = target.sequence(prompt, params)
+    stops = list(ends)
     try:
         sequence.tokens.extend(output)
         sequence.sampler.extend(output)
         target.prefill([sequence])
-        logits = target.score([(sequence, TokenTree())])[0].distribution.processed([ROOT])[0]
+        scores = target.score([(sequence, TokenTree())])[0]
+        logits = scores.distribution.processed([ROOT])[0]
+        picks = [
+            stops[int(logits[stops].argmax())] if token is None else token
+            for token in chosen
+            if token is not None or stops
+        ]
+        apart = [_difference(scores.logits[0], picks)]
+        again = [rows for rows in (2, 4, 8) if rows < len(sequence.tokens)]
+        apart += [_difference(_rescored(target, sequence, rows), picks) for rows in again]
     finally:
         target.close(sequence.kv)
-    stops = list(ends)
-    values = [logits[stops].max() if token is None else logits[token] for token in chosen if token is not None or stops]
-    return float(logits.max() - min(map(float, values)))
+    size = float(logits.max()) - min(float(logits[token]) for token in picks)
+    return Gap(size, max(abs(one - apart[0]) for one in apart), near_tie_gap(target.dtype))
+
+
+def _difference(logits: Tensor, picks: Sequence[int]) -> float:
+    return float(logits[picks[0]]) - float(logits[picks[-1]])
+
+
+def _rescored(target: Target, sequence: TargetSequence, rows: int) -> Tensor:
+    """Raw logits after the last token, the last ``rows`` tokens being scored at once."""
+    start = len(sequence.tokens) - rows
+    twin = target.sequence(sequence.tokens[: start + 1], kv=target.fork(sequence.kv, start))
+    try:
+        return target.score([(twin, TokenTree.chain(sequence.tokens[start + 1 :]))])[0].logits[-1]
+    finally:
+        target.close(twin.kv)

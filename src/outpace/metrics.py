@@ -60,8 +60,8 @@ class RequestMetrics:
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds after the first token."""
-        return self.seconds - self.first_token_seconds
+        """Seconds after the first token; 0 where there was none."""
+        return self.seconds - self.first_token_seconds if self.answered else 0.0
 
     def figures(self) -> dict[str, Any]:
         """The defined figures under their public names; undefined ones are None."""

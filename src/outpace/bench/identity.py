@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.bench.records import Record
-from outpace.identity import gap, near_tie_gap, parting
+from outpace.identity import gap, parting
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Target
-
-__all__ = ["Difference", "first_difference", "near_tie_gap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Difference:
 
 
 def first_difference(
-    target: Target, ours: Record, plain: Record, params: SamplingParams, eos_ids: Iterable[int], tolerance: float
+    target: Target, ours: Record, plain: Record, params: SamplingParams, eos_ids: Iterable[int]
 ) -> Difference | None:
     """Compare two records of one prompt; None where every turn's tokens are the same."""
     for turn, (mine, theirs) in enumerate(zip(ours.answers, plain.answers, strict=True)):
@@ -45,9 +43,8 @@ def first_difference(
         if parted is None:
             continue
         position, *chosen = parted
-        size = None
-        if mine.context == theirs.context:
-            size = gap(target, theirs.context, theirs.tokens[:position], chosen, params, eos_ids)
-        near = size is not None and size <= tolerance
-        return Difference(plain.prompt, plain.category, turn + 1, position, size, near)
+        if mine.context != theirs.context:  # an earlier turn parted at a tie that was counted there
+            return Difference(plain.prompt, plain.category, turn + 1, position, None, False)
+        apart = gap(target, theirs.context, theirs.tokens[:position], chosen, params, eos_ids)
+        return Difference(plain.prompt, plain.category, turn + 1, position, apart.size, apart.near_tie)
     return None

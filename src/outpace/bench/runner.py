@@ -22,13 +22,14 @@ from typing import Any
 
 import outpace
 from outpace import machine
-from outpace.bench.identity import first_difference, near_tie_gap
+from outpace.bench.identity import first_difference
 from outpace.bench.prompts import Prompt, batches, unique
 from outpace.bench.records import Answer, Record, answer_together
 from outpace.bench.rows import Lane, per_prompt, plain_figures
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.decoding import Request
 from outpace.errors import BadInput
+from outpace.identity import near_tie_gap
 from outpace.method import Method
 from outpace.metrics import ratio
 from outpace.models.base import Model
@@ -81,7 +82,6 @@ class _Bench:
             self._check_room(prompt)
         self.batches = batches(self.prompts, settings.batch_size)
         self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)
-        self.tolerance = near_tie_gap(model.target.dtype)
         self.done, self.total = 0, len(self.lanes) * sum(max(len(one.turns) for one in each) for each in self.batches)
         self.skipped_turns = 0
         self.samples: dict[str, dict[str, Any]] = {}
@@ -141,9 +141,7 @@ class _Bench:
         if not self.params.greedy or self.plain.error is not None:
             return {}
         compared = {
-            name: first_difference(
-                self.model.target, record, found[self.plain.label][name], self.params, self._ends, self.tolerance
-            )
+            name: first_difference(self.model.target, record, found[self.plain.label][name], self.params, self._ends)
             for name, record in found[lane.label].items()
         }
         return {name: difference for name, difference in compared.items() if difference is not None}
@@ -233,7 +231,7 @@ class _Bench:
             "prompts": len(self.prompts),
             "categories": list(dict.fromkeys(prompt.category for prompt in self.prompts)),
             "skipped_turns": self.skipped_turns,
-            "near_tie_gap": self.tolerance,
+            "near_tie_gap": near_tie_gap(self.model.target.dtype),
         }
         found = {
             "version": outpace.__version__,

@@ -1,1 +1,105 @@
-"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token."""
+"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token.
+
+certificate = certify("draft-model", level="exact", rule="block")
+print(certificate.verdict)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.certify.certificate import Certificate
+    from outpace.method import Method
+    from outpace.models import Model
+
+LEVELS = ("exact", "statistical", "greedy")
+MINIMUM_SAMPLES = 100
+
+__all__ = ["LEVELS", "certify"]
+
+
+def certify(
+    method: str,
+    model: Model | None = None,
+    *,
+    level: str = "exact",
+    samples: int = 5000,
+    alpha: float = 0.01,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    rule: str | None = None,
+    draft_model: Model | None = None,
+    prompts: Sequence[str] | None = None,
+    cells: int | None = None,
+    on_progress: Callable[[int, int, str], None] | None = None,
+) -> Certificate:
+    """Certify a registered method, of this package or another.
+
+    ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
+    cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
+    ``model`` at temperature 1; ``greedy`` compares answers. Raises BadInput for what cannot be run.
+    """
+    if level not in LEVELS:
+        raise BadInput(f"unknown level '{level}'; choose {', '.join(LEVELS)}")
+    if samples < MINIMUM_SAMPLES:
+        raise BadInput(f"samples must be at least {MINIMUM_SAMPLES}, not {samples}: fewer show nothing")
+    if not 0.0 < alpha < 1.0:
+        raise BadInput(f"alpha must be in (0, 1), not {alpha}")
+    if level == "exact":
+        return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
+    if model is None:
+        raise BadInput(f"level '{level}' decodes with a real model: give one")
+    built = model.method(method, settings, rule=rule, draft_model=draft_model)
+    asked = _prompts(model, prompts)
+
+    def count(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(done, total, level)
+
+    if level == "greedy":
+        from outpace.certify.greedy import certify_greedy
+
+        return certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=count)
+    from outpace.certify.statistical import certify_statistical
+
+    return certify_statistical(built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=count)
+
+
+def _exact(
+    name: str,
+    settings: Mapping[str, Any] | None,
+    rule: str | None,
+    samples: int,
+    alpha: float,
+    seed: int,
+    cells: int | None,
+    on_progress: Callable[[int, int, str], None] | None,
+) -> Certificate:
+    from outpace.certify.exact import Setting, certify_exact, matrix, rotating_slice
+    from outpace.method import Context, build, find
+
+    tiny = {**find(name).tiny, **(settings or {})}
+    chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)
+    done = 0
+
+    def make(context: Context) -> Method:
+        return build(name, context, tiny, rule)
+
+    def count(setting: Setting) -> None:
+        nonlocal done
+        if on_progress is not None:
+            on_progress(done, len(chosen), str(setting))
+        done += 1
+
+    return certify_exact(name, make, chosen, samples=samples, alpha=alpha, seed=seed, on_progress=count)
+
+
+def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:
+    from outpace.bench.prompts import load_prompts
+
+    texts = list(prompts) if prompts else [prompt.turns[0] for prompt in load_prompts(None, 14)]
+    return [model.tokenizer.chat([{"role": "user", "content": text}]) for text in texts]

@@ -7,7 +7,7 @@ from typing import Any
 
 from outpace.certify.certificate import Certificate, Check
 from outpace.decoding import Decoder, Request
-from outpace.identity import gap, near_tie_gap, parting
+from outpace.identity import gap, parting
 from outpace.method import Context, Method, build
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Target
@@ -67,7 +67,12 @@ def _difference(
     if parted is None:
         return None
     at, found, expected = parted
-    params = SamplingParams()
-    size = gap(target, prompt, want[:at], (found, expected), params, stop_ids)
-    tolerance = near_tie_gap(target.dtype)
-    return {"position": at, "expected": expected, "found": found, "gap": size, "near_tie": size <= tolerance}
+    apart = gap(target, prompt, want[:at], (found, expected), SamplingParams(), stop_ids)
+    return {
+        "position": at,
+        "expected": expected,
+        "found": found,
+        "gap": apart.size,
+        "noise": apart.noise,
+        "near_tie": apart.near_tie,
+    }

@@ -16,6 +16,7 @@ import typer
 
 import outpace
 from outpace.cli.bench import bench
+from outpace.cli.certify import certify
 from outpace.cli.chat import chat
 from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
@@ -49,7 +50,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, methods, doctor):
+for command in (generate, chat, bench, certify, methods, doctor):
     app.command()(command)
 
 
