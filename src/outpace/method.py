@@ -140,9 +140,13 @@ def register(
         settings = typing.get_type_hints(build).get("settings", NoSettings)
         info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, aliases, tiny or {})
         for key in (name, *aliases):
-            if key in _REGISTRY and _REGISTRY[key].build.__module__ != build.__module__:
-                raise BadInput(f"two packages register the method '{key}'")
-            _REGISTRY[key] = info
+            before = _REGISTRY.get(key, info)
+            if (before.name, before.build.__module__) != (name, build.__module__):  # the same again is a reload
+                raise BadInput(
+                    f"two methods register the name '{key}': '{before.name}' of {before.build.__module__} "
+                    f"and '{name}' of {build.__module__}"
+                )
+        _REGISTRY.update(dict.fromkeys((name, *aliases), info))
         return build
 
     return declare
@@ -162,7 +166,8 @@ def _discover() -> None:
         try:
             point.load()
         except Exception as error:
-            raise BadInput(f"the methods of entry point '{point.name}' ({point.value}) do not load: {error}") from error
+            why = " ".join(str(error).split())
+            raise BadInput(f"the methods of entry point '{point.name}' ({point.value}) do not load: {why}") from error
 
 
 def methods() -> list[MethodInfo]:
@@ -199,12 +204,16 @@ def build(
 ) -> Method:
     """Build a method by name. Raises BadInput for unknown names or settings and for parts that do not fit."""
     info = find(name)
+    known = ", ".join(info.settings.model_fields) or "it has none"
+    aliases = {field.alias for field in info.settings.model_fields.values()}
+    for key in settings or {}:  # pydantic ignores these unless a method's author says otherwise
+        if key not in info.settings.model_fields and key not in aliases:
+            raise BadInput(f"method '{name}' has no setting '{key}' (settings: {known})")
     try:
         configured = info.settings.model_validate(dict(settings or {}), strict=False)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "settings"
-        known = ", ".join(info.settings.model_fields) or "it has none"
         raise BadInput(f"method '{name}', setting '{key}': {first['msg']} (settings: {known})") from None
     parts = info.build(context, configured)
     if isinstance(rule, str):
