@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
@@ -23,7 +25,7 @@ from outpace.acceptance.draws import acceptance_probability, leftover
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.chance import Chance, ChanceSource
-from outpace.decoding import Request
+from outpace.decoding import Decoder, Request
 from outpace.drafters.base import Proposal
 from outpace.errors import BadInput
 from outpace.method import GREEDY, rules
@@ -109,6 +111,23 @@ def test_a_round_of_every_rule_keeps_the_distribution(kind: str, rule: str, name
     grow, proposal = toy_growers(3, 5)[kind]
     one = method(grow, proposal, rule=LOSSLESS[rule]())
     assert round_error(one, PARAMS[name], table=random_table(3, 5)) < EXACT
+
+
+def test_a_rule_with_continuous_noise_keeps_the_distribution() -> None:
+    """By sampling: 3,000 seeds, chi-square."""
+    table = random_table(3, 5)
+    target = TableTarget(3, table)
+    one = method(*toy_growers(3, 5)["chain"], rule=rules()["gumbel-coupling"]())
+    counts: Counter[Path] = Counter()
+    for seed in range(3000):
+        decoder = Decoder(target)
+        generation = decoder.submit(Request((0, 1), one, SamplingParams(1.0, seed=seed), max_new_tokens=2))
+        decoder.run()
+        counts[tuple(generation.tokens)] += 1
+    law = plain_law(table, SamplingParams(1.0), (0, 1), 2)
+    assert set(counts) <= set(law)
+    expected = np.array(list(law.values())) / sum(law.values()) * 3000
+    assert stats.chisquare([counts[output] for output in law], expected).pvalue > 1e-4
 
 
 @settings(max_examples=12)

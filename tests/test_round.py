@@ -161,6 +161,7 @@ def test_neighbours_change_nothing(data: st.DataObject) -> None:
     assert not decoder.step()
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 100), st.integers(1, 12))
 def test_at_temperature_0_every_method_says_what_plain_decoding_says(seed: int, length: int) -> None:
     for grow, proposal in toy_growers(VOCAB, seed).values():

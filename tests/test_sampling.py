@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -121,6 +121,7 @@ def assume_no_edge(params: SamplingParams, logits: Tensor, prompt: list[int], ou
     ],
     ids="+".join,
 )
+@settings(max_examples=50)
 @given(data=st.data(), logits=LOGITS, prompt=PROMPT, output=TOKENS)
 def test_equals_transformers_processors(
     one: dict[str, Any], data: st.DataObject, logits: Tensor, prompt: list[int], output: list[int]
@@ -153,7 +154,7 @@ def test_order_is_that_of_transformers_generate() -> None:
     )
     model = LlamaForCausalLM(config).eval()
     bias = {3: 2.0, 5: -4.0, 7: 1.5}
-    settings = GenerationConfig(
+    config_of_generate = GenerationConfig(
         do_sample=True,
         temperature=0.8,
         top_k=9,
@@ -169,7 +170,7 @@ def test_order_is_that_of_transformers_generate() -> None:
         eos_token_id=None,
     )
     prompt = [1, 4, 3]
-    out = model.generate(torch.tensor([prompt]), generation_config=settings)
+    out = model.generate(torch.tensor([prompt]), generation_config=config_of_generate)
     output = out.sequences[0, len(prompt) :].tolist()
     params = SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.03, repetition_penalty=1.4, logit_bias=bias)
     for step in range(len(output)):
@@ -206,6 +207,7 @@ def test_penalties_count_the_output_and_the_path_together() -> None:
     ]
 
 
+@settings(max_examples=60)
 @given(st.data(), st.booleans())
 def test_a_node_sees_its_path(data: st.DataObject, greedy: bool) -> None:
     """The distribution at a node is that of a fresh sampler whose output was extended by the path."""
