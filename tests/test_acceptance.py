@@ -257,12 +257,11 @@ def without_replacement(q: Q, draws: int) -> Grow:
 
 @pytest.mark.parametrize("rule", ["recursive-rejection", "traversal"])
 def test_merging_trees_drawn_with_and_without_replacement_is_exact(rule: str) -> None:
-    one, two = Q(random_table(4, 81)), Q(random_table(4, 82))
+    one, two = Q(random_table(3, 81)), Q(random_table(3, 82))
     parts = (sampled_tree(one, (2,)), without_replacement(two, 2))
     for grow in (merged(*parts), merged(*reversed(parts)), parts[1]):
-        for seed in (83, 84):
-            one_round = method(grow, rule=LOSSLESS[rule]())
-            assert round_error(one_round, PLAIN, table=random_table(4, seed), vocab=4, horizon=2) < EXACT
+        error = round_error(method(grow, rule=LOSSLESS[rule]()), PLAIN, table=random_table(3, 85), horizon=2)
+        assert error < EXACT
 
 
 # -------------------------------------------------------------------------------------------------- planted bugs
