@@ -276,7 +276,10 @@ def sampled_tree(q: Q, draws: Seq[int]) -> Grow:
 
 
 def certain_tree(seed: int, vocab: int, nodes: int = 5) -> Grow:
-    """A deterministic random tree, another one for every context; draws may repeat a node."""
+    """A deterministic random tree, another one for every context; draws may repeat a node.
+
+    After other growers it goes on from their tree, so what it adds depends on what they drew.
+    """
 
     def grow(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
         rng = np.random.default_rng([seed, *tokens])
@@ -284,6 +287,20 @@ def certain_tree(seed: int, vocab: int, nodes: int = 5) -> Grow:
             room = [node for node in range(ROOT, len(tree)) if (0 if node == ROOT else tree.depths[node]) < depth]
             if room:
                 tree.add(int(rng.choice(room)), int(rng.integers(vocab)))
+
+    return grow
+
+
+def certain_children(seed: int, vocab: int) -> Grow:
+    """After every node there is, no child, one or two: a function of the path to the node and of nothing else."""
+
+    def grow(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
+        for node in range(ROOT, len(tree)):
+            path = tree.path_tokens(node)
+            rng = np.random.default_rng([seed, *tokens, vocab, *path])
+            if len(path) < depth:
+                for token in rng.integers(vocab, size=rng.integers(3)):
+                    tree.add(node, int(token))
 
     return grow
 
@@ -346,7 +363,8 @@ def toy_growers(vocab: int, seed: int = 100) -> dict[str, tuple[Grow, Proposal]]
         "siblings with replacement": (sampled_tree(q, (2,)), TREE),
         "tree with replacement": (sampled_tree(q, (2, 1)), TREE),
         "certain tree": (certain_tree(seed, vocab), CERTAIN_TREE),
-        "certain siblings after a sampled chain": (both(sampled_chain(q), certain_tree(seed, vocab)), SINGLE),
+        "certain siblings after a sampled chain": (both(sampled_chain(q), certain_children(seed, vocab)), SINGLE),
+        "certain siblings that look at the sample": (both(sampled_chain(q), certain_tree(seed, vocab)), TREE),
         "sampled chain after certain siblings": (both(certain_tree(seed, vocab, 3), sampled_chain(q)), SINGLE),
         "two drafters": (both(sampled_chain(q), sampled_chain(other)), TREE),
         "merged trees": (merged(sampled_chain(q), certain_tree(seed, vocab, 3), sampled_tree(reduced, (1,))), TREE),

@@ -36,6 +36,7 @@ from outpace.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
 from support import (
     CERTAIN_TREE,
     CHAIN,
+    SINGLE,
     TREE,
     Alternate,
     Grow,
@@ -81,6 +82,9 @@ LOSSLESS = {
 }
 
 
+OF_SEVERAL_ROWS = {"two drafters", "merged trees", "certain siblings that look at the sample"}
+
+
 def pairs() -> list[tuple[str, str]]:
     """Every kind of tree with every lossless rule that takes it."""
     fitting = []
@@ -88,7 +92,7 @@ def pairs() -> list[tuple[str, str]]:
         for name, rule in LOSSLESS.items():
             with contextlib.suppress(BadInput):
                 rule().check("toy", proposal)
-                if name != "k-seq" or kind not in ("two drafters", "merged trees"):  # siblings of several rows
+                if name != "k-seq" or kind not in OF_SEVERAL_ROWS:
                     fitting.append((kind, name))
     return fitting
 
@@ -262,6 +266,16 @@ def test_merging_trees_drawn_with_and_without_replacement_is_exact(rule: str) ->
     for grow in (merged(*parts), merged(*reversed(parts)), parts[1]):
         error = round_error(method(grow, rule=LOSSLESS[rule]()), PLAIN, table=random_table(3, 85), horizon=2)
         assert error < EXACT
+
+
+def test_transport_needs_siblings_that_were_chosen_without_looking_at_the_sample() -> None:
+    """UniVer plans over the whole set: the recursion tolerates siblings that depend on an earlier draw, UniVer not."""
+    grow, _ = toy_growers(2, 2)["certain siblings that look at the sample"]
+    table = random_table(2, 2, sharpness=0.2)
+    for name, lossless in (("recursive-rejection", True), ("traversal", True), ("univer", False)):
+        error = round_error(method(grow, SINGLE, rule=LOSSLESS[name]()), PLAIN, table=table, vocab=2, prompt=(0,))
+        assert (error < EXACT) == lossless, name
+        assert (error > BIASED) != lossless, name
 
 
 # -------------------------------------------------------------------------------------------------- planted bugs

@@ -27,7 +27,8 @@ class Proposal:
     replacement: bool = True
     """Whether sibling draws are sampled with replacement."""
     single: bool = False
-    """Whether a node has at most one sampled draw, its siblings being deterministic."""
+    """Whether a node has at most one sampled draw, its siblings being functions of the path to the node alone: were
+    they chosen with a look at the sample, rules that weigh a node's draws as one set would be biased."""
 
     def __str__(self) -> str:
         shape = "trees" if self.tree else "chains"
