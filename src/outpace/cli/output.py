@@ -20,12 +20,19 @@ STDOUT = "-"
 
 def out() -> Console:
     """Standard output."""
-    return Console(highlight=False, soft_wrap=False)
+    return _console(stderr=False)
 
 
 def err() -> Console:
     """Standard error: progress, status and remarks, so that standard output holds the answer alone."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 110  # a log or a file: rich would assume 80 columns, and cut tables
+    return console
 
 
 def to_json(value: Any) -> str:
