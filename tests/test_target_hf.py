@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -36,6 +37,18 @@ def test_the_model_is_left_as_it_was() -> None:
     torch.testing.assert_close(reference(model, [1, 2, 3]), expected)
     again = HFTarget(model)  # a second target around the same model does not stack its gates
     torch.testing.assert_close(again.score([(opened(again, [1, 2, 3]), TokenTree())])[0].logits[0], expected)
+
+
+def test_a_copy_of_the_model_is_a_model_of_its_own() -> None:
+    model = tiny_model("llama")
+    HFTarget(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.model.layers[1].mlp.down_proj.weight.zero_()
+    target = HFTarget(twin)
+    scores = target.score([(opened(target, [1, 2, 3]), TokenTree())])
+    torch.testing.assert_close(scores[0].logits[0], reference(twin, [1, 2, 3]), atol=2e-4, rtol=2e-4)
+    assert not torch.allclose(scores[0].logits[0], reference(model, [1, 2, 3]))
 
 
 @pytest.mark.parametrize(

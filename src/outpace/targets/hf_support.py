@@ -84,6 +84,9 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
     such a layer keeps a state that outpace cannot see (recurrent, linear attention, ALiBi and the like).
     """
     install()
+    for module in model.modules():  # an HFTarget around the same model, or around one it was made of, left its gates
+        if isinstance(module.forward, _Gate):
+            module.forward = module.forward.original
     ids = torch.tensor([[0, 1, 2]], device=model.get_input_embeddings().weight.device)
     plan = Plan([], stop=layers, keep=False, calls=[])
     with torch.inference_mode(), running(plan), attending():
@@ -119,57 +122,69 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
         raise BadInput(f"{_name(model)} cannot be a target: its stack of layers was not found")
     has_mlp = True
     for index, (layer, attention) in enumerate(zip(stack, attentions, strict=True)):
-        _gate_layer(layer, index, len(stack))
-        _gate_sublayer(attention, index, "skip_attention", pair=True)
+        layer.forward = _LayerGate(layer, index, len(stack))
+        attention.forward = _AttentionGate(attention, index)
         children = dict(layer.named_children())
         mlp = next((children[name] for name in _MLP_NAMES if name in children), None)
         if mlp is None:
             has_mlp = False
         else:
-            _gate_sublayer(mlp, index, "skip_mlp", pair=False)
+            mlp.forward = _MlpGate(mlp, index)
     return Anatomy(_name(model), has_mlp)
 
 
-def _ungated(module: nn.Module) -> Callable[..., Any]:
-    """The module's own forward, also when another HFTarget around the same model gated it before."""
-    original: Callable[..., Any] = getattr(module.forward, "outpace_original", module.forward)
-    return original
+class _Gate:
+    """Stands in for a module's forward: does as the current plan says in our forwards, and nothing in others.
+
+    An object rather than a closure, so that a copy of the model has gates of its own.
+    """
+
+    def __init__(self, module: nn.Module, index: int) -> None:
+        self.original: Callable[..., Any] = module.forward
+        self.index = index
 
 
-def _gate_layer(layer: nn.Module, index: int, layers: int) -> None:
-    original = _ungated(layer)
+class _LayerGate(_Gate):
+    """Runs the layer, or lets the residual stream by; notes taps and puts in resumed states."""
 
-    def gate(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan = current()
+    def __init__(self, module: nn.Module, index: int, layers: int) -> None:
+        super().__init__(module, index)
+        self.layers = layers
+
+    def __call__(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        plan, index = current(), self.index
         if plan is None:
-            return original(hidden, *args, **kwargs)
+            return self.original(hidden, *args, **kwargs)
         if index == 0 and plan.states is not None:
             hidden = plan.states
         if index in plan.wanted:
             plan.taps[index] = hidden[0]
         if plan.start <= index < plan.stop and not (index in plan.skip_attention and index in plan.skip_mlp):
-            out = original(hidden, *args, **kwargs)
+            out = self.original(hidden, *args, **kwargs)
             hidden = out[0] if isinstance(out, tuple) else out
-        if index == layers - 1 and layers in plan.wanted:
-            plan.taps[layers] = hidden[0]
+        if index == self.layers - 1 and self.layers in plan.wanted:
+            plan.taps[self.layers] = hidden[0]
         return hidden
 
-    gate.outpace_original = original  # type: ignore[attr-defined]
-    layer.forward = gate
 
+class _AttentionGate(_Gate):
+    """Runs the attention, or adds nothing."""
 
-def _gate_sublayer(module: nn.Module, index: int, skips: str, *, pair: bool) -> None:
-    original = _ungated(module)
-
-    def gate(*args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan = current()
-        if plan is None or index not in getattr(plan, skips):
-            return original(*args, **kwargs)
-        nothing = torch.zeros_like(args[0] if args else kwargs["hidden_states"])
-        return (nothing, None) if pair else nothing
+        if plan is None or self.index not in plan.skip_attention:
+            return self.original(*args, **kwargs)
+        return torch.zeros_like(args[0] if args else kwargs["hidden_states"]), None
 
-    gate.outpace_original = original  # type: ignore[attr-defined]
-    module.forward = gate
+
+class _MlpGate(_Gate):
+    """Runs the MLP, or adds nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan = current()
+        if plan is None or self.index not in plan.skip_mlp:
+            return self.original(*args, **kwargs)
+        return torch.zeros_like(args[0] if args else kwargs["hidden_states"])
 
 
 @torch.inference_mode()
