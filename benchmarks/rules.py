@@ -172,7 +172,7 @@ def _one_node(p: np.ndarray, q: np.ndarray, k: int, replacement: bool, case: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--without", type=lambda text: [int(one) for one in text.split(",")], default=[12, 15, 18, 21])
+    parser.add_argument("--without", type=lambda text: [int(one) for one in text.split(",")], default=[15, 20])
     parser.add_argument("--contexts", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--temperature", type=float, default=1.0)

@@ -17,6 +17,7 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection
+from outpace.api import result
 from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
@@ -503,8 +504,23 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_processor_that_bans_everything_is_an_error_in_words(temperature: float) -> None:
+def test_a_processor_that_bans_everything_ends_its_own_request_in_words(temperature: float) -> None:
     params = SamplingParams(temperature, processors=(BanAll(),))
     for one in (PLAIN, perfect()):
+        decoder = Decoder(TableTarget(VOCAB, TABLE))
+        beside = decoder.submit(Request((1,), one, max_new_tokens=3))
+        failing = decoder.submit(Request((1,), one, params, max_new_tokens=3))
+        decoder.run()
+        assert failing.finish_reason == "error"
+        assert "bans every token" in str(failing.error)
+        assert beside.finish_reason == "length"
+        assert beside.tokens == greedy_answer((1,), 3)
         with pytest.raises(BadInput, match="every token"):
-            alone(Request((1,), one, params, max_new_tokens=3))
+            result(failing)
+
+
+def test_a_stream_of_another_decoder_is_refused() -> None:
+    target = TableTarget(VOCAB, TABLE)
+    generation = Decoder(target).submit(Request((1,), PLAIN))
+    with pytest.raises(ValueError, match="another decoder"):
+        next(Decoder(target).stream(generation))

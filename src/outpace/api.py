@@ -65,7 +65,9 @@ def request(
 
 
 def result(generation: Generation) -> Result:
-    """The public face of a finished generation."""
+    """The public face of a finished generation. Raises the error that ended it, if one did."""
+    if generation.error is not None:
+        raise generation.error
     return Result(
         text=generation.text,
         tokens=list(generation.tokens),
@@ -86,4 +88,7 @@ def generate(model: Model, prompt: Prompt, **options: Any) -> Result:
 def stream(model: Model, prompt: Prompt, **options: Any) -> Iterator[str]:
     """Like :func:`generate`, yielding text as it is decoded."""
     decoder = Decoder(model.target, model.tokenizer)
-    yield from decoder.stream(decoder.submit(request(model, prompt, **options)))
+    generation = decoder.submit(request(model, prompt, **options))
+    yield from decoder.stream(generation)
+    if generation.error is not None:
+        raise generation.error

@@ -15,8 +15,9 @@ time_split                 share of the decoding time in draft, score (the targe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 PHASES = ("draft", "score", "accept", "other")
@@ -99,3 +100,18 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
         for phase in PHASES:
             out.phase_seconds[phase] += part.phase_seconds[phase]
     return out
+
+
+class Timed:
+    """Adds the time spent inside to ``phase`` of every split."""
+
+    def __init__(self, splits: Sequence[dict[str, float]], phase: str) -> None:
+        self._splits, self._phase = splits, phase
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent = perf_counter() - self._began
+        for split in self._splits:
+            split[self._phase] = split.get(self._phase, 0.0) + spent

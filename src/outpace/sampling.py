@@ -282,6 +282,12 @@ class TreeDistribution:
             raise _dead_end()
         return probs
 
+    def dead_end(self, node: int) -> bool:
+        """Whether no token can follow ``node``. A drafter stops there, before the draw that it cannot make."""
+        if not self.sampler.params.path_dependent and self.sampler._bias is None:
+            return False
+        return not bool((self.processed([node])[0] > -math.inf).any())
+
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; never builds p. Ties go to the smallest id."""
         plain = not self.sampler.params.path_dependent and self.sampler._bias is None

@@ -3,9 +3,10 @@
 Every prompt is decoded many times to the same short length, so that no token is left out for how it came about. For
 each output token the round's own scores give p, in float32, for the prefix that led to it. Given its prefix the token
 is a draw from p, whatever the rounds were; so over many contexts the tokens' ranks under p follow the sums of p by
-rank. The first token of an answer has, besides, a draft that is a function of the prompt alone in deterministic
-drafters and a q row in sampling ones: its place by q / p, or whether it is a drafted token, is tested as well, which
-is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
+rank, and their ids the sums by id: sampling walks the vocabulary in the order of ids, so numbers that drafter and rule
+share show there. The first token of an answer has, besides, a draft that is a function of the prompt alone in
+deterministic drafters and a q row in sampling ones: its place by q / p, or whether it is a drafted token, is tested as
+well, which is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from outpace.tree import DETERMINISTIC, ROOT
 
 RANKS = (1, 2, 3, 4, 6, 10, 20, 50)
 """Cells of the rank test: from each rank to before the next, the last open."""
+IDS = 4
+"""Ranges of the vocabulary in the test of ids, each split into even and odd."""
 RATIOS = (-2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0)
 """Cell limits of log(q / p) for the first token."""
 
@@ -78,13 +81,13 @@ class Recorder(AcceptanceRule):
         for one, verdict in zip(scores, verdicts, strict=True):
             tokens = [*(one.tree.tokens[node] for node in verdict.path), verdict.token]
             for node, token in zip((ROOT, *verdict.path), tokens, strict=True):
-                self.rows.append((one.p(node), token))
+                self.rows.append((one.p(node).cpu(), token))
             if len(one.sequence.tokens) == one.sequence.prompt_length:
                 draws = [draw for draw in one.tree.draws if draw.parent == ROOT]
                 sampled = [draw.q_row for draw in draws if draw.q_row != DETERMINISTIC]
-                q = one.tree.q_rows[sampled[0]].dense(len(one.p(ROOT))) if sampled else None
+                q = one.tree.q_rows[sampled[0]].dense(len(one.p(ROOT))).cpu() if sampled else None
                 certain = tuple(draw.token for draw in draws if draw.q_row == DETERMINISTIC)
-                self.first.append((one.p(ROOT), q, certain, tokens[0]))
+                self.first.append((one.p(ROOT).cpu(), q, certain, tokens[0]))
         return verdicts
 
 
@@ -93,6 +96,11 @@ def _rank_cells(p: Tensor) -> Tensor:
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(1, len(p) + 1)
     return torch.bucketize(ranks, torch.tensor(RANKS), right=True) - 1
+
+
+def _id_cells(p: Tensor) -> Tensor:
+    ids = torch.arange(len(p))
+    return ids * IDS // len(p) * 2 + ids % 2
 
 
 def certify_statistical(
@@ -113,7 +121,7 @@ def certify_statistical(
     ``params`` must sample (temperature > 0); the default is temperature 1.
     """
     params = params or SamplingParams(temperature=1.0)
-    tallies = {"rank": _Tally.cells(len(RANKS)), "rank, later tokens": _Tally.cells(len(RANKS))}
+    tallies = {"rank": _Tally.cells(len(RANKS)), "token id": _Tally.cells(2 * IDS)}
     tallies["first token by q / p"] = _Tally.cells(len(RATIOS) + 1)
     tallies["first token drafted"] = _Tally.cells(2)
     rng = random.Random(seed)
@@ -138,9 +146,10 @@ def certify_statistical(
 
 
 def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
-    """Rank of every token; place by q / p, or drafted or not, of first tokens."""
+    """Rank and id of every token; place by q / p, or drafted or not, of first tokens."""
     for p, token in recorder.rows:
         tallies["rank"].add(_rank_cells(p), p, token)
+        tallies["token id"].add(_id_cells(p), p, token)
     for p, q, certain, token in recorder.first:
         if q is not None:
             ratio = (q.clamp(min=1e-12) / p.clamp(min=1e-12)).log()

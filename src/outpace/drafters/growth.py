@@ -68,7 +68,7 @@ class ChainGrowth(Growth):
 
     def grow(self, logits: Tensor) -> bool:
         distribution, node = self._distribution(logits), len(self._drafted) - 1
-        if not self.budget.wants(self._depth + 1, self._confidence(distribution, node)):
+        if distribution.dead_end(node) or not self.budget.wants(self._depth + 1, self._confidence(distribution, node)):
             return False
         if self.sequence.params.greedy:
             token = distribution.argmax(node)
@@ -134,7 +134,8 @@ class TreeGrowth(Growth):
         if self.sequence.params.greedy:
             return distribution.processed(nodes).log_softmax(-1)
         distribution.ensure(nodes)  # one vectorised pass
-        return torch.stack([distribution.p(node) for node in nodes]).log()
+        empty = torch.zeros(self.sequence.sampler.vocab_size)
+        return torch.stack([empty if distribution.dead_end(node) else distribution.p(node) for node in nodes]).log()
 
     def _expand(self, log_q: Tensor) -> None:
         values, tokens = log_q.topk(min(self.budget.width, log_q.shape[-1]), dim=-1)

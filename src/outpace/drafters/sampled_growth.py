@@ -52,6 +52,8 @@ class SampledGrowth(Growth):
         width = self.branching[self._depth - 1] if self._depth <= len(self.branching) else 1
         born: dict[int, int] = {}
         for node, at in self._frontier:
+            if distribution.dead_end(node):
+                continue
             p = distribution.p(node)
             # Counted in draws: with replacement the number of nodes would depend on the draws' luck.
             if len(self._tree.draws) + width > self.budget.nodes or not self.budget.wants(self._depth, float(p.max())):
@@ -128,20 +130,23 @@ class StochasticBeam(SampledGrowth):
         if len(self._tree.draws) + beam > self.budget.nodes:
             return []
         rows, logs, values = [], [], []
-        for node, at in self._frontier:
+        alive = [(node, at) for node, at in self._frontier if not distribution.dead_end(node)]
+        for node, at in alive:
             p = distribution.p(node)
             log_q, perturbed = self._scores[at]
             paths = p.double().log() + log_q
             rows.append(p)
             logs.append(paths)
             values.append(_conditioned(paths + self.chance.gumbel(len(p)).to(paths.device), perturbed))
+        if not alive:
+            return []
         flat = torch.stack(values).flatten()
         best = [i for i in flat.topk(min(beam, len(flat))).indices.tolist() if float(flat[i]) > -torch.inf]
         held: dict[int, int] = {}
         born = []
         for index in best:
             which, token = divmod(index, self._sampler_vocab)
-            node, at = self._frontier[which]
+            node, at = alive[which]
             child = self._tree.add(at, token, held.get(which, QRow(rows[which])))
             held.setdefault(which, len(self._tree.q_rows) - 1)
             self._scores[child] = (float(logs[which][token]), float(flat[index]))

@@ -1,0 +1,121 @@
+"""Request, Generation, and what a round leaves of them: what goes in, what comes out, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.errors import OutpaceError
+from outpace.method import Method
+from outpace.metrics import RequestMetrics
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence
+from outpace.text import TextStream
+from outpace.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to make. ``stop_ids`` end the answer and are not part of it; stop strings are cut from the text.
+
+    ``keep`` leaves the K/V open when the answer ends; ``kept`` continues the K/V of such a generation where the
+    prompts agree (a chat's earlier turns).
+    """
+
+    prompt: tuple[int, ...]
+    method: Method
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    references: tuple[tuple[int, ...], ...] = ()
+    namespace: str = ""
+    keep: bool = False
+    kept: Sequence | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one request, for those who want to watch: the tree, and the tokens that came of it."""
+
+    tree: TokenTree
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of an output token under the target's raw logits, and the most likely tokens there."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """A request under way or finished.
+
+    ``finish_reason``: None while running, else "stop", "length", "cancelled" or "error" (then ``error`` says what).
+    """
+
+    request: Request
+    sequence: Sequence
+    rule: AcceptanceRule
+    rule_state: Any
+    stream: TextStream | None
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    rounds: list[Round] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: OutpaceError | None = None
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text released so far."""
+        return self.stream.text if self.stream else ""
+
+    def take_text(self) -> str:
+        """The text released since the last call."""
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
+
+    def cancel(self) -> None:
+        """Leave at the next round. Text that was held back is released."""
+        self.finish("cancelled")
+
+    def fail(self, error: OutpaceError) -> None:
+        """End with an error; the requests beside this one go on."""
+        self.error = error
+        self.finish("error")
+
+    def finish(self, reason: str) -> None:
+        """End, unless it has ended already."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            if self.stream is not None:
+                self._pieces.append(self.stream.finish())
+
+    def take(self, tokens: list[int], context_length: int) -> list[int]:
+        """Put out tokens up to a stop token, a stop string or the length limit; returns those that stay."""
+        for count, token in enumerate(tokens, 1):
+            if token in self.request.stop_ids:
+                self.finish("stop")
+                return tokens[:count]
+            self.tokens.append(token)
+            if self.stream is not None:
+                self._pieces.append(self.stream.push(token))
+                if self.stream.stopped is not None:
+                    self.finish("stop")
+                    return tokens[:count]
+            full = len(self.sequence.tokens) + count >= context_length
+            if full or len(self.tokens) >= self.request.max_new_tokens:
+                self.finish("length")
+                return tokens[:count]
+        return tokens
