@@ -1,0 +1,363 @@
+"""Biases that the field has seen, each planted in an otherwise honest method. ``outpace certify`` must catch them all.
+
+A bias is a factory of Methods: drafters are real draft models over the tiny (or any) context, with one thing wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.coupling import GumbelCoupling
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.acceptance.traversal import Block, _Visit
+from outpace.chance import Chance
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Proposal
+from outpace.drafters.draft_model import DraftModel, Grow
+from outpace.drafters.growth import Growth
+from outpace.drafters.sampled_growth import SampledGrowth, StochasticBeam, WithoutReplacement, WithReplacement
+from outpace.method import Context, Method
+from outpace.sampling import TreeDistribution
+from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.table import TableTarget
+from outpace.tree import Draw, QRow, TokenTree
+from test_acceptance import Biased, BlindToPath, NoResidual, Stale, Unnormalised
+
+CHAIN = Proposal(sampled=True)
+TREE = Proposal(tree=True, sampled=True)
+DISTINCT = Proposal(tree=True, sampled=True, replacement=False)
+Make = Callable[[Context], Method]
+
+
+# ------------------------------------------------------------------------------------------------------ drafters
+
+
+class Chain(Growth):
+    """A sampled chain with a seam for every lie. Without overrides it is honest."""
+
+    def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
+        super().__init__(sequence, budget, self.numbers(sequence, chance))
+        self._chain = TokenTree()
+
+    def numbers(self, sequence: Sequence, chance: Chance) -> Chance:
+        return chance
+
+    def grow(self, logits: Tensor) -> bool:
+        distribution, node = self._distribution(logits), len(self._drafted) - 1
+        if self.sequence.params.greedy or not self.budget.wants(self._depth + 1):
+            return False
+        token, said = self.draw(distribution, node)
+        if not self.keeps(token, said):
+            return False
+        self._chain.add(node, token, QRow(said))
+        self._run_after(node, token)
+        self._depth += 1
+        return True
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        """A token, and the row it is said to come from."""
+        q = distribution.p(node)
+        return self.chance.categorical(q), q
+
+    def keeps(self, token: int, q: Tensor) -> bool:
+        return True
+
+    def proposal(self) -> TokenTree:
+        return self._chain
+
+
+class AnotherTemperature(Chain):
+    """Sampled at the request's temperature, tested at 0.6 of it."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        q = distribution.p(node)
+        said = q ** (1 / 0.6)
+        return self.chance.categorical(q), said / said.sum()
+
+
+class RoundedDraw(Chain):
+    """Sampled from the bf16 row, tested with its fp32 twin."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        q = distribution.p(node)
+        return self.chance.categorical(q.bfloat16()), q
+
+
+class RoundedHonestly(Chain):
+    """Sampled from the bf16 row and tested with that very row: no bias."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        q = distribution.p(node).bfloat16()
+        return self.chance.categorical(q), q
+
+
+class PrunedByQ(Chain):
+    """The draw is dropped when its own q is small."""
+
+    def keeps(self, token: int, q: Tensor) -> bool:
+        return float(q[token]) > float(q.max()) / 2
+
+
+class PrunedByToken(Chain):
+    """The draw is dropped for being an odd token."""
+
+    def keeps(self, token: int, q: Tensor) -> bool:
+        return token % 2 == 0
+
+
+class PrunedByDescendant(Chain):
+    """The last draw is dropped with all before it when it is an odd token."""
+
+    def proposal(self) -> TokenTree:
+        return TokenTree() if len(self._chain) and self._chain.tokens[-1] % 2 else self._chain
+
+
+class TopPUnsaid(Chain):
+    """Sampled with the request's top-p, said to be sampled without."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        raw = (distribution.processed([node])[0] / self.sequence.params.temperature).softmax(-1)
+        return self.chance.categorical(distribution.p(node)), raw
+
+
+class TopPAfterSampling(Chain):
+    """Sampled without the request's top-p; what falls outside it is not proposed. No bias: the draws that are left
+    have the law that they say, whether or not there is one does not depend on which one it is."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        raw = (distribution.processed([node])[0] / self.sequence.params.temperature).softmax(-1)
+        return self.chance.categorical(raw), distribution.p(node)
+
+    def keeps(self, token: int, q: Tensor) -> bool:
+        return float(q[token]) > 0
+
+
+class MaskAfterSampling(Chain):
+    """Sampled from the unmasked row; the allowed-token mask is applied to q afterwards."""
+
+    def draw(self, distribution: TreeDistribution, node: int) -> tuple[int, Tensor]:
+        raw = (distribution.logits[node + 1] / self.sequence.params.temperature).softmax(-1)
+        allowed = distribution.p(node) > 0
+        return self.chance.categorical(raw), raw * allowed / (raw * allowed).sum()
+
+
+class SharedNumbers(Chain):
+    """The drafter reads the random numbers of the rule."""
+
+    def numbers(self, sequence: Sequence, chance: Chance) -> Chance:
+        return sequence.chance.at(len(sequence.tokens), "accept")
+
+
+class DistinctSaidIndependent(WithoutReplacement):
+    """Drawn without replacement, tested as with."""
+
+    replacement = True
+
+
+class Sorted(WithReplacement):
+    """A tree whose siblings are put in the order of their probability after they were sampled."""
+
+    def proposal(self) -> TokenTree:
+        tree = TokenTree(replacement=self._tree.replacement, q_rows=self._tree.q_rows)
+        where = {-1: -1}
+        ranked = sorted(self._tree.draws, key=lambda one: -self._tree.q_rows[one.q_row].prob(one.token))
+        for one in sorted(ranked, key=lambda one: self._tree.depths[one.node]):
+            where[one.node] = tree.add(where[one.parent], one.token, one.q_row)
+        return tree
+
+
+class OnlyTheBest(WithReplacement):
+    """Of all that was sampled the nodes with the largest probability are kept, and claimed as sampled."""
+
+    def proposal(self) -> TokenTree:
+        whole, tree, where = self._tree, TokenTree(), {-1: -1}
+        best = sorted(whole.draws, key=lambda one: -whole.q_rows[one.q_row].prob(one.token))[:2]
+        for one in whole.draws:
+            if one in best and one.parent in where:
+                where[one.node] = tree.add(where[one.parent], one.token, whole.q_rows[one.q_row])
+        return tree
+
+
+class BeamByToken(StochasticBeam):
+    """A stochastic beam whose siblings are handed over in the order of their ids."""
+
+    def proposal(self) -> TokenTree:
+        whole, where = self._tree, {-1: -1}
+        tree = TokenTree(replacement=False, q_rows=whole.q_rows)
+        for one in sorted(whole.draws, key=lambda one: (whole.depths[one.node], one.token)):
+            where[one.node] = tree.add(where[one.parent], one.token, one.q_row)
+        return tree
+
+
+# --------------------------------------------------------------------------------------------------------- rules
+
+
+class BonusFromDraft(Biased):
+    """The token after a fully accepted path comes from the draft model."""
+
+    def __init__(self, draft: TableTarget) -> None:
+        self.draft = draft
+
+    def last(self, p: Tensor, scores: TreeScores, node: int, tried: list[Draw]) -> Tensor:
+        path = (*scores.sequence.tokens, *scores.tree.path_tokens(node))
+        return p if tried else self.draft.table(path).softmax(-1)
+
+
+class TopPOnTheBonusAlone(Biased):
+    """Draft tokens are tested without top-p."""
+
+    def target(self, scores: TreeScores, node: int) -> Tensor:
+        params = replace(scores.sequence.params, top_p=1.0)
+        return without(scores, node, params)
+
+    def last(self, p: Tensor, scores: TreeScores, node: int, tried: list[Draw]) -> Tensor:
+        return p if tried else scores.p(node)
+
+
+class NoMask(Biased):
+    """The user's mask is missing from p wherever draft tokens are tested."""
+
+    def target(self, scores: TreeScores, node: int) -> Tensor:
+        return without(scores, node, replace(scores.sequence.params, processors=()))
+
+
+class NoTemperature(Biased):
+    """p is taken at temperature 1."""
+
+    def target(self, scores: TreeScores, node: int) -> Tensor:
+        return without(scores, node, replace(scores.sequence.params, temperature=1.0))
+
+
+def without(scores: TreeScores, node: int, params: object) -> Tensor:
+    """p after ``node`` under other sampling parameters, penalties as they were."""
+    sampler = scores.sequence.sampler.fork()
+    sampler.extend(scores.tree.path_tokens(node))
+    sampler.params = params  # type: ignore[assignment]
+    return TreeDistribution(sampler, TokenTree(), scores.logits[node + 1][None]).p(-1)
+
+
+class RowBefore(Biased):
+    """Every draft token is tested with the row of its parent's parent: scores are off by one."""
+
+    def target(self, scores: TreeScores, node: int) -> Tensor:
+        return scores.p(node if node < 0 else scores.tree.parents[node])
+
+
+class HeavyBlock(Block):
+    """Block verification that forgets to lower the mass of a node whose draws were rejected."""
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        honest = _Visit.reject
+
+        def reject(visit: _Visit) -> None:
+            mass = visit.mass
+            honest(visit)
+            visit.mass = mass
+
+        setattr(_Visit, "reject", reject)  # noqa: B010
+        try:
+            return super().accept(scores, states, chances)
+        finally:
+            setattr(_Visit, "reject", honest)  # noqa: B010
+
+
+class FreshNoise(GumbelCoupling):
+    """After a mismatch the token is drawn again from p: what agreed is counted twice."""
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        verdicts = super().accept(scores, states, chances)
+        out: list[Verdict] = []
+        for one, verdict, chance in zip(scores, verdicts, chances, strict=True):
+            node = verdict.path[-1] if verdict.path else -1
+            out.append(replace(verdict, token=chance.categorical(one.p(node))))
+        return out
+
+
+# ---------------------------------------------------------------------------------------------------- the planted
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A planted bias: the method, and the sampling (of the certificate's matrix) in which it shows."""
+
+    make: Make
+    where: str = "temperature 1"
+    statistical: bool = True
+    """Whether it is large enough for a few thousand tokens of a larger vocabulary, at temperature 1."""
+
+
+def chain(growth: Grow = Chain, rule: Callable[[], AcceptanceRule] = RecursiveRejection, length: int = 2) -> Make:
+    return lambda context: Method("planted", DraftModel(context.draft(), growth, CHAIN), rule(), Fixed(length))
+
+
+def tree(
+    growth: type[SampledGrowth] = WithReplacement,
+    rule: Callable[[], AcceptanceRule] = RecursiveRejection,
+    branching: tuple[int, ...] = (2,),
+    proposal: Proposal = TREE,
+    depth: int = 1,
+) -> Make:
+    return lambda context: Method(
+        "planted", DraftModel(context.draft(), partial(growth, branching=branching), proposal), rule(), Fixed(depth)
+    )
+
+
+def bonus(context: Context) -> Method:
+    draft = context.draft()
+    assert isinstance(draft, TableTarget)
+    return Method("planted", DraftModel(draft, Chain, CHAIN), BonusFromDraft(draft), Fixed(1))
+
+
+BIASES: dict[str, Bias] = {
+    "q of another temperature": Bias(chain(AnotherTemperature)),
+    "bf16-sampled q tested in fp32": Bias(chain(RoundedDraw), statistical=False),
+    "residual not renormalised": Bias(tree(rule=Unnormalised), statistical=False),
+    "correction from p itself": Bias(chain(rule=NoResidual)),
+    "bonus token from the draft": Bias(bonus),
+    "siblings tested with a stale residual": Bias(tree(rule=Stale)),
+    "draws without replacement tested as with": Bias(tree(DistinctSaidIndependent), statistical=False),
+    "a sampled draw pruned afterwards by its q": Bias(chain(PrunedByQ)),
+    "a sampled draw pruned afterwards by its token": Bias(chain(PrunedByToken)),
+    "a sampled draw pruned afterwards by its descendant": Bias(chain(PrunedByDescendant), statistical=False),
+    "top-p in the claimed q alone": Bias(chain(TopPUnsaid), "top-p 0.8", statistical=False),
+    "top-p in the bonus alone": Bias(chain(rule=TopPOnTheBonusAlone), "top-p 0.8", statistical=False),
+    "drafter and rule read the same random numbers": Bias(chain(SharedNumbers)),
+    "off-by-one row of scores": Bias(chain(rule=RowBefore)),
+    "mask applied to q after sampling": Bias(chain(MaskAfterSampling), "user's processor", statistical=False),
+    "mask missing from p": Bias(chain(rule=NoMask), "user's processor", statistical=False),
+    "penalties of the root's path at every node": Bias(chain(rule=BlindToPath), "penalties", statistical=False),
+    "mask of the root's path at every node": Bias(chain(rule=BlindToPath), "user's processor", statistical=False),
+    "temperature missing from p": Bias(chain(rule=NoTemperature), "temperature 0.6", statistical=False),
+    "a tree re-ranked after sampling": Bias(tree(Sorted)),
+    "the best of a sampled tree, claimed as sampled": Bias(tree(OnlyTheBest, branching=(3,))),
+    "block verification with the mass before rejections": Bias(chain(rule=HeavyBlock), statistical=False),
+}
+
+NOISY: dict[str, Bias] = {
+    "a beam's siblings in the order of their ids": Bias(tree(BeamByToken, branching=(2,), proposal=DISTINCT)),
+    "a coupled token drawn afresh": Bias(chain(rule=FreshNoise)),
+}
+"""Those with continuous noise, which the exact level samples."""
+
+
+class Controls:
+    """The same parts without their bias: certify must pass them, or it proves nothing by catching the others."""
+
+    MAKES: ClassVar[dict[str, Make]] = {
+        "chain": chain(),
+        "chain, written out": chain(rule=Biased),
+        "chain, bf16 rows": chain(RoundedHonestly),
+        "chain, block": chain(rule=Block),
+        "chain, draws outside top-p dropped": chain(TopPAfterSampling),
+        "tree": tree(),
+        "tree, written out": tree(rule=Biased),
+        "tree without replacement": tree(WithoutReplacement, proposal=DISTINCT),
+    }
