@@ -19,10 +19,10 @@ DEV := $(VENV)/.outpace-dev
 DOCS := $(VENV)/.outpace-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format types docs clean
+.PHONY: help run test certify-all lint format types docs clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 $(BASE): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "outpace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -48,8 +48,11 @@ run: $(BASE) ## compare plain decoding with drafted decoding on the embedded mod
 	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam --limit 14 --max-new-tokens 48 \
 	  --temperature 0 --threads $(THREADS) --json $(OUT)/report.json --html $(OUT)/report.html
 
-test: $(DEV) ## all tests
-	@$(BIN)/python -m pytest
+test: $(DEV) ## all tests, certification on a rotating slice of settings
+	@$(BIN)/python -m pytest -m "not slow"
+
+certify-all: $(DEV) ## the full certification: every method, rule and setting (half an hour)
+	@$(BIN)/python -m pytest -m slow -n $(THREADS)
 
 lint: $(DEV) ## style: ruff check and ruff format --check
 	@$(BIN)/ruff check .

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.default import default_rule
 from outpace.acceptance.greedy import Greedy
-from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Controller
 from outpace.errors import BadInput
 from outpace.sampling import SamplingParams
@@ -220,4 +220,5 @@ def build(
         if rule not in rules():
             raise BadInput(f"unknown acceptance rule '{rule}'; known: {', '.join(rules())}")
         rule = rules()[rule]()
-    return Method(info.name, parts.drafter, rule or parts.rule or RecursiveRejection(), parts.controller, info)
+    judge = rule or parts.rule or default_rule(parts.drafter.proposal)
+    return Method(info.name, parts.drafter, judge, parts.controller, info)
