@@ -85,10 +85,8 @@ def taken_by(proposal: Proposal) -> list[AcceptanceRule]:
     return found
 
 
-def accepted(rule: AcceptanceRule, part: TreeScores, seeds: int) -> float:
-    lengths = [
-        len(rule.accept([part], [None], [SeededChance(seed).at(0, "accept")])[0].path) + 1 for seed in range(seeds)
-    ]
+def accepted(rule: AcceptanceRule, part: TreeScores, seeds: range) -> float:
+    lengths = [len(rule.accept([part], [None], [SeededChance(seed).at(0, "accept")])[0].path) + 1 for seed in seeds]
     return float(np.mean(lengths))
 
 
@@ -113,6 +111,8 @@ def compare(options: argparse.Namespace) -> None:
             model, prompt.turns[0], method="none", temperature=1.0, seed=number, max_new_tokens=4 + number % 24
         )
         tokens = [*ids, *answer.tokens]
+        # Other seeds at every context: the same few numbers everywhere would be one throw of the dice, not many.
+        seeds = range(number * options.seeds, (number + 1) * options.seeds)
         for kind, (drafter, budget) in drafters(draft).items():
             sequence = target.sequence(tokens, params, chance=SeededChance(number))
             target.prefill([sequence])
@@ -120,7 +120,7 @@ def compare(options: argparse.Namespace) -> None:
             tree = drafter.propose([sequence], [budget])[0]
             part = target.score([(sequence, tree)])[0]
             for rule in taken_by(drafter.proposal):
-                lengths[kind, rule.name].append(accepted(rule, part, options.seeds))
+                lengths[kind, rule.name].append(accepted(rule, part, seeds))
             drafter.end(sequence)
             target.close(sequence.kv)
         print(f"\r{number + 1} of {options.contexts} contexts", end="", flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.certify.exact import certify_exact, matrix, tiny_context
+from outpace.certify.exact import Setting, certify_exact, matrix, tiny_context
 from outpace.errors import BadInput
 from outpace.method import Context, Method, build, methods, rules
 
@@ -22,6 +22,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "pld": [{"length": 1}],
 }
 """Settings beside the registered tiny ones that change what is drafted or how."""
+
+
+def cells(name: str) -> list[Setting]:
+    """The whole matrix; of the cells whose outcomes run into the hundred thousands for sampled trees, one."""
+    large = [cell for cell in matrix() if (cell.vocab_size, cell.length) == (4, 3)]
+    left_out = large[1:] if name in ("rsd", "sampled-tree") else []
+    return [cell for cell in matrix() if cell not in left_out]
 
 
 def cases() -> Iterator[Any]:
@@ -48,6 +55,6 @@ def test_lossless_in_every_setting(name: str, settings: dict[str, Any], rule: st
     def make(context: Context) -> Method:
         return build(name, context, settings, rule)
 
-    certificate = certify_exact(name, make, matrix(), samples=1500)
+    certificate = certify_exact(name, make, cells(name), samples=1500)
     print(certificate.verdict)
     assert certificate.lossless, certificate.verdict
