@@ -43,12 +43,7 @@ def certify(
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
     ``model`` at temperature 1; ``greedy`` compares answers. Raises BadInput for what cannot be run.
     """
-    if level not in LEVELS:
-        raise BadInput(f"unknown level '{level}'; choose {', '.join(LEVELS)}")
-    if samples < MINIMUM_SAMPLES:
-        raise BadInput(f"samples must be at least {MINIMUM_SAMPLES}, not {samples}: fewer show nothing")
-    if not 0.0 < alpha < 1.0:
-        raise BadInput(f"alpha must be in (0, 1), not {alpha}")
+    check_options(level, samples, alpha, cells)
     if level == "exact":
         return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
     if model is None:
@@ -67,6 +62,18 @@ def certify(
     from outpace.certify.statistical import certify_statistical
 
     return certify_statistical(built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=count)
+
+
+def check_options(level: str, samples: int, alpha: float, cells: int | None) -> None:
+    """Raise BadInput for what is out of range; needs no model, so that a typing error costs no waiting."""
+    if level not in LEVELS:
+        raise BadInput(f"unknown level '{level}'; choose {', '.join(LEVELS)}")
+    if samples < MINIMUM_SAMPLES:
+        raise BadInput(f"samples must be at least {MINIMUM_SAMPLES}, not {samples}: fewer show nothing")
+    if not 0.0 < alpha < 1.0:
+        raise BadInput(f"alpha must be in (0, 1), not {alpha}")
+    if cells is not None and cells < 1:
+        raise BadInput(f"cells must be at least 1, not {cells}")
 
 
 def _exact(

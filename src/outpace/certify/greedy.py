@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outpace.certify.certificate import Certificate, Check
+from outpace.certify.laws import raise_errors
 from outpace.decoding import Decoder, Request
 from outpace.identity import gap, parting
 from outpace.method import Context, Method, build
@@ -56,6 +57,7 @@ def _tokens(
     decoder = Decoder(target)
     generation = decoder.submit(Request(tuple(prompt), method, max_new_tokens=length, stop_ids=stop_ids))
     decoder.run()
+    raise_errors([generation])
     return generation.sequence.tokens[len(prompt) :], generation.metrics.drafted
 
 

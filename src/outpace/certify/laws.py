@@ -75,14 +75,22 @@ def output_of(generation: Generation) -> Output:
 def run_once(
     build: Callable[[], tuple[Target, Seq[Request]]], source: Callable[[int], ChanceSource]
 ) -> list[Generation]:
-    """Decode the requests once with the given chance."""
+    """Decode the requests once with the given chance. Raises what a request ended with, if it could not go on."""
     target, requests = build()
     decoder = Decoder(target)
     running = [decoder.submit(request) for request in requests]
     for index, generation in enumerate(running):
         generation.sequence.chance = source(index)
     decoder.run()
+    raise_errors(running)
     return running
+
+
+def raise_errors(running: Seq[Generation]) -> None:
+    """An answer that broke off says nothing about the law of answers."""
+    for generation in running:
+        if generation.error is not None:
+            raise generation.error
 
 
 def distance(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:

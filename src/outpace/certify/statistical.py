@@ -23,6 +23,7 @@ from torch import Tensor
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.certify.certificate import Certificate, Check
 from outpace.certify.fit import detectable_bias, g_test, holm
+from outpace.certify.laws import raise_errors
 from outpace.chance import Chance
 from outpace.decoding import Decoder, Request
 from outpace.method import Method
@@ -135,8 +136,8 @@ def certify_statistical(
             drawn = replace(params, seed=rng.getrandbits(48))
             running.append(decoder.submit(Request(tuple(prompt), recorded, drawn, max_new_tokens=length)))
             running[-1].rule = recorder  # whatever the parameters, this rule judges
-        while decoder.step():
-            pass
+        decoder.run()
+        raise_errors(running)
         _count(recorder, tallies)
         done += batch * length
         drafted += sum(one.metrics.drafted for one in running)

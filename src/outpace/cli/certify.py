@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import outpace.cli.options as opt
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Machine
-from outpace.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
@@ -43,12 +42,11 @@ def certify(
     device: opt.Device = None,
 ) -> None:
     """Say whether a method leaves the output distribution untouched."""
-    from outpace.certify import LEVELS
+    from outpace.certify import check_options
     from outpace.cli.session import choose_methods
     from outpace.sampling import SamplingParams
 
-    if level not in LEVELS:
-        raise BadInput(f"unknown level '{level}'; choose {', '.join(LEVELS)}")
+    check_options(level, samples, alpha, cells)
     params = SamplingParams(temperature=0.0 if level == "greedy" else 1.0)
     choice = choose_methods([method], param, rule, params)
     settings = next(iter(choice.settings.values()))
