@@ -29,6 +29,9 @@ def certify(
     ] = 5000,
     alpha: Annotated[float, typer.Option("--alpha", metavar="A", help="Chance of refusing a lossless method.")] = 0.01,
     prompts: Annotated[Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts for --model.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Prompts to take (statistical, greedy), spread over the tasks.")
+    ] = 14,
     cells: Annotated[
         int | None, typer.Option("--cells", metavar="N", help="Only N cells of the exact matrix, picked by --seed.")
     ] = None,
@@ -60,7 +63,7 @@ def certify(
 
         arguments: dict[str, Any] = {"settings": settings, "rule": rule, "cells": cells, "on_progress": tell}
         if level != "exact":
-            arguments |= _loaded(machine, prompts)
+            arguments |= _loaded(machine, prompts, limit)
         elif threads is None:
             _one_thread()
         from outpace.certify import certify as run
@@ -74,10 +77,10 @@ def certify(
         raise typer.Exit(NOT_LOSSLESS if certificate.lossless is False else INCONCLUSIVE)
 
 
-def _loaded(machine: Machine, prompts: Path | None) -> dict[str, Any]:
+def _loaded(machine: Machine, prompts: Path | None, limit: int) -> dict[str, Any]:
     from outpace.bench.prompts import load_prompts
 
-    texts = None if prompts is None else [prompt.turns[0] for prompt in load_prompts(prompts, None)]
+    texts = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
     machine.check()
     model, draft_model = machine.load()
     return {"model": model, "draft_model": draft_model, "prompts": texts}
