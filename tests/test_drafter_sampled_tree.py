@@ -477,7 +477,7 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
     ("settings", "words"),
     [
         ({"branching": ()}, "branching"),
-        ({"branching": (-1,)}, "negative"),
+        ({"branching": (-1,)}, "branching"),
         ({"nodes": 0}, "nodes"),
         ({"beam": -1}, "beam"),
         ({"draws": "all"}, "draws"),
@@ -491,10 +491,15 @@ def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], 
 
 @pytest.mark.parametrize("name", ["rsd", "sampled-tree"])
 @pytest.mark.parametrize("branching", [(2, 0), (0,), (2, -1)])
-@pytest.mark.xfail(reason="entries of branching are not checked yet: (2, 0) ends in an IndexError", strict=False)
 def test_a_level_without_draws_is_refused(name: str, branching: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="branching"):
         build(name, Context(TableTarget(3), lambda: draft(3)), {"branching": branching})
+
+
+@pytest.mark.parametrize("settings", [{"branching": (3,), "nodes": 2}, {"beam": 9, "nodes": 8}])
+def test_a_first_level_without_room_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="no room"):
+        build("rsd", Context(TableTarget(3), lambda: draft(3)), settings)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

@@ -39,8 +39,10 @@ def law(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like: Tensor) -> Tensor
 
 
 def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> float:
-    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x."""
+    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. What the target would never say is never accepted."""
     p_token = prefix * float(p[token])
+    if p_token <= 0.0:
+        return 0.0
     q_token = 1.0 if q is None else float(q[token])
     return 1.0 if p_token >= q_token else p_token / q_token
 

@@ -9,9 +9,9 @@ likeliest tokens and one sampled from the rest (Hu et al. 2025, arXiv 2502.18779
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Proposal
@@ -25,7 +25,7 @@ from outpace.drafters.sampled_growth import (
 )
 from outpace.method import Context, Parts, register
 
-Branching = tuple[int, ...]
+Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 
 
 class TreeSettings(BaseModel):
@@ -36,6 +36,12 @@ class TreeSettings(BaseModel):
     branching: Branching = Field((3, 2, 1, 1), min_length=1, description="draws after each node, level by level")
     nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
 
+    @model_validator(mode="after")
+    def _room(self) -> Self:
+        if self.branching[0] > self.nodes:
+            raise ValueError(f"nodes ({self.nodes}) leave no room for the first level ({self.branching[0]} draws)")
+        return self
+
 
 class RsdSettings(TreeSettings):
     """Settings of ``rsd``."""
@@ -43,6 +49,12 @@ class RsdSettings(TreeSettings):
     beam: int = Field(
         0, ge=0, le=64, description="above 0: a stochastic beam of this width, as deep as branching is long"
     )
+
+    @model_validator(mode="after")
+    def _room_for_the_beam(self) -> Self:
+        if self.beam > self.nodes:
+            raise ValueError(f"nodes ({self.nodes}) leave no room for the beam ({self.beam} draws a level)")
+        return self
 
 
 class SampledTreeSettings(TreeSettings):
