@@ -66,3 +66,14 @@ class AcceptanceRule(ABC):
                 f"rule '{self.name}' is for temperature 0, but the temperature is {params.temperature:g}; "
                 "use a sampling rule such as 'rejection'"
             )
+
+
+class TreeByTree(AcceptanceRule):
+    """A rule that decides each tree by itself, which is nearly every rule."""
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
+        return [self.decide(one, chance) for one, chance in zip(scores, chances, strict=True)]
+
+    @abstractmethod
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        """The verdict on one tree."""

@@ -9,13 +9,12 @@ target's own token under the noise of the draft token; accept while they agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
 from outpace.chance import Chance
 from outpace.errors import BadInput
@@ -52,7 +51,7 @@ def _noise_behind(q: Tensor, token: int, chance: Chance) -> Tensor:
     return noise
 
 
-class GumbelCoupling(AcceptanceRule):
+class GumbelCoupling(TreeByTree):
     """Accept a sampled chain while the target's token under the draft token's own noise is that token. Lossless.
 
     Accepts less than ``rejection`` (at most maximal coupling), but the token it puts out at a position depends on the
@@ -72,11 +71,7 @@ class GumbelCoupling(AcceptanceRule):
                 "use rule 'rejection'"
             )
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._walk(one, chance) for one, chance in zip(scores, chances, strict=True)]
-
-    @staticmethod
-    def _walk(scores: TreeScores, chance: Chance) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)
         path: list[int] = []
         node = ROOT

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Any
-
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.chance import Chance
 from outpace.targets.base import TreeScores
 from outpace.tree import ROOT
 
 
-class Greedy(AcceptanceRule):
+class Greedy(TreeByTree):
     """Walk down the tree while a child holds the target's argmax. Lossless at temperature 0, chain or tree."""
 
     name = "greedy"
@@ -20,11 +17,7 @@ class Greedy(AcceptanceRule):
     greedy_only = True
     takes_without_replacement = True
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._walk(one) for one in scores]
-
-    @staticmethod
-    def _walk(scores: TreeScores) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         path: list[int] = []
         node = ROOT
         while True:

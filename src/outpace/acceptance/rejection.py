@@ -11,17 +11,14 @@ a one-hot q: it is accepted with probability p(x), and its residual is p without
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Any
-
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
 from outpace.chance import Chance
 from outpace.targets.base import TreeScores
 from outpace.tree import ROOT
 
 
-class RecursiveRejection(AcceptanceRule):
+class RecursiveRejection(TreeByTree):
     """Multi-draft rejection down the tree; on a chain it is standard rejection sampling. Lossless.
 
     Siblings are independent draws, or drawn without replacement, or deterministic, in any mixture.
@@ -33,11 +30,7 @@ class RecursiveRejection(AcceptanceRule):
     lossless = True
     takes_without_replacement = True
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._walk(one, chance) for one, chance in zip(scores, chances, strict=True)]
-
-    @staticmethod
-    def _walk(scores: TreeScores, chance: Chance) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
         draws_at = draws_by_parent(tree)
         path: list[int] = []

@@ -8,14 +8,13 @@ transport's. Applied level by level, it takes trees whose siblings are independe
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law
 from outpace.chance import Chance
 from outpace.errors import BadInput
@@ -47,7 +46,7 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     return high  # at or above the root the selection is exact; below it the residual would be negative
 
 
-class KSequential(AcceptanceRule):
+class KSequential(TreeByTree):
     """k-SEQ selection down a tree of independent draws. Lossless."""
 
     name = "k-seq"
@@ -63,11 +62,7 @@ class KSequential(AcceptanceRule):
                 "use rule 'recursive-rejection'"
             )
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._walk(one, chance) for one, chance in zip(scores, chances, strict=True)]
-
-    @staticmethod
-    def _walk(scores: TreeScores, chance: Chance) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
         draws_at = draws_by_parent(tree)
         path: list[int] = []

@@ -14,18 +14,17 @@ A node whose children are all gone is accepted with its mass, and the next token
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from torch import Tensor
 
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
 from outpace.chance import Chance
 from outpace.targets.base import TreeScores
 from outpace.tree import ROOT, Draw, TokenTree
 
 
-class Traversal(AcceptanceRule):
+class Traversal(TreeByTree):
     """Bottom-up verification of trees. Lossless; accepts at least as much as recursive rejection on average."""
 
     name = "traversal"
@@ -33,11 +32,7 @@ class Traversal(AcceptanceRule):
     lossless = True
     takes_without_replacement = True
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._verify(one, chance) for one, chance in zip(scores, chances, strict=True)]
-
-    @staticmethod
-    def _verify(scores: TreeScores, chance: Chance) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
         draws_at = draws_by_parent(tree)
         scores.distribution.ensure([ROOT, *range(len(tree))])  # every node may be visited: one vectorised pass

@@ -17,12 +17,12 @@ rejection. Nodes with several sampled draws have no closed form: such trees are 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import draws_by_parent, law
 from outpace.chance import Chance
 from outpace.errors import BadInput
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outpace.drafters.base import Proposal
 
 
-class UniVer(AcceptanceRule):
+class UniVer(TreeByTree):
     """Conditional optimal transport over the levels of a tree with at most one sampled draw a node. Lossless."""
 
     name = "univer"
@@ -48,11 +48,7 @@ class UniVer(AcceptanceRule):
                 f"'{drafter_name}' drafts {proposal}; use rule 'traversal'"
             )
 
-    def accept(self, scores: Seq[TreeScores], states: Seq[Any], chances: Seq[Chance]) -> list[Verdict]:
-        return [self._verify(one, chance) for one, chance in zip(scores, chances, strict=True)]
-
-    @staticmethod
-    def _verify(scores: TreeScores, chance: Chance) -> Verdict:
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)
         scores.distribution.ensure([ROOT, *range(len(scores.tree))])
         stack = [_Plan(scores, ROOT, 1.0, draws_at.get(ROOT, ()))]
