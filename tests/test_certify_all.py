@@ -32,7 +32,9 @@ def cells(name: str) -> list[Setting]:
 
 
 def cases() -> Iterator[Any]:
-    names = sorted({kind.name for kind in rules().values() if kind.lossless and not kind.greedy_only})
+    # Other tests define rules too, wrong ones among them, and a subclass is a registered rule.
+    ours = [kind for kind in rules().values() if kind.__module__.startswith("outpace.")]
+    names = sorted({kind.name for kind in ours if kind.lossless and not kind.greedy_only})
     for info in methods():
         if not info.lossless:
             continue
