@@ -30,6 +30,7 @@ from outpace.acceptance.default import default_rule
 from outpace.acceptance.greedy import Greedy
 from outpace.controllers.base import Controller
 from outpace.errors import BadInput
+from outpace.metrics import RequestMetrics
 from outpace.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class Method:
     def lossless(self) -> bool:
         """Whether the output distribution is the target's."""
         return self.rule.lossless
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its controller asks for a draft at the start (plain decoding's never does)."""
+        return self.controller.budget(RequestMetrics(), 1).depth > 0
 
     def rule_for(self, params: SamplingParams) -> AcceptanceRule:
         """The rule of one request: a lossless rule at temperature 0 is the greedy walk, which needs no p."""

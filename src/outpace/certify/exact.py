@@ -24,7 +24,6 @@ from outpace.certify.laws import Law, Output, distance, enumerated_law, output_o
 from outpace.chance import SeededChance
 from outpace.decoding import Request
 from outpace.method import Context, Method, build
-from outpace.metrics import RequestMetrics
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
@@ -159,14 +158,9 @@ def certify_exact(
             freedoms.append(freedom)
         drafted += count
     certificate = _conclude(name, checks, freedoms, samples, alpha)
-    if certificate.lossless and not drafted and _may_draft(make):
+    if certificate.lossless and not drafted and make(tiny_context(3, 0)).may_draft:
         return replace(certificate, lossless=None, verdict="inconclusive: it drafted nothing in any setting")
     return certificate
-
-
-def _may_draft(make: Make) -> bool:
-    """Whether the method's controller ever asks for a draft (plain decoding's does not)."""
-    return make(tiny_context(3, 0)).controller.budget(RequestMetrics(), 1).depth > 0
 
 
 def _sampled(

@@ -43,7 +43,7 @@ def certify_greedy(
     wrong = sum(not check.passed for check in checks)
     if wrong:
         lossless, verdict = False, f"not lossless: {wrong} of {len(checks)} answers differ beyond a near-tie"
-    elif not drafted and method.name != "none":
+    elif not drafted and method.may_draft:
         lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
     else:
         lossless = True

@@ -177,7 +177,7 @@ def _conclude(method: Method, tallies: dict[str, _Tally], drafted: int, alpha: f
         worst = min(checks, key=lambda check: check.p_value or 0.0)
         verdict = f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
         return Certificate(method.name, "statistical", False, verdict, None, p_value, bias, checks=tuple(checks))
-    if not drafted and method.name != "none":
+    if not drafted and method.may_draft:
         verdict = "inconclusive: it drafted nothing on these prompts"
         return Certificate(method.name, "statistical", None, verdict, None, p_value, bias, checks=tuple(checks))
     verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"

@@ -42,9 +42,6 @@ class Budget:
         return log_q_path if not math.isnan(log_q_path) else -math.inf
 
 
-NOTHING = Budget(0, 0, 0)
-
-
 class Controller(ABC):
     """Turns what was measured so far into the next round's budget."""
 

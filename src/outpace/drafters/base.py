@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -49,7 +48,6 @@ class Drafter(ABC):
     proposal: Proposal = Proposal()
     taps: tuple[int, ...] = ()
     """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
-    learns_across_requests: ClassVar[bool] = False
 
     def begin(self, sequence: Sequence) -> None:  # noqa: B027 - stateless drafters have nothing to do
         """A request joins; its prompt is ``sequence.tokens``. Called before the target's prefill."""

@@ -64,11 +64,6 @@ class KVStore:
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return sum(t.nbytes for t in (*self._keys, *self._values) if t is not None)
-
     def _grown(self, tensors: list[Tensor | None], layer: int, rows: int, like: Tensor) -> Tensor:
         stored = tensors[layer]
         if stored is not None and stored.shape[1] >= rows:
