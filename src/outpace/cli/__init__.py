@@ -16,6 +16,7 @@ import typer
 
 import outpace
 from outpace.cli.bench import bench
+from outpace.cli.bench_peers import bench_peers
 from outpace.cli.certify import certify
 from outpace.cli.chat import chat
 from outpace.cli.doctor import doctor
@@ -50,7 +51,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, certify, methods, doctor):
+for command in (generate, chat, bench, bench_peers, certify, methods, doctor):
     app.command()(command)
 
 

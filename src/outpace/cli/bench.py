@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import outpace
 from outpace.cli import options as opt
-from outpace.cli.output import STDOUT, check_writable, err, out, print_json, to_json, write_whole
+from outpace.cli.output import Outputs, err
 from outpace.cli.session import Machine, choose_methods, read_texts
 from outpace.errors import BadInput
 
@@ -73,7 +72,7 @@ def bench(
     machine = Machine(model, draft_model, dtype, device, threads)
     machine.check()
     biases = opt.logit_bias(logit_bias)
-    outputs = _Outputs(json, html)
+    outputs = Outputs(json, html)
     outputs.check()
     texts = read_texts(reference)
     try:
@@ -107,7 +106,10 @@ def bench(
         result = _run(machine, choice, questions, settings)
     except KeyboardInterrupt:
         result = _nothing()
-    outputs.write(result)
+    from outpace.bench.html import write_html
+    from outpace.bench.report import print_table
+
+    outputs.write(result, print_table, write_html, empty=not result["methods"])
     if not result["complete"]:
         err().print("[yellow]interrupted[/]: the results are partial" if result["methods"] else "[yellow]interrupted")
         raise typer.Exit(_INTERRUPTED)
@@ -136,46 +138,3 @@ def _nothing() -> dict[str, Any]:
     """The results of a bench that was interrupted before it began."""
     empty: dict[str, Any] = {"version": outpace.__version__, "complete": False}
     return {**empty, "machine": {}, "model": {}, "settings": {}, "methods": []}
-
-
-class _Outputs:
-    """Where the results go: the table to the terminal, JSON and HTML to files."""
-
-    def __init__(self, json: str | None, html: Path | None) -> None:
-        self._to_stdout = json == STDOUT
-        self._json = None if json is None or self._to_stdout else Path(json)
-        self._html = html
-
-    def check(self) -> None:
-        """Raise BadInput now for what could not be written later."""
-        for path in (self._json, self._html):
-            if path is not None:
-                check_writable(path)
-        if self._json is not None and self._json == self._html:
-            raise BadInput(f"--json and --html both name {self._html}")
-
-    def write(self, result: dict[str, Any]) -> None:
-        """Everything that was asked for; JSON first, for it is what a script waits for."""
-        if self._to_stdout:
-            print_json(result)
-        elif self._json is not None:
-            write_whole(self._json, lambda path: _write_text(path, to_json(result) + "\n"))
-        if not result["methods"]:
-            return
-        if self._html is not None:
-            from outpace.bench.html import write_html
-
-            write_whole(self._html, lambda path: write_html(result, path))
-        self._table(result, err() if self._to_stdout else out())
-
-    def _table(self, result: dict[str, Any], console: Console) -> None:
-        from outpace.bench.report import print_table
-
-        print_table(result, console)
-        for what, path in (("JSON", self._json), ("report", self._html)):
-            if path is not None:
-                err().print(f"[dim]{what}: {path}", soft_wrap=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

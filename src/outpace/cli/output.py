@@ -46,6 +46,49 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+class Outputs:
+    """Where a command's results go: the table to the terminal, JSON and HTML to files."""
+
+    def __init__(self, json: str | None, html: Path | None) -> None:
+        self._to_stdout = json == STDOUT
+        self._json = None if json is None or self._to_stdout else Path(json)
+        self._html = html
+
+    def check(self) -> None:
+        """Raise BadInput now for what could not be written later."""
+        for path in (self._json, self._html):
+            if path is not None:
+                check_writable(path)
+        if self._json is not None and self._json == self._html:
+            raise BadInput(f"--json and --html both name {self._html}")
+
+    def write(
+        self,
+        result: dict[str, Any],
+        table: Callable[[dict[str, Any], Console], None],
+        page: Callable[[dict[str, Any], Path], None],
+        *,
+        empty: bool,
+    ) -> None:
+        """Everything that was asked for; JSON first, for it is what a script waits for. ``empty``: nothing else."""
+        if self._to_stdout:
+            print_json(result)
+        elif self._json is not None:
+            write_whole(self._json, lambda path: _write_text(path, to_json(result) + "\n"))
+        if empty:
+            return
+        if self._html is not None:
+            write_whole(self._html, lambda path: page(result, path))
+        table(result, err() if self._to_stdout else out())
+        for what, place in (("JSON", self._json), ("report", self._html)):
+            if place is not None:
+                err().print(f"[dim]{what}: {place}", soft_wrap=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
 def check_writable(path: Path) -> None:
     """Raise BadInput unless a file can be written at ``path``. Called before the long run, not after it."""
     if _is_special(path):

@@ -1,0 +1,139 @@
+"""From what the user asked for to the result: weights, prompts as token ids, the run, the JSON object.
+
+Prompts are encoded once, under the model's chat template, and every process is given the same ids. Only the first turn
+of a conversation is asked: a second would continue answers that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import outpace
+from outpace import machine
+from outpace.bench.peers.entries import Question
+from outpace.bench.peers.plan import Job, Plan, available, context_for, make_plan
+from outpace.bench.peers.results import compared
+from outpace.bench.peers.runner import Run
+from outpace.bench.peers.table import Peer
+from outpace.bench.peers.weights import Weights, find, float_of, precisions
+from outpace.bench.prompts import Prompt, unique
+from outpace.bench.rows import plain_figures
+from outpace.bench.settings import Progress
+from outpace.errors import BadInput
+
+_WARM_UP = "Describe a quiet morning in a harbour town. Then say the same again in one sentence."
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for. ``dtypes`` None takes the defaults."""
+
+    model: str
+    peers: tuple[Peer, ...]
+    methods: tuple[str, ...] = ("none",)
+    dtypes: tuple[str, ...] | None = None
+    draft_model: str | None = None
+    vllm_python: str | None = None
+    max_new_tokens: int = 64
+    threads: int = 1
+    timeout: float = 900.0
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything found and encoded; nothing is started yet."""
+
+    settings: Settings
+    plan: Plan
+    job: Job
+    dtypes: tuple[str, ...]
+    questions: tuple[Question, ...]
+    warm_up: Question
+    notes: tuple[str, ...]
+
+    def run(self, on_progress: Callable[[Progress], None] | None = None) -> dict[str, Any]:
+        """Measure, and return the JSON object. Ctrl-C ends it early, with ``complete`` false."""
+        drafts = [self.job.draft] if self.job.draft else []
+        work = Run(
+            self.plan,
+            self.questions,
+            self.warm_up,
+            length=self.settings.max_new_tokens,
+            threads=self.settings.threads,
+            timeout=self.settings.timeout,
+            offline=all(one.local for one in (self.job.weights, *drafts)),
+            on_progress=on_progress,
+        )
+        return self._result(complete=work.go())
+
+    def _result(self, *, complete: bool) -> dict[str, Any]:
+        weights = self.job.weights
+        told = {peer.name: {one.name: dict(one.settings) for one in peer.configs} for peer in self.settings.peers}
+        noted = asdict(replace(self.settings, peers=())) | {
+            "peers": told,
+            "dtypes": self.dtypes,
+            "prompts": len(self.questions),
+            "categories": list(dict.fromkeys(question.category for question in self.questions)),
+            "context": self.job.context,
+            "temperature": 0,
+            "ignore_eos": True,
+            "turns": "the first of each prompt",
+        }
+        noted.pop("vllm_python")  # a report may be shared, and paths are nobody's business
+        found = {
+            "version": outpace.__version__,
+            "complete": complete,
+            "machine": machine.describe() | {"threads": self.settings.threads},
+            "model": {"name": weights.name, "folder_dtype": self.job.dtype, "gguf": weights.gguf_kind or None},
+            "settings": noted,
+            **compared(self.plan.entries, self.questions),
+            "skipped": self.plan.skipped,
+            "notes": list(self.notes),
+        }
+        cleaned: dict[str, Any] = plain_figures(found)
+        return cleaned
+
+
+def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Comparison:
+    """Find what is installed, convert the weights, encode the prompts. Raises BadInput for what cannot work."""
+    pythons, skipped = available(settings.peers, settings.vllm_python)
+    if not pythons:
+        ways = "; ".join(f"{one['name']}: {one['install']}" for one in skipped)
+        raise BadInput(f"none of the peers is installed ({ways})")
+    dtypes, notes = precisions(settings.dtypes, settings.model)
+    dtype, more = float_of(dtypes)
+    weights = find(settings.model, dtype)
+    draft = find(settings.draft_model, dtype) if settings.draft_model else None
+    questions, warm_up = encode(weights, prompts, settings.max_new_tokens)
+    longest = max(len(question.tokens) for question in (*questions, warm_up))
+    job = Job(weights, draft, dtype, settings.threads, context_for(longest, settings.max_new_tokens))
+    plan = make_plan(job, dtypes, settings.methods, pythons, skipped)
+    told = tuple(dict.fromkeys([*notes, *more]))
+    return Comparison(settings, plan, job, tuple(dtypes), tuple(questions), warm_up, told)
+
+
+def encode(weights: Weights, prompts: Sequence[Prompt], length: int) -> tuple[list[Question], Question]:
+    """The prompts' first turns as token ids, and the one to warm up on. Raises BadInput for one that does not fit."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from outpace.models.quiet import explained, quiet
+    from outpace.models.tokenizers import HFTokenizer
+
+    with quiet(), explained(f"cannot load the tokenizer of '{weights.name}'"):
+        words = HFTokenizer(AutoTokenizer.from_pretrained(weights.folder, local_files_only=weights.local))
+        config = AutoConfig.from_pretrained(weights.folder, local_files_only=weights.local)
+    room = getattr(config, "max_position_embeddings", None)
+    questions = []
+    for prompt in unique(prompts):
+        said = [*prompt.history, ("user", prompt.turns[0])]
+        tokens = tuple(words.chat([{"role": role, "content": content} for role, content in said]))
+        if room is not None and len(tokens) + length > room:
+            raise BadInput(
+                f"prompt '{prompt.id}' has {len(tokens)} tokens, its answer {length}; the model's context holds {room}"
+            )
+        questions.append(Question(prompt.id, prompt.category, tokens))
+    warm_up = Question("warm-up", "", tuple(words.chat([{"role": "user", "content": _WARM_UP}])))
+    return questions, warm_up

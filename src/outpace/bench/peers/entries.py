@@ -1,0 +1,54 @@
+"""One row of a comparison: a library in one configuration, and what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from outpace.bench.statistics import Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as every process gets it."""
+
+    id: str
+    category: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a process reported: seconds are those after the first token."""
+
+    tokens: tuple[int, ...]
+    ttft_ms: float
+    seconds: float
+    memory_mb: float | None
+
+    @property
+    def rate(self) -> Rate:
+        """(tokens after the first, seconds after the first)."""
+        return len(self.tokens) - 1, self.seconds
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A row. ``error`` ends its part in the run; what it answered before stays."""
+
+    name: str
+    config: str
+    ours: bool
+    precision: str | None = None
+    version: str | None = None
+    error: str | None = None
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """How it is called where there is one word for it."""
+        return f"{self.name} {self.config} {self.precision}" if self.ours else f"{self.name} {self.config}"
+
+    def rates(self, ids: Iterable[str]) -> list[Rate]:
+        """Tokens and seconds of the prompts that it answered."""
+        return [self.answers[one].rate for one in ids if one in self.answers]

@@ -1,0 +1,43 @@
+"""llama.cpp through llama-cpp-python: plain, and with its prompt lookup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+if TYPE_CHECKING:
+    from outpace.bench.peers.workers.serve import Emit
+
+
+def load(settings: dict[str, Any]) -> LlamaCpp:
+    """The GGUF file, with a context of the size that the run needs."""
+    return LlamaCpp(settings)
+
+
+class LlamaCpp:
+    """One context for the one configuration of this process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        [options] = settings["configs"].values()
+        self.version = llama_cpp.__version__
+        self.precision = settings["gguf_kind"]
+        self.failed: dict[str, str] = {}
+        self.llama = llama_cpp.Llama(
+            settings["gguf"],
+            n_ctx=settings["context"],
+            n_threads=settings["threads"],
+            n_threads_batch=settings["threads"],
+            draft_model=LlamaPromptLookupDecoding(**options) if options else None,
+            logits_all=bool(options),  # a draft is judged by every row; else the library keeps too few for long prompts
+            verbose=False,
+        )
+
+    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+        """``generate`` knows no end of sequence; after ``reset`` it finds no common beginning to keep."""
+        self.llama.reset()
+        for count, token in enumerate(self.llama.generate(prompt, temp=0.0), 1):
+            emit([token])
+            if count == length:
+                break

@@ -1,0 +1,53 @@
+"""outpace itself, as one library among the others: one precision a process, every method in turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import outpace
+from outpace.decoding import Decoder, Request
+from outpace.errors import OutpaceError
+from outpace.method import Method
+
+if TYPE_CHECKING:
+    from outpace.bench.peers.workers.serve import Emit
+
+
+def load(settings: dict[str, Any]) -> Ours:
+    """The model in the settings' dtype, and the methods that it takes."""
+    torch.set_num_threads(settings["threads"])
+    return Ours(settings)
+
+
+class Ours:
+    """One model, and a method for every configuration."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.version = outpace.__version__
+        self.failed: dict[str, str] = {}
+        self.model = outpace.load(settings["model"], dtype=settings["dtype"], device="cpu")
+        self.precision = str(self.model.info["dtype"]).removeprefix("torch.")
+        if self.precision != settings["dtype"]:  # a row that computes in something else would be a row too many
+            note = self.model.info.get("note") or "no reason given"
+            raise RuntimeError(f"computes in {self.precision} instead of {settings['dtype']}: {note}")
+        draft = outpace.load(settings["draft"], dtype=settings["dtype"], device="cpu") if settings["draft"] else None
+        self.methods: dict[str, Method] = {}
+        for name in settings["configs"]:
+            try:
+                self.methods[name] = self.model.method(name, draft_model=draft)
+            except OutpaceError as error:  # one that needs a draft model, say; the others can run
+                self.failed[name] = str(error)
+
+    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+        """Round by round, as a stream would read it. No stop token: every answer has its full length."""
+        decoder = Decoder(self.model.target)
+        generation = decoder.submit(Request(tuple(prompt), self.methods[config], max_new_tokens=length))
+        told, more = 0, True
+        while more:
+            more = decoder.step()
+            emit(generation.tokens[told:])
+            told = len(generation.tokens)
+        if generation.error is not None:
+            raise generation.error

@@ -1,0 +1,144 @@
+"""A worker: one library in a process of its own, which answers prompts when it is asked to.
+
+    python serve.py LIBRARY.py        # requests on standard input, replies on standard output, a JSON object a line
+
+    {"do": "load", "settings": {...}}                               {"version", "precision", "failed": {config: why}}
+    {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}   {"ttft_ms", "seconds", "tokens", "memory_mb"}
+
+Any reply may be ``{"error": "one line"}`` instead. The end of the input ends the process. LIBRARY.py has a function
+``load(settings)`` that returns an :class:`Engine`.
+
+This file stands alone, on the standard library, for it also runs where outpace is not installed. It holds the only
+clock: every library's tokens are timed by the same lines, when the library hands them out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import IO, Any, Protocol
+
+Emit = Callable[[list[int]], None]
+_LONGEST = 280
+
+
+class Engine(Protocol):
+    """A loaded library. ``failed``: configurations that it cannot run, and why, in one line each."""
+
+    version: str
+    precision: str
+    failed: dict[str, str]
+
+    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+        """Decode greedily, past any end-of-sequence token, and ``emit`` tokens as they come."""
+        ...
+
+
+class Clock:
+    """Notes when tokens arrive. What arrives beyond ``length`` was not asked for, and is not counted."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.tokens: list[int] = []
+        self.first = self.last = 0.0
+        self.began = perf_counter()
+
+    def emit(self, tokens: list[int]) -> None:
+        """Take new tokens."""
+        now = perf_counter()
+        if not tokens or len(self.tokens) >= self.length:
+            return
+        if not self.tokens:
+            self.first = now
+        self.last = now
+        self.tokens.extend(tokens[: self.length - len(self.tokens)])
+
+    def reply(self) -> dict[str, Any]:
+        """The figures of one answer."""
+        if not self.tokens:
+            return {"error": "it answered no token"}
+        return {
+            "ttft_ms": 1e3 * (self.first - self.began),
+            "seconds": self.last - self.first,
+            "tokens": [int(token) for token in self.tokens],
+        }
+
+
+def main(path: str) -> None:
+    """Answer requests until the input ends."""
+    requests, replies = _channel()
+    engine: Engine | None = None
+    for line in requests:
+        try:
+            request = json.loads(line)
+            if request["do"] == "load":
+                engine = _library(path).load(request["settings"])
+                reply = {"version": engine.version, "precision": engine.precision, "failed": engine.failed}
+            elif engine is None:
+                reply = {"error": "nothing is loaded"}
+            else:
+                reply = _answer(engine, request)
+        except Exception as error:  # whatever a library raises, the runner hears of it in one line
+            reply = {"error": _one_line(error)}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
+    _reset_peak_memory()
+    clock = Clock(request["length"])
+    engine.answer(request["config"], request["prompt"], request["length"], clock.emit)
+    return clock.reply() | {"memory_mb": _peak_memory_mb()}
+
+
+def _channel() -> tuple[IO[str], IO[str]]:
+    """The runner's two pipes, out of the libraries' reach: what these print goes to standard error."""
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _library(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("library", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _one_line(error: BaseException) -> str:
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    half = _LONGEST // 2  # of a long one the middle goes: libraries put the reason last, or first
+    return said if len(said) <= _LONGEST else f"{said[:half]} ... {said[-half:]}"
+
+
+def _reset_peak_memory() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_memory_mb() -> float | None:
+    """Largest resident memory since the reset, in MB; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return None
+
+
+if __name__ == "__main__":
+    # Python puts this folder first on the path, where `transformers.py` would stand before the library of that name.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [place for place in sys.path if place and Path(place).resolve() != here]
+    main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(0)  # nothing here is worth a library's long farewell

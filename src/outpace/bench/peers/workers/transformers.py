@@ -1,0 +1,67 @@
+"""transformers' ``generate``: plain, prompt lookup, and assisted by a draft model. One model serves all three."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+if TYPE_CHECKING:
+    from outpace.bench.peers.workers.serve import Emit
+
+
+def load(settings: dict[str, Any]) -> Transformers:
+    """The model in the settings' dtype."""
+    torch.set_num_threads(settings["threads"])
+    return Transformers(settings)
+
+
+class Transformers:
+    """The model and what each configuration adds to ``generate``."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.version = transformers.__version__
+        self.precision = settings["dtype"]
+        self.failed: dict[str, str] = {}
+        self.model = _model(settings["folder"], settings["dtype"])
+        self.options: dict[str, dict[str, Any]] = {}
+        for config, given in settings["configs"].items():
+            options = dict(given)
+            if options.pop("draft", False):
+                options["assistant_model"] = _model(settings["draft_folder"], settings["dtype"])
+            self.options[config] = options
+
+    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+        """Greedy, through the streamer: with a draft it is given several tokens at once."""
+        with torch.inference_mode():
+            self.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=length,
+                do_sample=False,
+                streamer=_Streamer(emit),
+                **self.options[config],
+            )
+
+
+class _Streamer:
+    def __init__(self, emit: Emit) -> None:
+        self.emit, self.prompted = emit, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """The first call brings the prompt back."""
+        if self.prompted:
+            self.emit(value.flatten().tolist())
+        self.prompted = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def _model(folder: str, dtype: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    model.generation_config.eos_token_id = None  # without one, nothing ends an answer early
+    model.generation_config.pad_token_id = 0
+    return model

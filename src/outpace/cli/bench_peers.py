@@ -1,0 +1,142 @@
+"""``outpace bench-peers``: outpace beside other libraries, on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import outpace
+from outpace.cli import options as opt
+from outpace.cli.output import Outputs, err
+from outpace.cli.session import Machine, choose_methods
+from outpace.errors import BadInput
+from outpace.machine import usable_cpus
+
+if TYPE_CHECKING:
+    from outpace.bench.peers.comparison import Comparison
+    from outpace.bench.settings import Progress as Step
+
+_INTERRUPTED = 130
+
+
+def bench_peers(
+    model: opt.ModelName = "smollm2",
+    methods: Annotated[
+        str, typer.Option("--methods", metavar="A,B", help="outpace's methods; plain decoding (none) always runs.")
+    ] = "none,sam",
+    peers: Annotated[
+        str | None,
+        typer.Option("--peers", metavar="X,Y", help="Libraries to compare with. [dim]\\[default: installed][/]"),
+    ] = None,
+    dtypes: Annotated[
+        str | None,
+        typer.Option(
+            "--dtypes",
+            metavar="D,E",
+            help="outpace's precisions. [dim]\\[default: bfloat16, and int4 for GGUF, else int8][/]",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", metavar="FILE", help="Spec-Bench questions, JSONL or plain text. [dim]\\[default: embedded][/]"
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", help="Use N prompts, taken from all categories in turn.")
+    ] = None,
+    max_new_tokens: opt.MaxNewTokens = 64,
+    draft_model: opt.DraftModel = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON; - is standard output.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained report with charts.")
+    ] = None,
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(
+            "--vllm-python",
+            metavar="PATH",
+            help="An interpreter that has vLLM. [dim]\\[default: .peers/vllm/bin/python][/]",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds a library may take to load, or for one answer.")
+    ] = 900.0,
+    threads: opt.Threads = None,
+) -> None:
+    """Compare with other libraries: same prompts and threads, greedy, each in a process of its own, in turn."""
+    opt.check_length(max_new_tokens)
+    if timeout <= 0:
+        raise BadInput(f"--timeout must be above 0 seconds, not {timeout:g}")
+    Machine(model, draft_model, threads=threads).check()
+    outputs = Outputs(json, html)
+    outputs.check()
+    comparison = None
+    try:
+        from outpace.bench.peers.comparison import Settings, prepare
+        from outpace.bench.peers.table import choose
+        from outpace.bench.prompts import load_prompts
+        from outpace.sampling import SamplingParams
+
+        chosen = tuple(choose(_names(peers)))
+        questions = load_prompts(prompts, limit)
+        names = choose_methods(["none", *(_names(methods) or ())], None, None, SamplingParams()).names
+        wanted = _names(dtypes)
+        settings = Settings(
+            model=model,
+            peers=chosen,
+            methods=tuple(names),
+            dtypes=None if wanted is None else tuple(wanted),
+            draft_model=draft_model,
+            vllm_python=vllm_python,
+            max_new_tokens=max_new_tokens,
+            threads=threads or usable_cpus(),
+            timeout=timeout,
+            command=shlex.join(["outpace", *sys.argv[1:]]),
+        )
+        comparison = prepare(settings, questions)
+        for note in comparison.notes:
+            err().print(f"[yellow]note[/] {note}")
+        for one in comparison.plan.skipped:
+            err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
+        result = _run(comparison)
+    except KeyboardInterrupt:
+        result = _nothing()
+    from outpace.bench.peers.page import write_html
+    from outpace.bench.peers.report import print_table
+
+    outputs.write(result, print_table, write_html, empty=not result["ours"])
+    if not result["complete"]:
+        err().print("[yellow]interrupted[/]: the results are partial" if result["ours"] else "[yellow]interrupted")
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _run(comparison: Comparison) -> dict[str, Any]:
+    """With a progress bar."""
+    console = err()
+    if not console.is_terminal:
+        return comparison.run()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(now: Step) -> None:
+            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
+
+        return comparison.run(advance)
+
+
+def _nothing() -> dict[str, Any]:
+    """The results of a comparison that was interrupted before it began."""
+    return {"version": outpace.__version__, "complete": False, "peers": [], "ours": [], "ratio_to_best_peer": None}

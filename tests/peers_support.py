@@ -1,0 +1,80 @@
+"""Libraries that are none: what a worker may do to the runner, in a few lines each, in real processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from outpace.bench.peers.entries import Entry, Question
+from outpace.bench.peers.plan import WORKERS, Plan, Seat
+from outpace.bench.peers.runner import Run
+
+FAKE = """
+import os, sys, time
+
+MODE, LOG = {mode!r}, {log!r}
+print("chatter on import")
+
+def load(settings):
+    os.write(1, b'native chatter\\n{{"error": "not a reply"}}\\n')
+    if MODE == "refuses":
+        raise FileNotFoundError("no such\\nfile")
+    if MODE == "hangs while loading":
+        time.sleep(60)
+    return Engine(settings)
+
+class Engine:
+    version, precision = "9.9", "toy"
+
+    def __init__(self, settings):
+        self.failed = {{"odd": "needs a draft model"}}
+        self.count = 0
+        assert sys.stdin.read() == ""  # the requests are not for libraries to read
+
+    def answer(self, config, prompt, length, emit):
+        print("chatter")
+        self.count += 1
+        with open(LOG, "a") as log:
+            log.write(f"{{MODE}}/{{config}} {{prompt[0]}} {{length}}\\n")
+        if MODE == "dies" and self.count == 3:
+            sys.stderr.write("first\\nout of memory, it seems\\n")
+            os._exit(3)
+        if MODE == "hangs" and self.count == 3:
+            time.sleep(60)
+        if MODE == "raises" and config == "bad" and self.count > 3:
+            raise ValueError("cannot\\ncompute")
+        if MODE == "silent":
+            return
+        tokens = [prompt[0] + i for i in range(length - (MODE == "short"))]
+        emit([])
+        time.sleep(0.01)
+        emit(tokens[:1])
+        time.sleep(0.01)
+        emit(tokens[1:] + [7] * (3 if MODE == "long" else 0))
+"""
+
+QUESTIONS = [Question(f"q{i}", "one" if i % 2 else "two", (100 * i + 1, 2, 3)) for i in range(4)]
+WARM_UP = Question("warm-up", "", (9, 9))
+
+
+def seat(folder: Path, mode: str, configs: Sequence[str] = ("plain",), *, ours: bool = False) -> Seat:
+    """A process that behaves as ``mode`` says."""
+    path = folder / f"{mode.replace(' ', '_')}.py"
+    path.write_text(FAKE.format(mode=mode, log=str(folder / "log")))
+    entries = [Entry("outpace" if ours else mode, config, ours=ours) for config in configs]
+    settings: dict[str, dict[str, dict[str, int]]] = {"configs": {config: {} for config in configs}}
+    return Seat(entries, [sys.executable, str(WORKERS / "serve.py"), str(path)], settings)
+
+
+def plan_of(*seats: Seat) -> Plan:
+    """A plan with these processes."""
+    plan = Plan()
+    for one in seats:
+        plan.sit(one)
+    return plan
+
+
+def run_of(plan: Plan, *, length: int = 5, timeout: float = 30, questions: Sequence[Question] = QUESTIONS) -> Run:
+    """A run over the four questions."""
+    return Run(plan, questions, WARM_UP, length=length, threads=1, timeout=timeout, offline=True)
