@@ -138,10 +138,16 @@ class TreeScoring:
     """Ragged trees in a batch, commits, forks: for every architecture. Subclasses set ``build``."""
 
     build: Build
+    architectures: tuple[str, ...] = tuple(ARCHITECTURES)
 
-    @pytest.fixture(params=ARCHITECTURES)
-    def case(self, request: pytest.FixtureRequest) -> tuple[Any, Target]:
-        model = tiny_model(request.param)
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        if "architecture" in metafunc.fixturenames:
+            metafunc.parametrize("architecture", cls.architectures)
+
+    @pytest.fixture
+    def case(self, architecture: str) -> tuple[Any, Target]:
+        model = tiny_model(architecture)
         return copy.deepcopy(model), type(self).build(model)
 
     def test_trees_score_as_sequences_and_commits_as_prefill(self, case: tuple[Any, Target]) -> None:

@@ -110,7 +110,7 @@ Dtype = Annotated[
         "--dtype",
         metavar="NAME",
         rich_help_panel=_MACHINE,
-        help="bfloat16, float16, float32 or auto (as stored); default: the device's quickest.",
+        help="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored).",
     ),
 ]
 Device = Annotated[

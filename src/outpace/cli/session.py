@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from outpace.cli.options import check_threads, settings_by_method
 from outpace.errors import BadInput
@@ -119,7 +120,10 @@ class Machine:
 
         def one(name: str) -> Model:
             with self._waiting(f"loading {name} (the first time takes longer)"):
-                return outpace.models.load(name, dtype=self.dtype, device=self.device)
+                model = outpace.models.load(name, dtype=self.dtype, device=self.device)
+            if model.info["note"]:
+                self.console.print(f"[dim]{escape(name)}: {escape(model.info['note'])}[/]", soft_wrap=True)
+            return model
 
         return one(self.model), one(self.draft_model) if self.draft_model else None
 

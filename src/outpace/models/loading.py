@@ -18,6 +18,8 @@ from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
 if TYPE_CHECKING:
     import torch
 
+    from outpace.targets.choice import TargetKind
+
 _TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
 _PATIENCE = 3.0  # seconds to find out that there is no network
 
@@ -28,16 +30,19 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     tokenizer: Any = None,
+    target: TargetKind = "auto",
 ) -> Model:
     """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
 
-    ``dtype``: float32, bfloat16, float16; None takes the device's quickest and "auto" what the weights are stored in
-    (None for GGUF). ``device``: None takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a
-    transformers tokenizer, instead of the model's own. Raises BadInput, in one line, for whatever does not load.
+    ``dtype``: float32, bfloat16, float16, int8 or int4 (a GGUF file's own blocks); None takes the device's quickest
+    of the first three and "auto" what the weights are stored in (None for GGUF). ``device``: None takes the first GPU,
+    or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the model's own. ``target``:
+    "auto" takes the fast target where it can be had; ``info["note"]`` says why where it cannot. Raises BadInput, in
+    one line, for whatever does not load.
     """
     source = resolve(name)
     from outpace.models.gguf_cache import converted
-    from outpace.models.placement import choose_device, choose_dtype
+    from outpace.models.placement import QUANTISED, choose_device, choose_dtype
 
     began = time.perf_counter()
     where = choose_device(device)
@@ -50,31 +55,42 @@ def load(
             precision = "auto" if dtype == "auto" else precision
         inner = _model(source, place, precision, where, local)
         words = _tokenizer(place, tokenizer, local)
-        model = load_from(inner, words, name=os.fspath(name))
+        quantised = str(dtype) if dtype in QUANTISED else None
+        gguf = source.path if source.kind == "gguf" else None
+        model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target)
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
     return model
 
 
-def load_from(model: Any, tokenizer: Any, *, name: str | None = None) -> Model:
+def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
     """Wrap a transformers causal LM and its tokenizer that are loaded already. The model is put in evaluation mode.
 
+    The fast target packs a copy of the weights; "generic" uses the model as it is and follows changes of it.
     Raises BadInput when the model's state is not one that outpace can keep.
     """
-    from outpace.models.placement import check_dtype, dtype_name
+    return _wrapped(model, tokenizer, name, None, None, target)
+
+
+def _wrapped(
+    model: Any, tokenizer: Any, name: str | None, precision: str | None, gguf: Path | None, kind: TargetKind
+) -> Model:
+    from outpace.models.placement import check_dtype
     from outpace.models.stop_ids import stop_ids
     from outpace.models.tokenizers import HFTokenizer
-    from outpace.targets.hf import HFTarget
+    from outpace.targets.choice import choose_target
 
     words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
     weight = model.get_input_embeddings().weight
     check_dtype(weight.dtype, weight.device)
     with quiet():
-        target = HFTarget(model)
+        target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind)
     info = {
         "architecture": type(model).__name__,
         "parameters": int(model.num_parameters()),
-        "dtype": dtype_name(weight.dtype),
+        "dtype": target.dtype,
+        "target": type(target).__name__,
+        "note": note,
         "device": str(weight.device),
         "layers": target.num_layers,
         "vocabulary": target.vocab_size,

@@ -13,21 +13,30 @@ if TYPE_CHECKING:
     import torch
 
 NAMES = ("float32", "bfloat16", "float16")
+QUANTISED = ("int8", "int4")
+"""Precisions that packed weights have and torch's dtypes do not."""
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is how ARM names it
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU as Linux names them; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return frozenset(next(line for line in lines if line.startswith(("flags", "Features"))).split())
+    except (OSError, StopIteration):
+        return frozenset()
 
 
 @cache
 def fast_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX, ARM BF16)."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        import torch
+    if flags := cpu_flags():
+        return not _FAST_BF16.isdisjoint(flags)
+    import torch
 
-        asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-        return any(supported() for supported in asked if supported)
-    return not _FAST_BF16.isdisjoint(flags.split())
+    asked = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return any(supported() for supported in asked if supported)
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -48,9 +57,16 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype asked for, or the device's quickest. Raises BadInput when it is none, or the device lacks it."""
+    """The dtype asked for, or the device's quickest. Raises BadInput when it is none, or the device lacks it.
+
+    For a quantised precision it is the dtype that the weights are read in before they are packed.
+    """
     import torch
 
+    if dtype in QUANTISED:
+        if device.type != "cpu":
+            raise BadInput(f"{dtype} is computed on CPUs only; use bfloat16 on {device}")
+        return torch.bfloat16
     if dtype is None or dtype == "auto":
         return _default(device)
     if isinstance(dtype, torch.dtype):
@@ -58,7 +74,7 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     else:
         name = str(dtype)
         if name not in NAMES:
-            raise BadInput(f"unknown dtype '{name}'; use one of auto, {', '.join(NAMES)}")
+            raise BadInput(f"unknown dtype '{name}'; use one of auto, {', '.join((*NAMES, *QUANTISED))}")
         chosen = getattr(torch, name)
     if not chosen.is_floating_point or chosen.itemsize < 2:
         raise BadInput(f"outpace does not compute in {name}; use one of auto, {', '.join(NAMES)}")

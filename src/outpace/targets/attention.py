@@ -2,7 +2,7 @@
 
 A forward runs over the rows of all trees laid end to end, (1, R). Linear layers see R rows without padding;
 here each sequence's rows attend to its own committed K/V and, by the tree's ancestor mask, to each other.
-What the forward is about is a :class:`Plan`, current in this thread while the forward runs.
+What the forward is about is a :class:`~outpace.targets.rows.Plan`, current in this thread while the forward runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from outpace.targets.kv import KVStore
+from outpace.targets.rows import Part, Plan
 
 IMPLEMENTATION = "outpace_tree"
 
@@ -25,77 +25,45 @@ SideKV = list[tuple[Tensor, Tensor] | None]
 """Keys and values of one tree's rows by layer, each (kv_heads, rows, head_dim); None where a layer has not run."""
 
 
-@dataclass(slots=True)
-class Part:
-    """One sequence's share of a forward: rows ``start:stop`` of the flat input.
-
-    ``visible``: bool (new rows, old + new rows), the ancestor mask; None for a causal chunk. ``positions``: of old
-    and new rows. ``old``: K/V of rows that an earlier pass computed. ``subset``: committed positions to read.
-    """
-
-    store: KVStore
-    start: int
-    stop: int
-    positions: Tensor
-    visible: Tensor | None = None
-    old: SideKV | None = None
-    subset: Tensor | None = None
-    side: SideKV = field(default_factory=list)
-    _masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
-
-    @property
-    def new_rows(self) -> int:
-        return self.stop - self.start
-
-    def keys_values(self, layer: int, key: Tensor, value: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """Everything the new rows may attend to: committed rows, earlier rows of the tree, and themselves."""
-        old = self.old[layer] if self.old is not None else None
-        if old is not None:
-            key, value = torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1)
-        if keep:
-            self.side[layer] = (key, value)
-        if self.subset is None:
-            return self.store.scratch(layer, key, value)
-        read = self.store.gather(layer, self.subset)
-        if read is None:
-            return key, value
-        return torch.cat([read[0], key], dim=1), torch.cat([read[1], value], dim=1)
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask (new rows, keys), made once per forward and window; None where every key is seen."""
-        if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = self._mask(window, dtype)
-        return self._masks[window, dtype]
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        device, new = self.positions.device, self.new_rows
-        committed = torch.arange(self.store.length, device=device) if self.subset is None else self.subset
-        visible = self.visible
-        if visible is None:
-            visible = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
-        seen = torch.cat([visible.new_ones(new, len(committed)), visible], dim=1)
-        if window is not None:
-            reach = self.positions[-new:, None] - torch.cat([committed, self.positions])[None, :]
-            seen = seen & (reach < window)
-        if bool(seen.all()):
-            return None
-        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+def keys_values(part: Part, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Everything the new rows may attend to: committed rows, earlier rows of the tree, and themselves."""
+    store: KVStore = part.store
+    old = part.old[layer] if part.old is not None else None
+    if old is not None:
+        key, value = torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1)
+    if part.tree is not None:
+        part.side[layer] = (key, value)
+    if part.subset is None:
+        return store.scratch(layer, key, value)
+    read = store.gather(layer, part.subset)
+    if read is None:
+        return key, value
+    return torch.cat([read[0], key], dim=1), torch.cat([read[1], value], dim=1)
 
 
-@dataclass(slots=True)
-class Plan:
-    """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe."""
+def mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
+    """Additive mask (new rows, keys), made once per forward and window; None where every key is seen."""
+    if window not in part.memo:
+        part.memo[window] = _mask(part, window, like)
+    found: Tensor | None = part.memo[window]
+    return found
 
-    parts: list[Part]
-    start: int = 0
-    stop: int = 0
-    skip_attention: frozenset[int] = frozenset()
-    skip_mlp: frozenset[int] = frozenset()
-    states: Tensor | None = None
-    wanted: frozenset[int] = frozenset()
-    taps: dict[int, Tensor] = field(default_factory=dict)
-    keep: bool = True
-    calls: list[tuple[Any, dict[str, Any]]] | None = None
+
+def _mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
+    device, new = like.device, part.new_rows
+    committed = torch.arange(part.store.length, device=device) if part.subset is None else part.subset.to(device)
+    if part.tree is None:
+        visible = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
+    else:
+        visible = part.tree.ancestor_mask()[part.old_rows :].to(device)
+    seen = torch.cat([visible.new_ones(new, len(committed)), visible], dim=1)
+    if window is not None:
+        positions = torch.tensor(part.positions, device=device)
+        reach = positions[-new:, None] - torch.cat([committed, positions])[None, :]
+        seen = seen & (reach < window)
+    if bool(seen.all()):
+        return None
+    return torch.zeros(seen.shape, dtype=like.dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
 _current = threading.local()
@@ -140,13 +108,11 @@ def tree_attention(
     out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
     for part in plan.parts:
         if part.new_rows == 0:
-            if plan.keep and part.old is not None:
-                part.side[layer] = part.old[layer]
             continue
         rows = slice(part.start, part.stop)
-        keys, values = part.keys_values(layer, key[0, :, rows], value[0, :, rows], plan.keep)
-        mask = part.mask(sliding_window, query.dtype)
-        out[rows] = _attend(query[0, :, rows], keys, values, mask, scale, softcap).transpose(0, 1)
+        keys, values = keys_values(part, layer, key[0, :, rows], value[0, :, rows])
+        seen = mask(part, sliding_window, query)
+        out[rows] = _attend(query[0, :, rows], keys, values, seen, scale, softcap).transpose(0, 1)
     return out[None], None
 
 

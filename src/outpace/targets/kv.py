@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ class KVStore:
     """Keys and values of ``length`` committed tokens, per layer (kv_heads, capacity, head_dim).
 
     Rows at and after ``length`` are scratch: a forward lays its own keys there so that attention reads one
-    contiguous block, and nothing ever reads them afterwards. Only :meth:`append` makes rows committed.
+    contiguous block, and nothing ever reads them afterwards. Only :meth:`take` and :meth:`advance` make rows committed.
     """
 
     def __init__(self, layers: int) -> None:
@@ -36,11 +38,14 @@ class KVStore:
             return None
         return keys[:, positions], values[:, positions]
 
-    def append(self, rows: list[tuple[Tensor, Tensor]]) -> None:
-        """Commit one (keys, values) pair per layer, each (kv_heads, rows, head_dim)."""
-        for layer, (keys, values) in enumerate(rows):
-            self.scratch(layer, keys, values)
-        self.length += rows[0][0].shape[1]
+    def take(self, side: list[tuple[Tensor, Tensor] | None], rows: Sequence[int]) -> None:
+        """Commit these rows of a forward's (keys, values) by layer, each (kv_heads, rows, head_dim)."""
+        contiguous = list(rows) == list(range(len(rows)))
+        for layer, pair in enumerate(side):
+            assert pair is not None  # only full forwards are committed
+            chosen = slice(0, len(rows)) if contiguous else torch.tensor(rows, device=pair[0].device)
+            self.scratch(layer, pair[0][:, chosen], pair[1][:, chosen])
+        self.length += len(rows)
 
     def advance(self, rows: int) -> None:
         """Commit the first ``rows`` scratch rows of the forward that has just run (a prefill chunk)."""

@@ -1,0 +1,54 @@
+"""Which target runs a model: the fast one where it can be had, the generic one otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from outpace.errors import BadInput
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import Unknown, draw
+from outpace.targets.dense.build import NotAvailable
+from outpace.targets.dense.packing import PRECISIONS
+from outpace.targets.dense.target import DenseTarget
+from outpace.targets.hf import HFTarget
+from outpace.targets.hf_support import disagreement
+
+TargetKind = Literal["auto", "generic"]
+
+# Root mean square, in standard deviations of the logits: far above what each precision's rounding does, far below
+# what a wrong part would.
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3, "int4": 0.3}
+
+
+def choose_target(
+    model: Any, *, precision: str | None = None, gguf: Path | None = None, kind: TargetKind = "auto"
+) -> tuple[Target, str]:
+    """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not wanted).
+
+    ``precision``: one of ``dense.packing.PRECISIONS``; None takes the model's dtype. ``gguf``: the file that the
+    model was read from. A precision that cannot be had falls back to the model's dtype, and the note says so.
+    Raises BadInput for models that no target takes.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    wanted = precision or dtype
+    if kind == "generic":
+        return HFTarget(model), _fallback(wanted, dtype, "the generic target was asked for")
+    try:
+        return _fast(model, wanted, gguf), ""
+    except (Unknown, NotAvailable, BadInput) as error:
+        return HFTarget(model), _fallback(wanted, dtype, str(error)) or f"on the generic target: {error}"
+
+
+def _fallback(wanted: str, dtype: str, why: str) -> str:
+    return "" if wanted == dtype else f"{wanted} falls back to {dtype}: {why}"
+
+
+def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
+    if precision not in PRECISIONS:
+        raise Unknown(f"the fast target does not compute in {precision}")
+    target = DenseTarget(draw(model), precision, gguf=gguf)
+    difference = disagreement(target, model)
+    if not difference < _TOLERANCE[precision]:
+        raise Unknown(f"its scores differ from the model's own by {difference:.2g} standard deviations")
+    return target

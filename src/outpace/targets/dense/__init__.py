@@ -1,0 +1,1 @@
+"""The fast dense decoder: known architectures on packed weights, by compiled kernels on a CPU."""

@@ -1,0 +1,198 @@
+"""The compiled kernels from Python: structures, calls and errors. Mirrors ``native/api.h``; knows no model."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outpace.errors import OutpaceError
+from outpace.targets.dense.build import library
+
+FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
+"""How a matrix is packed; explained in native/linear.h."""
+SLOTS = {"qkv0": 0, "qkv1": 1, "qkv2": 2, "out": 3, "gate_up": 4, "down": 5}
+NORMS = {"norm1": 0, "norm2": 1, "post1": 2, "post2": 3, "query": 4, "key": 5}
+ACTIVATIONS = {"silu": 1, "gelu_pytorch_tanh": 2}
+KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+LANES, BLOCK = 16, 32
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Shape(Structure):
+    """outpace_shape: the model's sizes and constants."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
+        *((name, c_int32) for name in ("vocabulary", "activation", "kv_format")),
+        *((name, c_float) for name in ("epsilon", "attention_scale", "softcap", "embedding_scale")),
+    ]
+
+
+class _Matrix(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("format", "outputs", "inputs")),
+        *((name, c_void_p) for name in ("rows", "q", "scales", "minima", "bias")),
+    ]
+
+
+class PartRecord(Structure):
+    """outpace_part: one sequence's share of a forward, by addresses."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal")),
+        *((name, c_void_p) for name in ("store", "side", "positions", "seen_start", "seen", "subset")),
+        ("subset_count", c_int32),
+    ]
+
+
+class ForwardRecord(Structure):
+    """outpace_forward: what one call runs."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "parts", "start", "stop")),
+        *((name, c_void_p) for name in ("tokens", "states", "skip_attention", "skip_mlp")),
+        ("part", POINTER(PartRecord)),
+        ("taps", c_int32),
+        *((name, c_void_p) for name in ("tap_layers", "tap_rows", "logits")),
+        ("logit_stride", c_int64),
+    ]
+
+
+@dataclass(slots=True)
+class Packed:
+    """A matrix on its way to being packed: ``rows`` (outputs, inputs) of floats, or blocks of whole numbers.
+
+    ``q``: (outputs, inputs padded to 32); ``scales`` and ``minima``: (outputs, blocks).
+    """
+
+    format: str
+    outputs: int
+    inputs: int
+    rows: Floats | None = None
+    q: Bytes | None = None
+    scales: Floats | None = None
+    minima: Floats | None = None
+    bias: Floats | None = None
+
+    def record(self) -> _Matrix:
+        """The structure that the kernels read; valid while this object lives."""
+        for name in ("rows", "q", "scales", "minima", "bias"):
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, np.ascontiguousarray(array))
+        return _Matrix(
+            FORMATS.index(self.format),
+            self.outputs,
+            self.inputs,
+            *(None if one is None else one.ctypes.data for one in (self.rows, self.q, self.scales, self.minima)),
+            None if self.bias is None else self.bias.ctypes.data,
+        )
+
+
+@cache
+def _calls() -> Any:
+    lib = library()
+    lib.outpace_error.restype = ctypes.c_char_p
+    lib.outpace_features.restype = ctypes.c_char_p
+    lib.outpace_create.restype = c_void_p
+    lib.outpace_create.argtypes = [c_void_p]
+    lib.outpace_destroy.restype = None
+    lib.outpace_destroy.argtypes = [c_void_p]
+    lib.outpace_bytes.restype = c_int64
+    lib.outpace_bytes.argtypes = [c_void_p]
+    integer = ctypes.c_int
+    lib.outpace_set_matrix.argtypes = [c_void_p, integer, integer, c_void_p]
+    lib.outpace_set_norm.argtypes = [c_void_p, integer, integer, c_void_p, integer]
+    lib.outpace_set_layer.argtypes = [c_void_p, integer, integer, integer]
+    lib.outpace_set_rotation.argtypes = [c_void_p, integer, c_void_p, c_void_p, integer, integer]
+    lib.outpace_set_threads.argtypes = [integer]
+    lib.outpace_run.argtypes = [c_void_p, c_void_p]
+    lib.outpace_embed.argtypes = [c_void_p, c_void_p, integer, c_void_p]
+    lib.outpace_commit.argtypes = [c_void_p, c_void_p, integer, integer, c_void_p, integer, c_void_p, integer]
+    return lib
+
+
+def features() -> str:
+    """Instruction sets that the kernels were compiled with, such as ``avx512 bf16-dot int8-dot``."""
+    return str(_calls().outpace_features().decode()).strip()
+
+
+class NativeModel:
+    """A packed model. Its memory is freed with the object."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._lib = _calls()
+        self.layers = int(shape.layers)
+        self._handle = self._lib.outpace_create(ctypes.byref(shape))
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._lib.outpace_destroy(self._handle)
+            self._handle = None
+
+    @property
+    def bytes(self) -> int:
+        """Of packed weights."""
+        return int(self._lib.outpace_bytes(self._handle))
+
+    def set_matrix(self, layer: int, slot: int, matrix: Packed | None) -> None:
+        """Pack a matrix; layer -1 holds the embedding (slot 0) and the LM head (slot 1; None: the embedding again)."""
+        record = None if matrix is None else ctypes.byref(matrix.record())
+        self._check(self._lib.outpace_set_matrix(self._handle, layer, slot, record))
+
+    def set_norm(self, layer: int, slot: int, weights: Floats) -> None:
+        """Weights of a norm; layer -1: the final one."""
+        weights = np.ascontiguousarray(weights)
+        self._check(self._lib.outpace_set_norm(self._handle, layer, slot, weights.ctypes.data, len(weights)))
+
+    def set_layer(self, layer: int, window: int, rotation: int) -> None:
+        """Sliding window (0: none) and which rotation table."""
+        self._check(self._lib.outpace_set_layer(self._handle, layer, window, rotation))
+
+    def set_rotation(self, index: int, cosines: Tensor, sines: Tensor) -> None:
+        """Tables (positions, rotated dimensions / 2) of float32, kept alive here."""
+        self._kept[index] = (cosines, sines)
+        positions, half = cosines.shape
+        self._check(
+            self._lib.outpace_set_rotation(
+                self._handle, index, cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
+            )
+        )
+
+    def run(self, record: ForwardRecord) -> None:
+        """One forward, on as many threads as torch uses."""
+        self._check(self._lib.outpace_set_threads(torch.get_num_threads()))
+        self._check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
+
+    def embed(self, tokens: Tensor, rows: Tensor) -> None:
+        """Fill ``rows`` (n, hidden) float32 with the embeddings of int32 ``tokens``."""
+        self._check(self._lib.outpace_embed(self._handle, tokens.data_ptr(), len(tokens), rows.data_ptr()))
+
+    def commit(self, store: Tensor, capacity: int, length: int, side: Tensor, rows: npt.NDArray[np.int32]) -> None:
+        """Copy ``rows`` of ``side`` (layers, 2, kv_heads, n, width) behind the committed ones of ``store``."""
+        self._check(
+            self._lib.outpace_commit(
+                *(self._handle, store.data_ptr(), capacity, length),
+                *(side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)),
+            )
+        )
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise OutpaceError(f"the compiled kernels failed: {self._lib.outpace_error().decode()}")
+
+
+def integers(values: Any) -> npt.NDArray[np.int32]:
+    """Contiguous int32, as the kernels read them."""
+    return np.asarray(values, dtype=np.int32)

@@ -1,0 +1,70 @@
+// What Python calls. The structures are mirrored in binding.py.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct outpace_model;  // a packed model
+
+struct outpace_shape {
+    int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
+    int32_t activation;      // 1 SiLU, 2 GELU (tanh)
+    int32_t kv_format;       // 0 float32, 1 bfloat16, 2 float16
+    float epsilon, attention_scale, softcap, embedding_scale;
+};
+
+// A matrix's rows as Python has them: floats, or whole numbers with a scale (and minimum) for each block.
+struct outpace_matrix {
+    int32_t format, outputs, inputs;
+    const float* rows;                          // (outputs, inputs), for plain formats
+    const uint8_t* q;                           // (outputs, padded inputs)
+    const float *scales, *minima;               // (outputs, blocks)
+    const float* bias;                          // (outputs) or null
+};
+
+// One sequence's share of a forward.
+struct outpace_part {
+    int32_t first, rows, old;                   // its rows among all; rows of its tree that an earlier pass has run
+    int32_t committed, capacity, causal;        // causal: a piece of prompt, whose K/V goes straight to the store
+    void* store;                                // (layers, 2, kv_heads, capacity * width)
+    void* side;                                 // (layers, 2, kv_heads, old + rows, width); null when causal
+    const int32_t* positions;                   // (old + rows)
+    const int32_t *seen_start, *seen;           // per new row: which rows of the tree it sees
+    const int32_t* subset;                      // committed positions to read, ascending; null for all
+    int32_t subset_count;
+};
+
+struct outpace_forward {
+    int32_t rows, parts, start, stop;
+    const int32_t* tokens;                      // (rows)
+    const float* states;                        // (rows, hidden) to begin with instead of tokens; or null
+    const uint8_t *skip_attention, *skip_mlp;   // (layers) or null
+    const outpace_part* part;
+    int32_t taps;
+    const int32_t* tap_layers;                  // ascending
+    float* const* tap_rows;                     // each (rows, hidden)
+    float* logits;                              // (rows, logit_stride) or null
+    int64_t logit_stride;
+};
+
+enum { OUTPACE_QKV0, OUTPACE_QKV1, OUTPACE_QKV2, OUTPACE_ATTENTION_OUT, OUTPACE_GATE_UP, OUTPACE_DOWN, OUTPACE_MATRICES };
+enum { OUTPACE_NORM1, OUTPACE_NORM2, OUTPACE_POST1, OUTPACE_POST2, OUTPACE_QUERY_NORM, OUTPACE_KEY_NORM, OUTPACE_NORMS };
+
+const char* outpace_error();                    // of this thread's last failed call
+outpace_model* outpace_create(const outpace_shape*);
+void outpace_destroy(outpace_model*);
+// `layer` -1 and `slot` 0: the embedding; 1: the LM head, or the embedding again when `matrix` is null.
+int outpace_set_matrix(outpace_model*, int layer, int slot, const outpace_matrix* matrix);
+int outpace_set_norm(outpace_model*, int layer, int slot, const float* weights, int count);  // layer -1: the final one
+int outpace_set_layer(outpace_model*, int layer, int window, int rotation);
+int outpace_set_rotation(outpace_model*, int index, const float* cosines, const float* sines, int positions, int size);
+int outpace_set_threads(int threads);
+int outpace_run(outpace_model*, const outpace_forward*);
+int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows);
+int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
+                   const int32_t* rows, int count);
+int64_t outpace_bytes(const outpace_model*);    // of packed weights
+const char* outpace_features();                 // instruction sets that this was compiled with
+
+}

@@ -1,0 +1,583 @@
+// The forward of a dense decoder over flat rows: every thread walks through the layers, meeting at barriers.
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "api.h"
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+
+using namespace outpace;
+
+namespace {
+
+thread_local std::string failure;
+std::mutex running;  // one forward at a time: the threads are shared
+std::unique_ptr<Pool> pool;
+
+struct Layer {
+    Linear qkv[3], attention_out, gate_up, down;
+    std::vector<float> norms[OUTPACE_NORMS];
+    int window = 0, rotation = 0;
+};
+
+struct Rotation {
+    const float *cosines = nullptr, *sines = nullptr;  // (positions, half)
+    int positions = 0, half = 0;
+};
+
+int round_up(int n, int to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+struct outpace_model : outpace_shape {
+    explicit outpace_model(const outpace_shape& shape) : outpace_shape(shape), layer(shape.layers) {
+        width = round_up(head_size, LANES);
+        final_norm.assign(hidden, 1.f);
+    }
+    ~outpace_model() {
+        for (void* chunk : chunks) std::free(chunk);
+    }
+
+    int width;  // of a head's K/V row
+    std::vector<Layer> layer;
+    std::vector<float> final_norm;
+    Linear embedding, head;
+    Rotation rotations[2];
+
+    // Packed weights lie one behind the other in few large pieces.
+    std::vector<void*> chunks;
+    std::vector<std::unique_ptr<std::vector<float>>> biases;
+    size_t bytes = 0, room = 0;
+    uint8_t* next = nullptr;
+
+    uint8_t* allocate(size_t size) {
+        bytes += size;
+        if (size > room) {
+            room = std::max(size, size_t(32) << 20);
+            next = (uint8_t*)reserve(room);
+            chunks.push_back(next);
+        }
+        uint8_t* at = next;
+        next += size;
+        room -= size;
+        return at;
+    }
+
+    Linear pack(const outpace_matrix& m) {
+        if (m.format < 0 || m.format >= FORMATS) throw std::invalid_argument("unknown weight format");
+        Linear w;
+        w.format = Format(m.format);
+        w.outputs = m.outputs, w.inputs = m.inputs;
+        w.tiles = round_up(m.outputs, LANES) / LANES, w.depth = round_up(m.inputs, BLOCK);
+        size_t size = packed_bytes(w.format, m.outputs, m.inputs);
+        w.tile_bytes = size / w.tiles;
+        w.data = allocate(size);
+        if (quantised(w.format)) pack_blocks(w, m.q, m.scales, m.minima);
+        else pack_float(w, m.rows);
+        if (m.bias) {
+            biases.push_back(std::make_unique<std::vector<float>>(w.tiles * LANES, 0.f));
+            std::copy(m.bias, m.bias + m.outputs, biases.back()->begin());
+            w.bias = biases.back()->data();
+        }
+        return w;
+    }
+
+    Linear& matrix(int index, int slot) {
+        if (index < 0) return slot == 0 ? embedding : head;
+        Layer& l = layer.at(index);
+        return slot <= OUTPACE_QKV2 ? l.qkv[slot] : slot == OUTPACE_ATTENTION_OUT ? l.attention_out : slot == OUTPACE_GATE_UP ? l.gate_up : l.down;
+    }
+};
+
+namespace {
+
+// RMSNorm of one row.
+void normalise(const float* x, const float* weights, int count, float epsilon, float* to) {
+    vf squares = {};
+    float rest = 0.f;
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        vf v = load(x + i);
+        squares = fma(v, v, squares);
+    }
+    for (; i < count; ++i) rest = fma(x[i], x[i], rest);
+    float factor = 1.f / std::sqrt((sum(squares) + rest) / float(count) + epsilon);
+    for (i = 0; i < count; ++i) to[i] = x[i] * factor * weights[i];
+}
+
+template <class T>
+class Forward {
+   public:
+    Forward(const outpace_model& model, const outpace_forward& job) : m(model), job(job) {
+        const int rows = job.rows, heads = m.heads * m.head_size;
+        qkv_stride = 0;
+        int wants[4] = {0, 0, 0, 0};
+        for (int i = job.start; i < job.stop; ++i) {
+            const Layer& l = m.layer[i];
+            int outputs = 0;
+            for (const Linear& w : l.qkv)
+                if (w.data) wants[0] |= want(w.format), outputs += w.tiles * LANES;
+            qkv_stride = std::max<size_t>(qkv_stride, outputs);
+            wants[0] |= want(l.gate_up.format);
+            wants[1] |= want(l.attention_out.format);
+            wants[2] |= want(l.down.format);
+        }
+        if (job.logits) wants[3] = want(m.head.format);
+        inner = m.layer.empty() ? 0 : m.layer[0].gate_up.tiles / 2 * LANES;
+        delta_stride = round_up(m.hidden, LANES);
+        auto& s = space();
+        s.normed.prepare(wants[0], rows, m.hidden);
+        s.attended.prepare(wants[1], rows, heads);
+        s.inner.prepare(wants[2], rows, inner);
+        s.last.prepare(wants[3], rows, m.hidden);
+        grow(s.x, size_t(rows) * m.hidden);
+        grow(s.delta, rows * delta_stride);
+        grow(s.qkv, rows * qkv_stride);
+        grow(s.q, size_t(rows) * m.heads * m.width);
+        grow(s.mixed, size_t(rows) * heads);
+        grow(s.hidden, size_t(rows) * inner);
+        if (int(s.threads.size()) < pool->size) s.threads.resize(pool->size);
+        lay_out_scratch();
+        stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 1);
+    }
+
+    void run() {
+        pool->run([this](int thread) { walk(thread); });
+    }
+
+   private:
+    struct Space {
+        Inputs normed, attended, inner, last;
+        std::vector<float> x, delta, qkv, q, mixed, hidden;
+        std::vector<T> keys, subset;  // K of trees in blocks; gathered K/V
+        struct PerThread { AttentionSpace attention; std::vector<float> row; std::vector<Query> queries; std::vector<int32_t> seen; };
+        std::vector<PerThread> threads;
+    };
+
+    // Kept between forwards, under the lock that lets one run at a time.
+    static Space& space() {
+        static Space kept;
+        return kept;
+    }
+
+    template <class V> static void grow(V& v, size_t n) { if (v.size() < n) v.resize(n); }
+
+    void lay_out_scratch() {
+        size_t keys = 0, gathered = 0, items = 0;
+        row_part.resize(job.rows);
+        const int group = m.heads / m.kv_heads;
+        tile_rows = std::max(1, 12 / group);
+        for (int p = 0; p < job.parts; ++p) {
+            const outpace_part& part = job.part[p];
+            for (int r = 0; r < part.rows; ++r) row_part[part.first + r] = p;
+            keys_at.push_back(keys);
+            subset_at.push_back(gathered);
+            items_at.push_back(items);
+            if (!part.causal) keys += size_t(m.kv_heads) * round_up(part.old + part.rows, LANES) * m.width;
+            if (part.subset) gathered += size_t(2) * m.kv_heads * round_up(part.subset_count, LANES) * m.width;
+            items += size_t((part.rows + tile_rows - 1) / tile_rows) * m.kv_heads;
+        }
+        items_at.push_back(items);
+        grow(space().keys, keys);
+        grow(space().subset, gathered);
+    }
+
+    int claim(int stage) { return stages[stage].fetch_add(1, std::memory_order_relaxed); }
+
+    // Products of all rows with a matrix, in pieces that threads claim, each one ahead so that memory is never idle;
+    // `then` is the matrix after it. `after` sees the columns that a piece has made.
+    template <class After>
+    void multiply_all(int thread, int stage, const Linear& w, const Inputs& x, const Outputs& out, int piece,
+                      const Linear* then, After&& after) {
+        const int pieces = (w.tiles + piece - 1) / piece;
+        for (int i = claim(stage), next; i < pieces; i = next) {
+            next = claim(stage);
+            int first = i * piece, last = std::min(w.tiles, first + piece);
+            const Linear* source = next < pieces ? &w : then;
+            int from = next < pieces ? next * piece : thread * piece;
+            bool there = source && source->data && from + last - first <= source->tiles;
+            multiply(w, x, out, job.rows, first, last, there ? source->tile(from) : nullptr, source ? source->tile_bytes : 0);
+            after(first, last);
+        }
+    }
+
+    // Rows that a thread prepares: the same ones at every stage.
+    template <class Do>
+    void my_rows(int thread, Do&& run) {
+        for (int row = thread; row < job.rows; row += pool->size) run(row);
+    }
+
+    float* x(int row) { return &space().x[size_t(row) * m.hidden]; }
+
+    // Add what the last sublayer made to the residual stream.
+    void settle(int row, const std::vector<float>* post) {
+        float *to = x(row), *delta = &space().delta[row * delta_stride];
+        if (!post->empty()) normalise(delta, post->data(), m.hidden, m.epsilon, delta);
+        for (int i = 0; i < m.hidden; ++i) to[i] += delta[i];
+    }
+
+    void walk(int thread) {
+        auto& s = space();
+        auto& mine = s.threads[thread];
+        mine.row.resize(std::max(m.hidden, m.heads * m.width));
+        my_rows(thread, [&](int row) {
+            if (job.states) {
+                std::memcpy(x(row), job.states + size_t(row) * m.hidden, sizeof(float) * m.hidden);
+            } else {
+                unpack_row(m.embedding, job.tokens[row], x(row));
+                if (m.embedding_scale != 1.f)
+                    for (int i = 0; i < m.hidden; ++i) x(row)[i] *= m.embedding_scale;
+            }
+        });
+        const std::vector<float>* pending = nullptr;  // the post-norm (or none) of what waits in delta
+        int tap = 0, stage = 0;
+        for (int index = job.start; index <= job.stop; ++index) {
+            bool tapped = tap < job.taps && job.tap_layers[tap] == index, end = index == job.stop;
+            const Layer* l = end ? nullptr : &m.layer[index];
+            bool attends = l && !(job.skip_attention && job.skip_attention[index]);
+            bool feeds = l && !(job.skip_mlp && job.skip_mlp[index]);
+            if (attends || tapped || end) {
+                my_rows(thread, [&](int row) {
+                    if (pending) settle(row, pending);
+                    if (tapped) std::memcpy(job.tap_rows[tap] + size_t(row) * m.hidden, x(row), sizeof(float) * m.hidden);
+                    if (attends) norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM1], row);
+                    if (end && job.logits) norm_to(mine.row, s.last, m.final_norm, row);
+                });
+                pending = nullptr;
+            }
+            if (tapped) ++tap;
+            if (end) break;
+            if (attends) {
+                pool->barrier();
+                attention(thread, *l, index, stage);
+                pending = &l->norms[OUTPACE_POST1];
+                pool->barrier();
+            }
+            if (feeds) {
+                my_rows(thread, [&](int row) {
+                    if (pending) settle(row, pending);
+                    norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM2], row);
+                });
+                pool->barrier();
+                Outputs inner_rows{s.hidden.data(), size_t(inner), Activation(m.activation)};
+                multiply_all(thread, stage + 5, l->gate_up, s.normed, inner_rows, 4, &l->down, [&](int first, int last) {
+                    int from = first / 2 * LANES, to = std::min(last / 2 * LANES, inner);
+                    for (int row = 0; row < job.rows; ++row) s.inner.take(row, &s.hidden[size_t(row) * inner], from, to);
+                });
+                pool->barrier();
+                const Linear* then = index + 1 < job.stop ? &m.layer[index + 1].qkv[0] : job.logits ? &m.head : nullptr;
+                multiply_all(thread, stage + 6, l->down, s.inner, {s.delta.data(), delta_stride}, 2, then, [](int, int) {});
+                pending = &l->norms[OUTPACE_POST2];
+                pool->barrier();
+            }
+            stage += 7;
+        }
+        if (job.logits) {
+            pool->barrier();
+            multiply_all(thread, stage, m.head, s.last, {job.logits, size_t(job.logit_stride)}, 8, nullptr, [](int, int) {});
+        }
+    }
+
+    void norm_to(std::vector<float>& row_space, Inputs& to, const std::vector<float>& weights, int row) {
+        normalise(x(row), weights.data(), m.hidden, m.epsilon, row_space.data());
+        to.take(row, row_space.data(), 0, m.hidden);
+    }
+
+    void attention(int thread, const Layer& l, int index, int stage) {
+        auto& s = space();
+        auto& mine = s.threads[thread];
+        for (int slot = 0, base = 0; slot < 3 && l.qkv[slot].data; ++slot) {
+            Outputs out{s.qkv.data() + base, qkv_stride};
+            const Linear* then = slot < 2 && l.qkv[slot + 1].data ? &l.qkv[slot + 1] : &l.attention_out;
+            multiply_all(thread, stage + slot, l.qkv[slot], s.normed, out, 2, then, [](int, int) {});
+            base += l.qkv[slot].tiles * LANES;
+        }
+        pool->barrier();
+        my_rows(thread, [&](int row) { rotate_row(l, index, row, mine.row.data()); });
+        for (int p = 0; p < job.parts; ++p) {
+            if (job.part[p].old > 0) old_keys(thread, index, p);
+            if (job.part[p].subset) gather(thread, index, p);
+        }
+        pool->barrier();
+        const int group = m.heads / m.kv_heads, items = int(items_at.back());
+        const bool whole_blocks = m.head_size * group % BLOCK == 0;
+        for (int i; (i = claim(stage + 3)) < items;) {
+            int p = int(std::upper_bound(items_at.begin(), items_at.end(), size_t(i)) - items_at.begin()) - 1;
+            int item = i - int(items_at[p]), kv = item % m.kv_heads, first = item / m.kv_heads * tile_rows;
+            int last = std::min(job.part[p].rows, first + tile_rows);
+            attend_rows(mine, l, index, p, kv, first, last);
+            if (whole_blocks)
+                for (int row = job.part[p].first + first; row < job.part[p].first + last; ++row)
+                    s.attended.take(row, mixed(row), kv * group * m.head_size, (kv + 1) * group * m.head_size);
+        }
+        pool->barrier();
+        if (!whole_blocks) {
+            my_rows(thread, [&](int row) { s.attended.take(row, mixed(row), 0, m.heads * m.head_size); });
+            pool->barrier();
+        }
+        multiply_all(thread, stage + 4, l.attention_out, s.attended, {s.delta.data(), delta_stride}, 2, &l.gate_up, [](int, int) {});
+    }
+
+    float* mixed(int row) { return &space().mixed[size_t(row) * m.heads * m.head_size]; }
+
+    T* slab(const outpace_part& part, int index, int which, int kv) const {
+        return (T*)part.store + ((size_t(index) * 2 + which) * m.kv_heads + kv) * part.capacity * m.width;
+    }
+    T* side(const outpace_part& part, int index, int which, int kv, int row) const {
+        return (T*)part.side + (((size_t(index) * 2 + which) * m.kv_heads + kv) * (part.old + part.rows) + row) * m.width;
+    }
+    T* tree_keys(int p, int kv) {
+        const outpace_part& part = job.part[p];
+        return &space().keys[keys_at[p] + size_t(kv) * round_up(part.old + part.rows, LANES) * m.width];
+    }
+    T* gathered(int p, int which, int kv) {
+        size_t one = size_t(round_up(job.part[p].subset_count, LANES)) * m.width;
+        return &space().subset[subset_at[p] + (size_t(which) * m.kv_heads + kv) * one];
+    }
+    // Put a key at its place among transposed blocks of sixteen.
+    void place(T* blocks, int at, const T* key) const {
+        T* to = blocks + size_t(at / LANES) * m.width * LANES + at % LANES;
+        for (int d = 0; d < m.width; ++d) to[size_t(d) * LANES] = key[d];
+    }
+
+    void rotate(const Layer& l, const float* from, const std::vector<float>& norm, int position, float* to) const {
+        if (norm.empty()) std::memcpy(to, from, sizeof(float) * m.head_size);
+        else normalise(from, norm.data(), m.head_size, m.epsilon, to);
+        const Rotation& r = m.rotations[l.rotation];
+        const float *cosines = r.cosines + size_t(position) * r.half, *sines = r.sines + size_t(position) * r.half;
+        for (int i = 0; i < r.half; ++i) {
+            float a = to[i], b = to[i + r.half];
+            to[i] = a * cosines[i] - b * sines[i];
+            to[i + r.half] = b * cosines[i] + a * sines[i];
+        }
+        for (int i = m.head_size; i < m.width; ++i) to[i] = 0.f;
+    }
+
+    void rotate_row(const Layer& l, int index, int row, float* room) {
+        auto& s = space();
+        const int p = row_part[row];
+        const outpace_part& part = job.part[p];
+        const int local = row - part.first, position = part.positions[part.old + local];
+        const float* from = &s.qkv[row * qkv_stride];
+        for (int h = 0; h < m.heads; ++h)
+            rotate(l, from + projected(l, h * m.head_size), l.norms[OUTPACE_QUERY_NORM], position,
+                   &s.q[(size_t(row) * m.heads + h) * m.width]);
+        for (int kv = 0; kv < m.kv_heads; ++kv) {
+            T *key, *value;
+            if (part.causal) {  // the key goes to its place below; its row of values serves as room until then
+                key = value = slab(part, index, 1, kv) + size_t(part.committed + local) * m.width;
+            } else {
+                key = side(part, index, 0, kv, part.old + local);
+                value = side(part, index, 1, kv, part.old + local);
+            }
+            rotate(l, from + projected(l, (m.heads + kv) * m.head_size), l.norms[OUTPACE_KEY_NORM], position, room);
+            for (int d = 0; d < m.width; d += LANES) store(key + d, load(room + d));
+            if (part.causal) place(slab(part, index, 0, kv), part.committed + local, key);
+            else place(tree_keys(p, kv), part.old + local, key);
+            std::memcpy(room, from + projected(l, (m.heads + m.kv_heads + kv) * m.head_size), sizeof(float) * m.head_size);
+            for (int d = m.head_size; d < m.width; ++d) room[d] = 0.f;
+            for (int d = 0; d < m.width; d += LANES) store(value + d, load(room + d));
+        }
+    }
+
+    // Where an output of the fused projection lies when it is made of several matrices, each padded to whole tiles.
+    static size_t projected(const Layer& l, int output) {
+        size_t base = 0;
+        for (const Linear* w = l.qkv; output >= w->outputs; ++w) output -= w->outputs, base += size_t(w->tiles) * LANES;
+        return base + output;
+    }
+
+    void old_keys(int thread, int index, int p) {
+        const outpace_part& part = job.part[p];
+        for (int i = thread; i < part.old * m.kv_heads; i += pool->size)
+            place(tree_keys(p, i % m.kv_heads), i / m.kv_heads, side(part, index, 0, i % m.kv_heads, i / m.kv_heads));
+    }
+
+    void gather(int thread, int index, int p) {
+        const outpace_part& part = job.part[p];
+        for (int i = thread; i < part.subset_count * m.kv_heads; i += pool->size) {
+            const int kv = i % m.kv_heads, to = i / m.kv_heads, from = part.subset[to];
+            const T* key = slab(part, index, 0, kv) + size_t(from / LANES) * m.width * LANES + from % LANES;
+            T* place_at = gathered(p, 0, kv) + size_t(to / LANES) * m.width * LANES + to % LANES;
+            for (int d = 0; d < m.width; ++d) place_at[size_t(d) * LANES] = key[size_t(d) * LANES];
+            std::memcpy(gathered(p, 1, kv) + size_t(to) * m.width, slab(part, index, 1, kv) + size_t(from) * m.width,
+                        sizeof(T) * m.width);
+        }
+    }
+
+    void attend_rows(typename Space::PerThread& mine, const Layer& l, int index, int p, int kv, int first, int last) {
+        const outpace_part& part = job.part[p];
+        const int group = m.heads / m.kv_heads, tree_rows = part.causal ? 0 : part.old + part.rows;
+        const int visible = part.subset ? part.subset_count : part.committed;
+        mine.queries.clear();
+        mine.seen.clear();
+        size_t room = 0;
+        if (!part.causal) room = part.seen_start[last] - part.seen_start[first];
+        mine.seen.reserve(room);  // pointers into it must stay
+        for (int local = first; local < last; ++local) {
+            const int position = part.positions[part.old + local];
+            Query one{};
+            one.limit = part.causal ? part.committed + local + 1 : visible;
+            if (l.window > 0) {
+                int oldest = position - l.window + 1;
+                if (part.subset) one.low = int(std::lower_bound(part.subset, part.subset + visible, oldest) - part.subset);
+                else one.low = std::max(0, std::min(oldest, one.limit));
+            }
+            if (!part.causal) {
+                one.seen = mine.seen.data() + mine.seen.size();
+                for (int i = part.seen_start[local]; i < part.seen_start[local + 1]; ++i)
+                    if (l.window == 0 || position - part.positions[part.seen[i]] < l.window) mine.seen.push_back(part.seen[i]);
+                one.seen_count = int(mine.seen.data() + mine.seen.size() - one.seen);
+            }
+            const int row = part.first + local;
+            for (int h = kv * group; h < (kv + 1) * group; ++h) {
+                one.q = &space().q[(size_t(row) * m.heads + h) * m.width];
+                one.out = mixed(row) + h * m.head_size;
+                mine.queries.push_back(one);
+            }
+        }
+        KeyValues<T> committed{slab(part, index, 0, kv), slab(part, index, 1, kv)}, rows{};
+        if (part.subset) committed = {gathered(p, 0, kv), gathered(p, 1, kv)};
+        if (!part.causal) rows = {tree_keys(p, kv), side(part, index, 1, kv, 0)};
+        attend<T>(committed, rows, tree_rows, mine.queries.data(), int(mine.queries.size()),
+                  {m.head_size, m.width, m.attention_scale, m.softcap}, mine.attention);
+    }
+
+    const outpace_model& m;
+    const outpace_forward& job;
+    size_t qkv_stride, delta_stride;
+    int inner, tile_rows;
+    std::vector<int> row_part;
+    std::vector<size_t> keys_at, subset_at, items_at;
+    std::vector<std::atomic<int>> stages;
+};
+
+template <class T>
+void commit(const outpace_model& m, T* store, int capacity, int length, const T* side, int side_rows, const int32_t* rows, int count) {
+    for (int slab = 0; slab < m.layers * 2 * m.kv_heads; ++slab) {
+        T* to = store + size_t(slab) * capacity * m.width;
+        const T* from = side + size_t(slab) * side_rows * m.width;
+        bool keys = slab / m.kv_heads % 2 == 0;
+        for (int i = 0; i < count; ++i) {
+            const T* row = from + size_t(rows[i]) * m.width;
+            const int at = length + i;
+            if (!keys) {
+                std::memcpy(to + size_t(at) * m.width, row, sizeof(T) * m.width);
+            } else {
+                T* place = to + size_t(at / LANES) * m.width * LANES + at % LANES;
+                for (int d = 0; d < m.width; ++d) place[size_t(d) * LANES] = row[d];
+            }
+        }
+    }
+}
+
+template <class Do>
+int guarded(Do&& run) {
+    try {
+        std::lock_guard<std::mutex> lock(running);
+        run();
+        return 0;
+    } catch (const std::exception& error) {
+        failure = error.what();
+        return 1;
+    }
+}
+
+// Run with the type that K/V is kept in.
+template <class Do>
+void with_kv(int format, Do&& run) {
+    if (format == 0) run(float{});
+    else if (format == 1) run(bf16{});
+    else run(fp16{});
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* outpace_error() { return failure.c_str(); }
+
+outpace_model* outpace_create(const outpace_shape* shape) { return new outpace_model(*shape); }
+
+void outpace_destroy(outpace_model* model) { delete model; }
+
+int outpace_set_matrix(outpace_model* model, int layer, int slot, const outpace_matrix* matrix) {
+    return guarded([&] { model->matrix(layer, slot) = matrix ? model->pack(*matrix) : model->embedding; });
+}
+
+int outpace_set_norm(outpace_model* model, int layer, int slot, const float* weights, int count) {
+    return guarded([&] {
+        auto& to = layer < 0 ? model->final_norm : model->layer.at(layer).norms[slot];
+        to.assign(weights, weights + count);
+    });
+}
+
+int outpace_set_layer(outpace_model* model, int layer, int window, int rotation) {
+    return guarded([&] { model->layer.at(layer).window = window, model->layer.at(layer).rotation = rotation; });
+}
+
+int outpace_set_rotation(outpace_model* model, int index, const float* cosines, const float* sines, int positions, int size) {
+    return guarded([&] { model->rotations[index] = {cosines, sines, positions, size / 2}; });
+}
+
+int outpace_set_threads(int threads) {
+    return guarded([&] {
+        if (!pool || pool->size != threads) {
+            pool.reset();
+            pool = std::make_unique<Pool>(threads);
+        }
+    });
+}
+
+int outpace_run(outpace_model* model, const outpace_forward* job) {
+    return guarded([&] {
+        if (!pool) pool = std::make_unique<Pool>(1);
+        with_kv(model->kv_format, [&](auto t) { Forward<decltype(t)>(*model, *job).run(); });
+    });
+}
+
+int outpace_embed(outpace_model* model, const int32_t* tokens, int count, float* rows) {
+    return guarded([&] {
+        for (int i = 0; i < count; ++i) {
+            float* row = rows + size_t(i) * model->hidden;
+            unpack_row(model->embedding, tokens[i], row);
+            if (model->embedding_scale != 1.f)
+                for (int j = 0; j < model->hidden; ++j) row[j] *= model->embedding_scale;
+        }
+    });
+}
+
+int outpace_commit(outpace_model* model, void* store, int capacity, int length, const void* side, int side_rows,
+                   const int32_t* rows, int count) {
+    return guarded([&] {
+        with_kv(model->kv_format, [&](auto t) {
+            using T = decltype(t);
+            commit<T>(*model, (T*)store, capacity, length, (const T*)side, side_rows, rows, count);
+        });
+    });
+}
+
+int64_t outpace_bytes(const outpace_model* model) { return int64_t(model->bytes); }
+
+const char* outpace_features() {
+    return ""
+#if defined(__AVX512F__)
+        "avx512 "
+#elif defined(__AVX2__)
+        "avx2 "
+#elif defined(__aarch64__)
+        "neon "
+#endif
+#if defined(__AVX512BF16__)
+        "bf16-dot "
+#endif
+#if defined(__AVX512VNNI__)
+        "int8-dot "
+#endif
+        ;
+}
+
+}

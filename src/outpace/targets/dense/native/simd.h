@@ -1,0 +1,224 @@
+// Sixteen lanes of float or int32, on whatever the compiler was told the machine has.
+//
+// Written with the compiler's vector extensions, so that one source serves AVX-512, AVX2, NEON and plain C; the few
+// operations that decide the speed name their instruction where there is one. Nothing here reorders a sum.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace outpace {
+
+constexpr int LANES = 16;
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+struct bf16 { uint16_t bits; };
+struct fp16 { uint16_t bits; };
+
+template <class V, class T> INLINE V load_as(const T* at) { V v; std::memcpy(&v, at, sizeof v); return v; }
+INLINE vf load(const float* at) { return load_as<vf>(at); }
+INLINE void store(float* at, vf v) { std::memcpy(at, &v, sizeof v); }
+INLINE vf splat(float x) { return x - vf{}; }  // not 0 + x, which is another number for -0
+INLINE vi splat(int32_t x) { return vi{} + x; }
+
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;  // contraction is off: the same two roundings everywhere
+#endif
+}
+
+INLINE float fma(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf max(vf a, vf b) { return a > b ? a : b; }
+INLINE vf min(vf a, vf b) { return a < b ? a : b; }
+INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+
+INLINE float sum(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#endif
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] += v[i + half];
+    return v[0];
+}
+
+INLINE float highest(vf v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#endif
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
+
+// Bring a cache line near: it will be read soon, after what is being computed.
+INLINE void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+// --- half precision -------------------------------------------------------------------------------------------
+
+INLINE float widen(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+INLINE bf16 narrow_bf16(float x) {  // to nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return {uint16_t((bits >> 16) | 0x40)};  // NaN stays NaN
+    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+INLINE float widen(fp16 x) {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#else
+    uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff, bits;
+    if (rest >= 0x7c00) bits = sign | 0x7f800000 | ((rest & 0x3ff) << 13);
+    else if (rest >= 0x400) bits = sign | ((rest + (112u << 10)) << 13);
+    else {  // zero and subnormals: rest * 2^-24
+        float f = float(rest) * 5.9604644775390625e-8f;
+        std::memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+#endif
+}
+
+INLINE fp16 narrow_fp16(float x) {  // to nearest, ties to even; beyond the range to the largest finite number
+    x = x > 65504.f ? 65504.f : x < -65504.f ? -65504.f : x;
+#if defined(__F16C__)
+    return {uint16_t(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))};
+#else
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t sign = (bits >> 16) & 0x8000, rest = bits & 0x7fffffff;
+    if (rest > 0x7f800000) return {uint16_t(sign | 0x7e00)};
+    if (rest < 0x38800000) {  // a subnormal half: units of 2^-24, rounded by the addition
+        float f;
+        std::memcpy(&f, &rest, 4);
+        f += 0.5f;  // the unit of the last place of floats in [0.5, 1) is 2^-24
+        std::memcpy(&rest, &f, 4);
+        return {uint16_t(sign | (rest - 0x3f000000))};
+    }
+    rest += 0xfff + ((rest >> 13) & 1);
+    return {uint16_t(sign | ((rest - 0x38000000) >> 13))};
+#endif
+}
+
+INLINE float widen(float x) { return x; }
+template <class T> INLINE T narrow(float x);
+template <> INLINE float narrow<float>(float x) { return x; }
+template <> INLINE bf16 narrow<bf16>(float x) { return narrow_bf16(x); }
+template <> INLINE fp16 narrow<fp16>(float x) { return narrow_fp16(x); }
+
+INLINE vf load(const bf16* at) {
+#if defined(__AVX512F__)
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+    return (vf)_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+#else
+    return (vf)(__builtin_convertvector(load_as<vh>(at), vu) << 16);
+#endif
+}
+
+INLINE vf load(const fp16* at) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
+#else
+    vf v;
+    for (int i = 0; i < LANES; ++i) v[i] = widen(at[i]);
+    return v;
+#endif
+}
+
+INLINE void store(bf16* at, vf v) {
+#if defined(__AVX512BF16__)
+    __m256bh half = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(at, &half, sizeof half);
+#else
+    for (int i = 0; i < LANES; ++i) at[i] = narrow_bf16(v[i]);
+#endif
+}
+
+INLINE void store(fp16* at, vf v) {
+#if defined(__AVX512F__)
+    v = min(max(v, splat(-65504.f)), splat(65504.f));
+    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < LANES; ++i) at[i] = narrow_fp16(v[i]);
+#endif
+}
+
+// --- products that decide the speed -----------------------------------------------------------------------------
+
+// acc[i] += w[2i] * x[0] + w[2i+1] * x[1], `pair` holding the two bf16 of x.
+INLINE vf dot(vf acc, vu w, uint32_t pair) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32(int(pair)));
+#else
+    float even = widen(bf16{uint16_t(pair)}), odd = widen(bf16{uint16_t(pair >> 16)});
+    acc = fma((vf)(w << 16), splat(even), acc);
+    return fma((vf)(w & 0xffff0000u), splat(odd), acc);
+#endif
+}
+
+// acc[i] += sum over j < 4 of w[4i+j] * x[j]: bytes of w unsigned, the four bytes of `quad` signed. Exact.
+INLINE vi dot(vi acc, vu w, int32_t quad) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
+#else
+    for (int j = 0; j < 4; ++j)
+        acc += (vi)((w >> (8 * j)) & 0xff) * int32_t(int8_t(uint32_t(quad) >> (8 * j)));
+    return acc;
+#endif
+}
+
+// --- elementary functions ---------------------------------------------------------------------------------------
+
+// e^x to about one unit in the last place; 0 below -87, finite above 88.
+INLINE vf exp(vf x) {
+    vf clamped = min(max(x, splat(-87.33f)), splat(88.37f));
+    vf scaled = clamped * 1.44269504088896341f;
+    vi whole = __builtin_convertvector(scaled + (scaled < 0.f ? splat(-0.5f) : splat(0.5f)), vi);
+    vf n = to_float(whole);
+    vf r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r) + 1.f;
+    vf value = p * (vf)((whole + 127) << 23);
+    return x < -87.33f ? vf{} : value;
+}
+
+INLINE vf sigmoid(vf x) { return 1.f / (1.f + exp(-x)); }
+INLINE vf tanh(vf x) { return 2.f * sigmoid(2.f * x) - 1.f; }
+
+}  // namespace outpace

@@ -1,0 +1,185 @@
+"""From a blueprint to packed weights, in one of the precisions.
+
+``float32`` and ``bfloat16`` are plain. ``int8``: every matrix in blocks of 32 with an fp16 scale. ``int4``: the blocks
+of the GGUF file as they lie there; what the file keeps in other formats stays as exact as bfloat16 holds it.
+Inputs of quantised matrices are rounded to 8 bits in blocks of 32 as they come. K/V is float32, bfloat16, or float16
+under the quantised precisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.errors import BadInput
+from outpace.targets.dense import blocks
+from outpace.targets.dense.binding import (
+    ACTIVATIONS,
+    KV_FORMATS,
+    LANES,
+    NORMS,
+    SLOTS,
+    NativeModel,
+    Packed,
+    Shape,
+)
+from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Matrix
+
+KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.float16,
+    "int4": torch.float16,
+}
+PRECISIONS = tuple(KV_DTYPES)
+
+
+@dataclass(slots=True)
+class Packing:
+    """The packed model, and which formats its matrices are in (format -> weights)."""
+
+    model: NativeModel
+    formats: dict[str, int]
+
+
+def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
+    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one."""
+    if precision == "int4" and gguf is None:
+        raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
+    source = _Source(precision, _Blocks(gguf) if gguf is not None and precision == "int4" else None)
+    model = NativeModel(
+        Shape(
+            *(len(plan.layers), plan.hidden, plan.heads, plan.kv_heads, plan.head_size, plan.intermediate),
+            *(plan.vocabulary, ACTIVATIONS[plan.activation], KV_FORMATS[KV_DTYPES[precision]]),
+            *(plan.epsilon, plan.attention_scale, plan.softcap, plan.embedding_scale),
+        )
+    )
+    for index, layer in enumerate(plan.layers):
+        _pack_layer(model, index, layer, source)
+    embedding = source(plan.embedding)
+    model.set_matrix(-1, 0, embedding)
+    model.set_matrix(-1, 1, None if plan.head is None else source(plan.head))
+    model.set_norm(-1, 0, source.norm(plan.final_norm))
+    return Packing(model, source.formats)
+
+
+def _pack_layer(model: NativeModel, index: int, layer: LayerPlan, source: _Source) -> None:
+    qkv = [source(one) for one in (layer.query, layer.key, layer.value)]
+    if len({one.format for one in qkv}) == 1:
+        qkv = [blocks.stack(qkv)]
+    for slot, one in enumerate(qkv):
+        model.set_matrix(index, slot, one)
+    model.set_matrix(index, SLOTS["out"], source(layer.out))
+    gate, up = source(layer.gate), source(layer.up)
+    if gate.format != up.format:
+        gate, up = source.plain(layer.gate), source.plain(layer.up)
+    model.set_matrix(index, SLOTS["gate_up"], _alternating(gate, up))
+    model.set_matrix(index, SLOTS["down"], source(layer.down))
+    for name, norm in layer.norms.items():
+        model.set_norm(index, NORMS[name], source.norm(norm))
+    model.set_layer(index, layer.window, layer.rotation)
+
+
+def _alternating(gate: Packed, up: Packed) -> Packed:
+    """Sixteen rows of one, sixteen of the other, so that a thread that has made both can multiply them at once."""
+    count = gate.outputs
+    padded = -(-count // LANES) * LANES
+    rows = np.full((padded // LANES, 2, LANES), -1)
+    flat = np.where(np.arange(padded) < count, np.arange(padded), -1).reshape(-1, LANES)
+    rows[:, 0] = flat
+    rows[:, 1] = np.where(flat < 0, -1, flat + count)
+    return blocks.taken(blocks.stack([gate, up]), rows.reshape(-1))
+
+
+class _Source:
+    """Matrices in the asked precision, counted by format."""
+
+    def __init__(self, precision: str, file: _Blocks | None) -> None:
+        self.precision = precision
+        self.file = file
+        self.formats: dict[str, int] = {}
+
+    def __call__(self, matrix: Matrix) -> Packed:
+        packed = self._packed(matrix)
+        if matrix.bias is not None:
+            packed.bias = matrix.bias.float().numpy()
+        self.formats[packed.format] = self.formats.get(packed.format, 0) + matrix.weight.numel()
+        return packed
+
+    def plain(self, matrix: Matrix) -> Packed:
+        """In floating point, whatever the precision."""
+        form = "F32" if self.precision == "float32" else "BF16"
+        outputs, inputs = matrix.weight.shape
+        packed = Packed(form, outputs, inputs, matrix.weight.float().numpy())
+        packed.bias = None if matrix.bias is None else matrix.bias.float().numpy()
+        return packed
+
+    def norm(self, norm: Matrix) -> Any:
+        """A norm's weights; the file's own where there is one, for they are kept in full precision there."""
+        found = self.file.floats(norm.name) if self.file is not None else None
+        same = found is not None and torch.allclose(found, norm.weight, rtol=1e-2, atol=1e-3)
+        return (found if same and found is not None else norm.weight).numpy()
+
+    def _packed(self, matrix: Matrix) -> Packed:
+        if self.precision == "int8":
+            return blocks.to_int8(matrix.weight)
+        if self.file is not None and (found := self.file.matrix(matrix)) is not None:
+            return found
+        return self.plain(matrix)
+
+
+class _Blocks:
+    """Tensors of a GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        self._tensors = {tensor.name: tensor for tensor in GGUFReader(str(path)).tensors}
+
+    def floats(self, name: str) -> Tensor | None:
+        """A float32 tensor, or None when there is none of the name."""
+        tensor = self._tensors.get(f"{name}.weight")
+        if tensor is None or tensor.tensor_type.name != "F32":
+            return None
+        return torch.from_numpy(np.array(tensor.data, dtype=np.float32))
+
+    def matrix(self, matrix: Matrix) -> Packed | None:
+        """The file's blocks of a matrix, its rows in the model's order; None where the file has no such blocks.
+
+        Converters to GGUF put the rows of query and key projections in another order in some architectures; the
+        order is the one under which the blocks stand for the weights that transformers made of them.
+        """
+        tensor = self._tensors.get(f"{matrix.name}.weight")
+        if tensor is None or tensor.tensor_type.name not in blocks.KINDS:
+            return None
+        packed = blocks.from_gguf(tensor.tensor_type.name, np.asarray(tensor.data))
+        if (packed.outputs, packed.inputs) != tuple(matrix.weight.shape):
+            return None
+        for order in _orders(matrix):
+            if order is None:
+                if _stands_for(packed, matrix.weight):
+                    return packed
+            elif _stands_for(found := blocks.taken(packed, order), matrix.weight):
+                return found
+        return None
+
+
+def _orders(matrix: Matrix) -> list[Any]:
+    """Row orders to try: the file's own, and the interleaving of rotary halves for every plausible head size."""
+    if not matrix.name.endswith(("attn_q", "attn_k")):
+        return [None]
+    rows = np.arange(matrix.weight.shape[0])
+    sizes = [size for size in (64, 128, 96, 80, 256, 32, 16) if len(rows) % size == 0]
+    return [None, *(rows.reshape(-1, size // 2, 2).swapaxes(1, 2).reshape(-1) for size in sizes)]
+
+
+def _stands_for(packed: Packed, weight: Tensor) -> bool:
+    """Whether the blocks are the weights, up to the rounding of the weights' dtype; looks at some rows."""
+    some = np.unique(np.linspace(0, packed.outputs - 1, 64).astype(np.int64))
+    found = torch.from_numpy(blocks.values(blocks.taken(packed, some)))
+    return bool(torch.allclose(found, weight[torch.from_numpy(some)].float(), rtol=1e-2, atol=1e-6))

@@ -1,0 +1,198 @@
+"""DenseTarget: the fast target on a CPU, for the architectures that :mod:`outpace.targets.dense.blueprint` knows.
+
+Weights are packed once; one call of the compiled kernels runs a whole forward over the rows of all trees.
+
+Numerics: the residual stream, norms, attention and logits are float32; weights and the inputs of matrix products are in
+the precision that was asked for (see :mod:`outpace.targets.dense.packing`). Every row is computed in one fixed order,
+however many rows or sequences are computed beside it, so that in **every** precision the scores of a tree's node equal,
+bit for bit, those of plain decoding along its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.targets.base import SubGraph
+from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord, integers
+from outpace.targets.dense.blueprint import Blueprint
+from outpace.targets.dense.kv import DenseKV
+from outpace.targets.dense.packing import KV_DTYPES, pack
+from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
+from outpace.tree import TokenTree
+
+_FIRST_POSITIONS = 2048
+
+
+class DenseTarget(RowTarget):
+    """A target on packed weights. Raises BadInput for a precision that the model cannot be packed in.
+
+    The blueprint's tensors are not needed once this is built.
+    """
+
+    def __init__(
+        self,
+        plan: Blueprint,
+        precision: str = "float32",
+        *,
+        gguf: Path | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        packing = pack(plan, precision, gguf)
+        self.native = packing.model
+        self.formats = packing.formats
+        self.dtype = precision
+        self.vocab_size = plan.vocabulary
+        self.num_layers = len(plan.layers)
+        self.hidden_size = plan.hidden
+        self.context_length, self.context_note = plan.context_length, plan.context_note
+        self.prefill_chunk = prefill_chunk
+        self.device = torch.device("cpu")
+        self._kv_shape = (self.num_layers, 2, plan.kv_heads)
+        self._kv_dtype = KV_DTYPES[precision]
+        self._width = -(-plan.head_size // LANES) * LANES
+        self._final_softcap = plan.final_softcap
+        self._rotations = plan.rotations
+        self._positions = 0
+        self._rotate_up_to(min(_FIRST_POSITIONS, self.context_length))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights."""
+        return self.native.bytes
+
+    def open(self) -> DenseKV:
+        return DenseKV(self.native, self._kv_shape, self._width, self._kv_dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        rows = torch.empty(len(tokens), self.hidden_size)
+        self.native.embed(tokens.to(torch.int32).contiguous(), rows)
+        return rows
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits = self.run(Plan([], states=hidden), [0] * len(hidden), logits=True)
+        assert logits is not None
+        return logits
+
+    def run(
+        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+    ) -> Tensor | None:
+        rows = len(tokens)
+        states = plan.states
+        if embeddings:
+            states = self.embed(torch.tensor(tokens))
+            for row, embedding in embeddings.items():
+                states[row] = embedding.to(states)
+        if states is not None:
+            states = states.float().contiguous()
+        kept: list[Any] = []  # what the kernels read must live until they are done
+        parts = (PartRecord * max(len(plan.parts), 1))()
+        for record, part in zip(parts, plan.parts, strict=False):
+            self._fill(record, part, kept)
+        plan.taps = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
+        pointers = (ctypes.c_void_p * max(len(plan.taps), 1))(*(tap.data_ptr() for tap in plan.taps.values()))
+        # Rows of logits begin on a whole register; the padding is not shown.
+        width = -(-self.vocab_size // LANES) * LANES
+        out = torch.empty(rows, width) if logits else None
+        record = ForwardRecord(
+            *(rows, len(plan.parts), plan.start, plan.stop),
+            tokens=_pointer(integers(tokens), kept),
+            states=None if states is None else states.data_ptr(),
+            skip_attention=_pointer(_flags(plan.skip_attention, self.num_layers), kept),
+            skip_mlp=_pointer(_flags(plan.skip_mlp, self.num_layers), kept),
+            part=parts,
+            taps=len(plan.taps),
+            tap_layers=_pointer(integers(list(plan.taps)), kept),
+            tap_rows=ctypes.cast(pointers, ctypes.c_void_p),
+            logits=None if out is None else out.data_ptr(),
+            logit_stride=width,
+        )
+        self.native.run(record)
+        if out is None:
+            return None
+        out = out[:, : self.vocab_size]
+        return self._final_softcap * torch.tanh(out / self._final_softcap) if self._final_softcap else out
+
+    def _fill(self, record: PartRecord, part: Part, kept: list[Any]) -> None:
+        store: DenseKV = part.store
+        old = part.old_rows
+        self._rotate_up_to(max(part.positions, default=0) + 1)
+        record.first, record.rows, record.old = part.start, part.new_rows, old
+        record.committed = store.length
+        record.positions = _pointer(integers(part.positions), kept)
+        if part.tree is None:
+            store.reserve(part.new_rows)
+            record.causal = 1
+        else:
+            starts, seen = ancestors(part.tree, old)
+            record.seen_start, record.seen = _pointer(integers(starts), kept), _pointer(integers(seen), kept)
+            part.side = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
+            if part.old is not None:
+                part.side[:, :, :, :old] = part.old
+            record.side = part.side.data_ptr()
+        record.store, record.capacity = store.data.data_ptr(), store.capacity
+        if part.subset is not None:
+            chosen = np.sort(integers(part.subset))
+            record.subset, record.subset_count = _pointer(chosen, kept, empty=True), len(chosen)
+
+    def _rotate_up_to(self, positions: int) -> None:
+        """Rotation tables for at least this many positions."""
+        if positions <= self._positions:
+            return
+        self._positions = max(positions, min(2 * self._positions, self.context_length))
+        where = torch.arange(self._positions)
+        for index, rotation in enumerate(self._rotations):
+            self.native.set_rotation(index, *rotation(where))
+
+    def first_rows(self, side: Tensor, rows: int) -> Tensor:
+        return side[:, :, :, :rows]
+
+    def stacked(self, lower: Tensor, upper: Tensor, boundary: int) -> Tensor:
+        upper[:boundary] = lower[:boundary]
+        return upper
+
+    def check_skips(self, graph: SubGraph) -> None:
+        """Every sublayer can be skipped."""
+
+
+def ancestors(tree: TokenTree, done: int) -> tuple[list[int], list[int]]:
+    """For the rows from ``done`` on: where each one's list begins, and the rows of the tree that they see.
+
+    A node sees the root, its ancestors and itself, in the order of the path; that is the order of the rows too.
+    """
+    paths: list[list[int]] = [[0]]
+    for node, parent in enumerate(tree.parents):
+        paths.append([*paths[parent + 1], node + 1])
+    nodes = len(tree.parents)
+    for index, side in enumerate(tree.side):
+        paths.append(sorted({1 + nodes + index, *(seen + 1 for seen in side.attends)}))
+    starts, flat = [0], []
+    for path in paths[done:]:
+        flat += path
+        starts.append(len(flat))
+    return starts, flat
+
+
+def _flags(layers: frozenset[int], count: int) -> Any:
+    if not layers:
+        return None
+    flags = np.zeros(count, dtype=np.uint8)
+    flags[list(layers)] = 1
+    return flags
+
+
+def _pointer(array: Any, kept: list[Any], *, empty: bool = False) -> int | None:
+    """The array's address, or None for none; an empty one that means something gets an address all the same."""
+    if array is None or (array.size == 0 and not empty):
+        return None
+    if array.size == 0:
+        array = np.zeros(1, dtype=array.dtype)
+    kept.append(array)
+    return int(array.ctypes.data)

@@ -1,0 +1,23 @@
+"""DenseTarget: the suite that every target passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import KNOWN, draw
+from outpace.targets.dense.target import DenseTarget
+from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
+
+
+def build(model: Any) -> Target:
+    return DenseTarget(draw(model), prefill_chunk=16)
+
+
+class TestTreeScoring(TreeScoring):
+    build = staticmethod(build)
+    architectures = tuple(name for name in ARCHITECTURES if name in KNOWN or f"{name}_text" in KNOWN)
+
+
+class TestSubGraphs(SubGraphs):
+    build = staticmethod(build)
