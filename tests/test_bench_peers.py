@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from rich.console import Console
 from outpace.bench.peers import plan as planning
 from outpace.bench.peers import weights
 from outpace.bench.peers.entries import Answer, Entry, Question
+from outpace.bench.peers.others import Others
 from outpace.bench.peers.page import render
 from outpace.bench.peers.process import Worker, WorkerError, environment
 from outpace.bench.peers.report import print_table
@@ -153,6 +157,22 @@ def test_threads_of_waiting_workers_sleep(monkeypatch: pytest.MonkeyPatch) -> No
     assert int(found["KMP_BLOCKTIME"]) <= 1
     assert "PYTHONPATH" not in found
     assert "PYTHONPATH" in environment(3, foreign=False, offline=True)
+
+
+def test_other_programs_on_the_machine_are_noticed() -> None:
+    others = Others()
+    assert others.share is None
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        own, not_own = Others(), Others()
+        own.begin([busy.pid])
+        not_own.begin([])
+        time.sleep(0.8)
+        own.end()
+        not_own.end()
+        busy.kill()
+    assert own.share is not None
+    assert not_own.share is not None
+    assert not_own.share > own.share + 0.1 / (os.cpu_count() or 1)
 
 
 def test_workers_stand_alone() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import outpace
 from outpace import machine
 from outpace.bench.peers.entries import Question
+from outpace.bench.peers.others import NOTED
 from outpace.bench.peers.plan import Job, Plan, available, context_for, make_plan
 from outpace.bench.peers.results import compared
 from outpace.bench.peers.runner import Run
@@ -21,6 +22,7 @@ from outpace.bench.peers.weights import Weights, find, float_of, precisions
 from outpace.bench.prompts import Prompt, unique
 from outpace.bench.rows import plain_figures
 from outpace.bench.settings import Progress
+from outpace.bench.words import percent
 from outpace.errors import BadInput
 
 _WARM_UP = "Describe a quiet morning in a harbour town. Then say the same again in one sentence."
@@ -67,9 +69,9 @@ class Comparison:
             offline=all(one.local for one in (self.job.weights, *drafts)),
             on_progress=on_progress,
         )
-        return self._result(complete=work.go())
+        return self._result(work.go(), work.others.share)
 
-    def _result(self, *, complete: bool) -> dict[str, Any]:
+    def _result(self, complete: bool, others: float | None) -> dict[str, Any]:
         weights = self.job.weights
         told = {peer.name: {one.name: dict(one.settings) for one in peer.configs} for peer in self.settings.peers}
         noted = asdict(replace(self.settings, peers=())) | {
@@ -86,15 +88,24 @@ class Comparison:
         found = {
             "version": outpace.__version__,
             "complete": complete,
-            "machine": machine.describe() | {"threads": self.settings.threads},
+            "machine": machine.describe() | {"threads": self.settings.threads, "taken_by_others": others},
             "model": {"name": weights.name, "folder_dtype": self.job.dtype, "gguf": weights.gguf_kind or None},
             "settings": noted,
             **compared(self.plan.entries, self.questions),
             "skipped": self.plan.skipped,
-            "notes": list(self.notes),
+            "notes": [*self.notes, *_busy(others)],
         }
         cleaned: dict[str, Any] = plain_figures(found)
         return cleaned
+
+
+def _busy(others: float | None) -> list[str]:
+    if others is None or others < NOTED:
+        return []
+    return [
+        f"Other programs took {percent(others)} of the CPUs while this ran. Libraries whose threads spin lose most by "
+        "that: these rates do not compare. Run it again on an idle machine."
+    ]
 
 
 def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Comparison:

@@ -44,6 +44,11 @@ class Worker:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for its reply. Raises WorkerError where there is none, or one that says why not."""
         assert self._process.stdin is not None

@@ -12,6 +12,7 @@ from time import sleep
 from typing import TypeVar
 
 from outpace.bench.peers.entries import Answer, Entry, Question
+from outpace.bench.peers.others import Others
 from outpace.bench.peers.plan import Plan, Seat
 from outpace.bench.peers.process import Worker, WorkerError, environment
 from outpace.bench.settings import Progress
@@ -42,6 +43,7 @@ class Run:
     offline: bool = False
     on_progress: Callable[[Progress], None] | None = None
     done: int = 0
+    others: Others = field(default_factory=Others)
     _workers: dict[Entry, Worker] = field(default_factory=dict)
 
     def go(self) -> bool:
@@ -82,11 +84,13 @@ class Run:
 
     def _round(self, number: int, question: Question) -> None:
         found: dict[Entry, Answer] = {}
+        self.others.begin({worker.pid for worker in self._workers.values()})
         for entry in rotated(self.plan.entries, number):
             answer = self._ask(entry, question, self.length, question.category)
             if answer is not None:
                 found[entry] = answer
             self.done += 1
+        self.others.end()
         for entry, answer in found.items():  # only now: an interrupted round counts for nobody
             entry.answers[question.id] = answer
 
