@@ -88,7 +88,8 @@ class Comparison:
         found = {
             "version": outpace.__version__,
             "complete": complete,
-            "machine": machine.describe() | {"threads": self.settings.threads, "taken_by_others": others},
+            "machine": machine.describe()
+            | {"threads": self.settings.threads, "taken_by_others": None if others is None else round(others, 3)},
             "model": {"name": weights.name, "folder_dtype": self.job.dtype, "gguf": weights.gguf_kind or None},
             "settings": noted,
             **compared(self.plan.entries, self.questions),
