@@ -1,34 +1,70 @@
-"""What one forward costs over T rows, and what acceptance rules cost beside it.
+"""What one forward costs over T rows, in each precision, beside what the machine must take for it.
 
     python benchmarks/forward.py --threads 2
-    python benchmarks/forward.py --rules --threads 2
+    python benchmarks/forward.py --shape 1.5b --threads 2        # random weights, Llama-shaped
+    python benchmarks/forward.py --target generic --dtypes bfloat16,float32
 
-The first form times the target's forward over a chain of T - 1 draft tokens after ``--context`` tokens. The second
-times every acceptance rule on a tree of 64 nodes with real logits: the rule alone as a share of that tree's forward,
-the target's sampler (p of the nodes that the rule reads) apart.
+Times the target's forward over a chain of T - 1 draft tokens after ``--context`` tokens. The floor is
+max(weight bytes / read bandwidth, operations / product limit), both measured in the same run (as ``outpace doctor``
+does) before and after the curve, the better value counting; operations are those of the weight matrices.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
 import outpace
-from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.greedy import Greedy
-from outpace.chance import SeededChance
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.method import rules
-from outpace.sampling import SamplingParams
-from outpace.targets.base import Sequence, Target, TreeScores
-from outpace.tree import ROOT, QRow, TokenTree
+from outpace import machine
+from outpace.models.source import resolve
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.target import DenseTarget
+from outpace.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def random_model() -> Any:
+    """A Llama of 1.5 billion random bfloat16 weights, in the shape of a common model of that size."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**_LARGE), dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    for weight in model.parameters():
+        weight.data.normal_(0.0, 0.02)
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = 10_000.0 ** (-torch.arange(0, 128, 2).float() / 128)
+    model.tie_weights()
+    return model.requires_grad_(False)
+
+
+def makers(options: argparse.Namespace) -> Iterator[tuple[str, Target]]:
+    """Each precision and its target, one at a time."""
+    plan = draw(random_model()) if options.shape else None
+    for name in options.dtypes.split(","):
+        if plan is not None:
+            yield name, DenseTarget(plan, name)
+        else:
+            yield name, outpace.load(options.model, dtype=name, target=options.target).target
 
 
 def median_ms(work: Callable[[], object], repeat: int) -> float:
@@ -42,121 +78,56 @@ def median_ms(work: Callable[[], object], repeat: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def opened(target: Target, context: int, params: SamplingParams) -> Sequence:
-    sequence = target.sequence([(37 * i) % 20_000 + 100 for i in range(context)], params)
+def curve(target: Target, context: int, repeat: int) -> dict[int, float]:
+    """Milliseconds by number of rows."""
+    sequence = target.sequence([(37 * i) % 20_000 + 100 for i in range(context)])
     target.prefill([sequence])
-    return sequence
+    trees = {rows: TokenTree.chain(range(200, 199 + rows)) for rows in ROWS}
+    return {rows: median_ms(lambda tree=tree: target.score([(sequence, tree)]), repeat) for rows, tree in trees.items()}  # type: ignore[misc]
 
 
-def curve(target: Target, context: int, repeat: int) -> None:
-    sequence = opened(target, context, SamplingParams())
-    print(f"{'T':>4} {'ms':>8} {'vs T=1':>8}")
-    first = 0.0
-    for rows in ROWS:
-        tree = TokenTree.chain(range(200, 199 + rows))
-        spent = median_ms(lambda tree=tree: target.score([(sequence, tree)]), repeat)  # type: ignore[misc]
-        first = first or spent
-        print(f"{rows:>4} {spent:>8.1f} {spent / first:>7.2f}x", flush=True)
-
-
-def sampled_tree(target: Target, sequence: Sequence, proposal: Proposal, nodes: int) -> TokenTree:
-    """A tree with draws of the target's own softened distribution: many are accepted, as with a good drafter."""
-    generator = torch.Generator().manual_seed(0)
-    tree = TokenTree(replacement=proposal.replacement)
-    level, width = [ROOT], 3 if proposal.tree else 1
-    while len(tree) < nodes:
-        scores = target.score([(sequence, tree)])[0]
-        below: list[int] = []
-        for node in level:
-            q = (scores.logits[node + 1].float() / 1.2).softmax(-1)
-            if proposal.single:
-                below += [tree.add(node, token) for token in q.topk(width - 1).indices.tolist()]
-                rest = q.clone()
-                rest[q.topk(width - 1).indices] = 0.0
-                tokens, q = torch.multinomial(rest, 1, generator=generator).tolist(), rest / rest.sum()
-            else:
-                tokens = torch.multinomial(q, width, proposal.replacement, generator=generator).tolist()
-            row: QRow | int = QRow(q)
-            for token in tokens:
-                if len(tree) < nodes:
-                    below.append(tree.add(node, token, row))
-                    row = len(tree.q_rows) - 1
-        level = list(dict.fromkeys(below))
-    return tree
-
-
-def shapes(rule: AcceptanceRule) -> dict[str, Proposal]:
-    """The kinds of trees that the rule takes."""
-    kinds = {
-        "chain": Proposal(sampled=True),
-        "with replacement": Proposal(tree=True, sampled=True),
-        "without replacement": Proposal(tree=True, sampled=True, replacement=False),
-        "greedy + 1": Proposal(tree=True, sampled=True, single=True),
-    }
-    taken = {}
-    for name, proposal in kinds.items():
-        try:
-            rule.check("tree", proposal)
-        except BadInput:
-            continue
-        taken[name] = proposal
-    return taken
-
-
-def rule_costs(target: Target, context: int, repeat: int, nodes: int) -> None:
-    sampling = SamplingParams(temperature=1.0)
-    trees: dict[str, tuple[Sequence, TokenTree]] = {}
-    print(f"{'rule':<20} {'tree':<20} {'forward ms':>10} {'sampler ms':>10} {'rule ms':>8} {'share':>7}")
-    found = {rule.name: rule for rule in rules().values()}
-    for rule in [kind() for kind in found.values()]:
-        params = SamplingParams() if isinstance(rule, Greedy) else sampling
-        for kind, proposal in shapes(rule).items():
-            if kind not in trees:
-                sequence = opened(target, context, sampling)
-                trees[kind] = sequence, sampled_tree(target, sequence, proposal, nodes)
-            sequence, tree = trees[kind]
-            forward = median_ms(lambda s=sequence, t=tree: target.score([(s, t)]), max(3, repeat // 5))  # type: ignore[misc]
-            sequence.sampler.params = params
-            part = target.score([(sequence, tree)])[0]
-            sampler, alone = rule_cost(rule, part, repeat)
-            share = 100 * alone / forward
-            print(
-                f"{rule.name:<20} {kind:<20} {forward:>10.1f} {sampler:>10.2f} {alone:>8.2f} {share:>6.1f}%", flush=True
-            )
-
-
-def rule_cost(rule: AcceptanceRule, part: TreeScores, repeat: int) -> tuple[float, float]:
-    """Milliseconds in the target's sampler, and in the rule itself with p at hand; medians over seeds."""
-    with_sampler, alone = [], []
-    for seed in range(repeat):
-        chance = SeededChance(seed)
-        part._distribution = None
-        began = perf_counter()
-        rule.accept([part], [None], [chance.at(0, "accept")])
-        middle = perf_counter()
-        rule.accept([part], [None], [chance.at(0, "accept")])  # the same walk: p is there now
-        with_sampler.append(middle - began)
-        alone.append(perf_counter() - middle)
-    quick = 1e3 * statistics.median(alone)
-    return max(0.0, 1e3 * statistics.median(with_sampler) - quick), quick
+def limits(precision: str) -> tuple[float, float]:
+    """GB/s of reading, and giga-operations/s of products."""
+    kind = "int8" if precision == "int4" else precision
+    return machine.measure_bandwidth(), machine.measure_products(kind) or machine.measure_matmul(kind)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shape", choices=["1.5b"], help="random weights of this size instead of a model")
+    parser.add_argument("--dtypes", default=None, help="default: all that the model has")
+    parser.add_argument("--target", choices=["auto", "generic"], default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=15)
-    parser.add_argument("--nodes", type=int, default=64)
-    parser.add_argument("--rules", action="store_true", help="time the acceptance rules instead")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    target = outpace.load(options.model, dtype=options.dtype).target
-    if options.rules:
-        rule_costs(target, options.context, options.repeat, options.nodes)
-    else:
-        curve(target, options.context, options.repeat)
+    if options.dtypes is None:
+        gguf = options.shape is None and resolve(options.model).kind == "gguf"
+        options.dtypes = "float32,bfloat16,int8" + (",int4" if gguf else "") if not options.shape else "bfloat16,int8"
+    found = []
+    heads = "".join(f"{f'T={rows}':>14}" for rows in ROWS)
+    print(f"{'milliseconds (times the floor)':<32}{heads}")
+    for precision, target in makers(options):
+        before = limits(precision)
+        spent = curve(target, options.context, options.repeat)
+        bandwidth, rate = map(max, before, limits(precision))
+        row: dict[str, Any] = {"precision": precision, "ms": spent, "bandwidth": bandwidth, "products": rate}
+        label = f"{precision}, {bandwidth:.0f} GB/s, {rate:.0f} Gop/s"
+        cells = ""
+        if isinstance(target, DenseTarget):
+            weights = sum(target.formats.values())
+            floors = {rows: max(target.weight_bytes / bandwidth, 2 * weights * rows / rate) / 1e6 for rows in ROWS}
+            row |= {"floor_ms": floors, "weight_mb": target.weight_bytes / 1e6}
+            cells = "".join(f"{spent[rows]:>7.1f} {f'({spent[rows] / floors[rows]:.2f})':>6}" for rows in ROWS)
+        else:
+            cells = "".join(f"{spent[rows]:>7.1f}       " for rows in ROWS)
+        print(f"{label:<32}{cells}", flush=True)
+        found.append(row)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

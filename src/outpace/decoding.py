@@ -143,7 +143,7 @@ class Decoder:
     def _budget(self, one: Generation, batch: int) -> Budget:
         # A path longer than the room left would be scored for nothing; depth is fixed before any draw is made.
         room = min(one.request.max_new_tokens - len(one.tokens), self.target.context_length - len(one.sequence.tokens))
-        return one.request.method.controller.budget(one.metrics, batch).limited(room - 1)
+        return one.request.method.controller.budget(one.metrics, batch, not one.request.params.greedy).limited(room - 1)
 
     def _accept(self, active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict | None]:
         verdicts: list[Verdict | None] = [None] * len(active)

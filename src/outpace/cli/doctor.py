@@ -14,6 +14,7 @@ from outpace.cli.output import err, out, print_json
 from outpace.errors import BadInput
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+PACKED = ("float32", "bfloat16", "int8")
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -34,7 +35,10 @@ def examine() -> dict[str, Any]:
     from outpace import machine
 
     peaks = {precision: round(machine.measure_matmul(precision), 1) for precision in PRECISIONS}
+    limits = {precision: machine.measure_products(precision) for precision in PACKED}
+    kernels, missing = _kernels()
     models, advice = _embedded()
+    advice += missing
     if peaks["bfloat16"] < peaks["float32"]:
         advice.append("bfloat16 computes slower than float32 here: try --dtype float32")
     return {
@@ -42,10 +46,23 @@ def examine() -> dict[str, Any]:
         "measured": {
             "memory_bandwidth_gb_per_second": round(machine.measure_bandwidth(), 1),
             "matmul_gflop_per_second": peaks,
+            "product_limit_gop_per_second": {name: round(rate, 1) for name, rate in limits.items() if rate},
         },
+        "fast_target": kernels,
         "models": models,
         "advice": advice,
     }
+
+
+def _kernels() -> tuple[str | None, list[str]]:
+    """What the fast target's kernels were compiled for, and what to do where there are none."""
+    from outpace.targets.dense.binding import features
+    from outpace.targets.dense.build import NotAvailable
+
+    try:
+        return features() or "portable", []
+    except NotAvailable as error:
+        return None, [f"the fast target is not available: {error}"]
 
 
 def _embedded() -> tuple[list[dict[str, Any]], list[str]]:
@@ -76,6 +93,9 @@ def _print(found: dict[str, Any]) -> None:
     table.add_row("memory bandwidth", f"{measured['memory_bandwidth_gb_per_second']:.1f} GB/s")
     for precision, peak in measured["matmul_gflop_per_second"].items():
         table.add_row(f"matmul {precision}", f"{peak:.0f} GFLOP/s")
+    for precision, limit in measured["product_limit_gop_per_second"].items():
+        table.add_row(f"limit {precision}", f"{limit:.0f} GOP/s")
+    table.add_row("fast target", escape(found["fast_target"] or "-"))
     table.add_row("", "")
     for model in found["models"]:
         table.add_row(f"model {model['name']}", escape(_home(model["path"])) if model["found"] else "[yellow]not here")

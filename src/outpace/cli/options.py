@@ -110,7 +110,8 @@ Dtype = Annotated[
         "--dtype",
         metavar="NAME",
         rich_help_panel=_MACHINE,
-        help="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored).",
+        help="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored); default: int4 for "
+        "such a file on a CPU, otherwise the device's quickest.",
     ),
 ]
 Device = Annotated[

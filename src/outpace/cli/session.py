@@ -121,8 +121,8 @@ class Machine:
         def one(name: str) -> Model:
             with self._waiting(f"loading {name} (the first time takes longer)"):
                 model = outpace.models.load(name, dtype=self.dtype, device=self.device)
-            if model.info["note"]:
-                self.console.print(f"[dim]{escape(name)}: {escape(model.info['note'])}[/]", soft_wrap=True)
+            if note := model.info.get("note"):
+                self.console.print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
             return model
 
         return one(self.model), one(self.draft_model) if self.draft_model else None

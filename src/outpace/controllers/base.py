@@ -46,5 +46,8 @@ class Controller(ABC):
     """Turns what was measured so far into the next round's budget."""
 
     @abstractmethod
-    def budget(self, metrics: RequestMetrics, batch: int) -> Budget:
-        """The budget for one request; ``batch`` requests share the round."""
+    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        """The budget for one request; ``batch`` requests share the round. ``sampled``: its temperature is above 0.
+
+        For sampled requests it must not depend on measured times, so that a seed reproduces an answer.
+        """

@@ -25,5 +25,5 @@ class Fixed(Controller):
             raise BadInput(f"confidence must be in [0, 1], not {confidence}")
         self._budget = Budget(length, nodes, width, confidence)
 
-    def budget(self, metrics: RequestMetrics, batch: int) -> Budget:
+    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         return self._budget

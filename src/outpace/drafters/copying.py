@@ -7,10 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Annotated
 
-from outpace.controllers.base import Budget
+from pydantic import Field
+
+from outpace.controllers.base import Budget, Controller
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
-from outpace.targets.base import Sequence
+from outpace.targets.base import Sequence, Target
 from outpace.tree import TokenTree
 
 
@@ -37,6 +42,17 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
         period = len(copied)
         copied.extend(copied[index % period] for index in range(count - period))
     return copied
+
+
+Length = Annotated[
+    int | None,
+    Field(ge=0, le=512, description="most draft tokens a round; by default what pays by the measured costs"),
+]
+
+
+def chain_controller(target: Target, length: int | None, sampled: int) -> Controller:
+    """The length that was asked for, or the one that pays (``sampled`` tokens at temperature above 0)."""
+    return CostModel(target.costs, sampled) if length is None else Fixed(length, nodes=length)
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outpace.controllers.fixed import Fixed
-from outpace.drafters.copying import CopyDrafter, Match, separated
+from outpace.drafters.copying import CopyDrafter, Length, Match, chain_controller, separated
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
 
@@ -97,7 +96,7 @@ class LookupSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(5, ge=0, le=512, description="draft tokens a round")
+    length: Length = None
     min_ngram: int = Field(1, ge=1, le=64, description="shortest suffix that is looked up")
     max_ngram: int = Field(3, ge=1, le=64, description="longest suffix that is looked up; it is tried first")
     prefer: Prefer = Field("latest", description="which occurrence of an n-gram to copy from")
@@ -119,7 +118,7 @@ class LookupSettings(BaseModel):
 def build_pld(context: Context, settings: LookupSettings) -> Parts:
     """N-gram lookup in all text so far."""
     drafter = PromptLookup(settings.min_ngram, settings.max_ngram, settings.prefer)
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, chain_controller(context.target, settings.length, 5))
 
 
 @register(
@@ -131,4 +130,4 @@ def build_pld(context: Context, settings: LookupSettings) -> Parts:
 def build_llma(context: Context, settings: LookupSettings) -> Parts:
     """N-gram lookup in the references."""
     drafter = PromptLookup(settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False)
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, chain_controller(context.target, settings.length, 5))

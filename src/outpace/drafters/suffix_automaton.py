@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.controllers.fixed import Fixed
-from outpace.drafters.copying import CopyDrafter, Match, separated
+from outpace.drafters.copying import CopyDrafter, Length, Match, chain_controller, separated
 from outpace.drafters.prompt_lookup import Prefer
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
@@ -126,7 +125,7 @@ class SamSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(15, ge=0, le=512, description="most draft tokens a round")
+    length: Length = None
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
     base: int = Field(2, ge=0, le=512, description="draft tokens whatever the match")
     slope: float = Field(1.0, ge=0.0, le=64.0, description="draft tokens more for every token matched")
@@ -143,4 +142,4 @@ class SamSettings(BaseModel):
 def build_sam(context: Context, settings: SamSettings) -> Parts:
     """Longest-match lookup in all text so far."""
     drafter = SuffixLookup(settings.min_match, settings.base, settings.slope, settings.prefer)
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, chain_controller(context.target, settings.length, 15))

@@ -33,6 +33,13 @@ class TensorEntry:
     offset: int
     nbytes: int
 
+    @property
+    def kind_name(self) -> str:
+        """``Q4_1`` and the like."""
+        from gguf import GGMLQuantizationType
+
+        return str(GGMLQuantizationType(self.kind).name)
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
@@ -62,6 +69,11 @@ class GGUFHeader:
         if entry.kind != _F32:
             raise BadInput(f"'{self.path}': tensor {name} should be float32")
         return np.fromfile(self.path, np.float32, prod(entry.shape), offset=entry.offset)
+
+    def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A matrix as it lies in the file: (outputs, bytes of a row)."""
+        entry = self.tensors[name]
+        return np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset).reshape(entry.shape[0], -1)
 
 
 def read_header(path: Path) -> GGUFHeader:

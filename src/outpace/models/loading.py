@@ -34,11 +34,11 @@ def load(
 ) -> Model:
     """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
 
-    ``dtype``: float32, bfloat16, float16, int8 or int4 (a GGUF file's own blocks); None takes the device's quickest
-    of the first three and "auto" what the weights are stored in (None for GGUF). ``device``: None takes the first GPU,
-    or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the model's own. ``target``:
-    "auto" takes the fast target where it can be had; ``info["note"]`` says why where it cannot. Raises BadInput, in
-    one line, for whatever does not load.
+    ``dtype``: float32, bfloat16, float16, int8 or int4 (a GGUF file's own blocks). None takes int4 for such a file on
+    a CPU, otherwise the device's quickest of the first three; "auto" what the weights are stored in. ``device``: None
+    takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the
+    model's own. ``target``: "auto" takes the fast target where it can be had; ``info["note"]`` says why where it
+    cannot. Raises BadInput, in one line, for whatever does not load.
     """
     source = resolve(name)
     from outpace.models.gguf_cache import converted
@@ -55,8 +55,10 @@ def load(
             precision = "auto" if dtype == "auto" else precision
         inner = _model(source, place, precision, where, local)
         words = _tokenizer(place, tokenizer, local)
-        quantised = str(dtype) if dtype in QUANTISED else None
         gguf = source.path if source.kind == "gguf" else None
+        quantised = str(dtype) if dtype in QUANTISED else None
+        if dtype is None and gguf is not None and where.type == "cpu" and target == "auto" and _in_blocks(gguf):
+            quantised = "int4"  # the file as it is: the exact weights, and the quickest
         model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target)
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
@@ -138,6 +140,15 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
     return model.requires_grad_(False)
+
+
+def _in_blocks(path: Path) -> bool:
+    """Whether a GGUF file's matrices are in blocks that the fast target keeps."""
+    from outpace.models.gguf_header import read_header
+    from outpace.targets.dense.blocks import KINDS
+
+    entries = read_header(path).tensors.values()
+    return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)
 
 
 def _tokenizer(place: str, given: Any, local: bool) -> Any:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from outpace.chance import ChanceSource, SeededChance
 from outpace.errors import BadInput
 from outpace.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.targets.costs import ForwardCosts
 from outpace.tree import TokenTree
 
 
@@ -133,6 +135,11 @@ class Target(ABC):
     context_length: int
     context_note: str = ""
     """Why the context ends where it does, when that is not the model's own limit."""
+
+    @cached_property
+    def costs(self) -> ForwardCosts:
+        """What its forwards cost on this machine, measured when asked."""
+        return ForwardCosts(self)
 
     @abstractmethod
     def open(self) -> Any:

@@ -111,6 +111,10 @@ def _calls() -> Any:
     lib.outpace_bytes.restype = c_int64
     lib.outpace_bytes.argtypes = [c_void_p]
     integer = ctypes.c_int
+    lib.outpace_read_rate.restype = ctypes.c_double
+    lib.outpace_read_rate.argtypes = [integer, c_int64]
+    lib.outpace_product_rate.restype = ctypes.c_double
+    lib.outpace_product_rate.argtypes = [integer, integer]
     lib.outpace_set_matrix.argtypes = [c_void_p, integer, integer, c_void_p]
     lib.outpace_set_norm.argtypes = [c_void_p, integer, integer, c_void_p, integer]
     lib.outpace_set_layer.argtypes = [c_void_p, integer, integer, integer]
@@ -125,6 +129,17 @@ def _calls() -> Any:
 def features() -> str:
     """Instruction sets that the kernels were compiled with, such as ``avx512 bf16-dot int8-dot``."""
     return str(_calls().outpace_features().decode()).strip()
+
+
+def read_rate(threads: int, megabytes: int) -> float:
+    """Bytes a second that ``threads`` threads read from memory together."""
+    return float(_calls().outpace_read_rate(threads, megabytes * 2**20))
+
+
+def product_rate(threads: int, precision: str) -> float:
+    """Operations a second of the products that a precision's matrices are made of; the processor's limit."""
+    kind = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 2}[precision]
+    return float(_calls().outpace_product_rate(threads, kind))
 
 
 class NativeModel:

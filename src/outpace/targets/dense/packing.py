@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.models.gguf_header import read_header
 from outpace.targets.dense import blocks
 from outpace.targets.dense.binding import (
     ACTIVATIONS,
@@ -137,16 +138,14 @@ class _Blocks:
     """Tensors of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
-        self._tensors = {tensor.name: tensor for tensor in GGUFReader(str(path)).tensors}
+        self._header = read_header(path)
 
     def floats(self, name: str) -> Tensor | None:
         """A float32 tensor, or None when there is none of the name."""
-        tensor = self._tensors.get(f"{name}.weight")
-        if tensor is None or tensor.tensor_type.name != "F32":
+        entry = self._header.tensors.get(f"{name}.weight")
+        if entry is None or entry.kind_name != "F32":
             return None
-        return torch.from_numpy(np.array(tensor.data, dtype=np.float32))
+        return torch.from_numpy(self._header.float32(f"{name}.weight"))
 
     def matrix(self, matrix: Matrix) -> Packed | None:
         """The file's blocks of a matrix, its rows in the model's order; None where the file has no such blocks.
@@ -154,18 +153,14 @@ class _Blocks:
         Converters to GGUF put the rows of query and key projections in another order in some architectures; the
         order is the one under which the blocks stand for the weights that transformers made of them.
         """
-        tensor = self._tensors.get(f"{matrix.name}.weight")
-        if tensor is None or tensor.tensor_type.name not in blocks.KINDS:
+        name = f"{matrix.name}.weight"
+        entry = self._header.tensors.get(name)
+        if entry is None or entry.kind_name not in blocks.KINDS or entry.shape != tuple(matrix.weight.shape):
             return None
-        packed = blocks.from_gguf(tensor.tensor_type.name, np.asarray(tensor.data))
-        if (packed.outputs, packed.inputs) != tuple(matrix.weight.shape):
-            return None
+        packed = blocks.from_gguf(entry.kind_name, self._header.rows(name))
         for order in _orders(matrix):
-            if order is None:
-                if _stands_for(packed, matrix.weight):
-                    return packed
-            elif _stands_for(found := blocks.taken(packed, order), matrix.weight):
-                return found
+            if _stand_for(packed, matrix.weight, order):
+                return packed if order is None else blocks.taken(packed, order)
         return None
 
 
@@ -178,8 +173,8 @@ def _orders(matrix: Matrix) -> list[Any]:
     return [None, *(rows.reshape(-1, size // 2, 2).swapaxes(1, 2).reshape(-1) for size in sizes)]
 
 
-def _stands_for(packed: Packed, weight: Tensor) -> bool:
-    """Whether the blocks are the weights, up to the rounding of the weights' dtype; looks at some rows."""
+def _stand_for(packed: Packed, weight: Tensor, order: Any) -> bool:
+    """Whether the blocks, in this order, are the weights up to the rounding of their dtype; looks at some rows."""
     some = np.unique(np.linspace(0, packed.outputs - 1, 64).astype(np.int64))
-    found = torch.from_numpy(blocks.values(blocks.taken(packed, some)))
-    return bool(torch.allclose(found, weight[torch.from_numpy(some)].float(), rtol=1e-2, atol=1e-6))
+    found = blocks.values(blocks.taken(packed, some if order is None else order[some]))
+    return bool(np.allclose(found, weight[torch.from_numpy(some)].float().numpy(), rtol=1e-2, atol=1e-6))

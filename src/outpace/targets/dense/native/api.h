@@ -65,6 +65,8 @@ int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows)
 int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
                    const int32_t* rows, int count);
 int64_t outpace_bytes(const outpace_model*);    // of packed weights
+double outpace_read_rate(int threads, int64_t bytes);
+double outpace_product_rate(int threads, int kind);
 const char* outpace_features();                 // instruction sets that this was compiled with
 
 }

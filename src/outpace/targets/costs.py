@@ -1,0 +1,63 @@
+"""What a target's forward costs, measured where it is asked for."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from outpace.tree import TokenTree
+
+if TYPE_CHECKING:
+    from outpace.targets.base import Target
+
+_CONTEXT = 64
+_CHAIN = 16
+_REPEAT = 3
+_MOST_ROWS = 512
+
+
+class ForwardCosts:
+    """Seconds of one forward by number of rows: measured at powers of two when first needed, between them by line.
+
+    A measurement costs three forwards of its size, once for each target in a process.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._measured: dict[int, float] = {}
+
+    def seconds(self, rows: int) -> float:
+        """One forward over ``rows`` rows; beyond the largest measured size in proportion."""
+        rows = max(1, rows)
+        if rows > _MOST_ROWS:
+            return self.seconds(_MOST_ROWS) * rows / _MOST_ROWS
+        low = 1 << (rows.bit_length() - 1)
+        below = self._at(low)
+        if rows == low:
+            return below
+        return below + (self._at(2 * low) - below) * (rows - low) / low
+
+    def _at(self, rows: int) -> float:
+        if rows not in self._measured:
+            # Noise makes a forward slower, never quicker; and more rows never cost less.
+            least = max((cost for size, cost in self._measured.items() if size < rows), default=0.0)
+            self._measured[rows] = max(self._measure(rows), least)
+        return self._measured[rows]
+
+    def _measure(self, rows: int) -> float:
+        target = self._target
+        size = min(_CONTEXT, max(1, target.context_length // 2))
+        sequence = target.sequence([(37 * i + 11) % target.vocab_size for i in range(size)])
+        # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
+        sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
+        batch = [(sequence, TokenTree.chain(i % target.vocab_size for i in range(count - 1))) for count in sizes]
+        best = float("inf")
+        try:
+            target.prefill([sequence])
+            for _ in range(_REPEAT):
+                began = perf_counter()
+                target.score(batch)
+                best = min(best, perf_counter() - began)
+        finally:
+            target.close(sequence.kv)
+        return best

@@ -1,0 +1,97 @@
+// The machine's limits, for judging the kernels: how fast memory is read, and how fast each product can be taken.
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "api.h"
+#include "simd.h"
+
+using namespace outpace;
+
+namespace {
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Seconds from when all threads are ready until the last has finished.
+template <class Do>
+double together(int threads, Do&& run) {
+    std::atomic<int> waiting{threads};
+    std::vector<double> began(threads), ended(threads);
+    std::vector<std::thread> started;
+    for (int id = 0; id < threads; ++id)
+        started.emplace_back([&, id] {
+            waiting.fetch_sub(1);
+            while (waiting.load() > 0) {
+            }
+            began[id] = now();
+            run(id);
+            ended[id] = now();
+        });
+    for (auto& thread : started) thread.join();
+    double first = began[0], last = ended[0];
+    for (int id = 1; id < threads; ++id) first = std::min(first, began[id]), last = std::max(last, ended[id]);
+    return last - first;
+}
+
+constexpr int CHAINS = 12;  // independent sums: more than a product takes cycles
+
+template <class V, class Step>
+double rate(int threads, double work, Step&& step) {
+    constexpr int64_t STEPS = 1500000;
+    volatile uint32_t unknown = 0;  // so that the compiler computes what it is told to
+    vu operands[2] = {vu{} + unknown, vu{} + unknown};
+    double seconds = together(threads, [&](int) {
+        V sums[CHAINS];
+        for (int c = 0; c < CHAINS; ++c) sums[c] = (V)(vu{} + (unknown + c));
+        for (int64_t i = 0; i < STEPS; ++i) {
+            const vu w = operands[i & 1];
+#pragma GCC unroll 12
+            for (int c = 0; c < CHAINS; ++c) sums[c] = step(sums[c], w, uint32_t(i));
+        }
+        volatile float kept = 0;
+        for (int c = 0; c < CHAINS; ++c) kept = kept + float(sums[c][0]);
+    });
+    return work * CHAINS * double(STEPS) * threads / seconds;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Bytes a second of one pass over `bytes` of memory.
+double outpace_read_rate(int threads, int64_t bytes) {
+    std::unique_ptr<int32_t[]> memory(new int32_t[bytes / 4]());
+    double best = 0;
+    for (int repeat = 0; repeat < 4; ++repeat) {
+        double seconds = together(threads, [&](int id) {
+            const int64_t share = bytes / 4 / threads / 128 * 128;
+            const int32_t* from = memory.get() + share * id;
+            vi sums[4] = {};
+            for (int64_t i = 0; i < share / 2; i += 64)  // two streams keep more reads in flight than one
+                for (int c = 0; c < 4; ++c)
+                    sums[c] |= load_as<vi>(from + i + c * LANES) | load_as<vi>(from + share / 2 + i + c * LANES);
+            volatile int32_t kept = (sums[0] | sums[1] | sums[2] | sums[3])[0];
+            (void)kept;
+        });
+        best = std::max(best, double(bytes) / seconds);
+    }
+    return best;
+}
+
+// Operations a second (two for each multiplication) of products in float32 (0), bfloat16 (1) or 8 bits (2).
+double outpace_product_rate(int threads, int kind) {
+    double best = 0;
+    for (int repeat = 0; repeat < 3; ++repeat)
+        best = std::max(
+            best, kind == 0   ? rate<vf>(threads, 32, [](vf a, vu w, uint32_t) { return fma((vf)w, (vf)w, a); })
+                  : kind == 1 ? rate<vf>(threads, 64, [](vf a, vu w, uint32_t x) { return dot(a, w, x); })
+                              : rate<vi>(threads, 128, [](vi a, vu w, uint32_t x) { return dot(a, w, int32_t(x)); }));
+    return best;
+}
+
+}
