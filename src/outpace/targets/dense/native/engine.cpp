@@ -1,5 +1,7 @@
 // The forward of a dense decoder over flat rows: every thread walks through the layers, meeting at barriers.
 
+#include <pthread.h>
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +18,12 @@ namespace {
 thread_local std::string failure;
 std::mutex running;  // one forward at a time: the threads are shared
 std::unique_ptr<Pool> pool;
+
+// A forked process has the pool's memory but none of its threads: it makes new ones with its first forward.
+const int forks = pthread_atfork([] { running.lock(); }, [] { running.unlock(); }, [] {
+    (void)pool.release();
+    running.unlock();
+});
 
 struct Layer {
     Linear qkv[3], attention_out, gate_up, down;
@@ -474,6 +482,13 @@ void commit(const outpace_model& m, T* store, int capacity, int length, const T*
     }
 }
 
+// Tokens come from anywhere, such as a draft model of another vocabulary.
+void check_tokens(const outpace_model& m, const int32_t* tokens, int count) {
+    for (int i = 0; i < count; ++i)
+        if (tokens[i] < 0 || tokens[i] >= m.embedding.outputs)
+            throw std::out_of_range("token " + std::to_string(tokens[i]) + " is not in the vocabulary of " + std::to_string(m.embedding.outputs));
+}
+
 template <class Do>
 int guarded(Do&& run) {
     try {
@@ -534,6 +549,7 @@ int outpace_set_threads(int threads) {
 
 int outpace_run(outpace_model* model, const outpace_forward* job) {
     return guarded([&] {
+        if (!job->states) check_tokens(*model, job->tokens, job->rows);
         if (!pool) pool = std::make_unique<Pool>(1);
         with_kv(model->kv_format, [&](auto t) { Forward<decltype(t)>(*model, *job).run(); });
     });
@@ -541,6 +557,7 @@ int outpace_run(outpace_model* model, const outpace_forward* job) {
 
 int outpace_embed(outpace_model* model, const int32_t* tokens, int count, float* rows) {
     return guarded([&] {
+        check_tokens(*model, tokens, count);
         for (int i = 0; i < count; ++i) {
             float* row = rows + size_t(i) * model->hidden;
             unpack_row(model->embedding, tokens[i], row);

@@ -62,7 +62,7 @@ inline int want(Format format) { return format == F32 ? WANT_F32 : format == BF1
 
 // The rows that products read, in each form that the weights multiply with.
 struct Inputs {
-    int depth = 0, wanted = 0;
+    int depth = 0, inputs = 0, wanted = 0;
     std::vector<float> f32;
     std::vector<bf16> half;
     std::vector<int8_t> q;          // (rows, depth)
@@ -70,8 +70,9 @@ struct Inputs {
     std::vector<float> scaled_sum;  // scale * sum of the block's q
     std::vector<int32_t> sum16;     // (rows, depth / 16)
 
-    // Room for `rows`. The padding is zero from the start and never written.
+    // Room for `rows`. What is there is of an earlier forward, maybe of a model of other sizes.
     void prepare(int wants, int rows, int inputs) {
+        this->inputs = inputs;
         depth = (inputs + BLOCK - 1) / BLOCK * BLOCK;
         wanted = wants;
         size_t n = size_t(rows) * depth;
@@ -85,9 +86,14 @@ struct Inputs {
         }
     }
 
-    // Take inputs [from, to) of one row over; `from` is a multiple of 32.
+    // Take inputs [from, to) of one row over; `from` is a multiple of 32. The last ones bring the padding with them:
+    // zero times what an earlier forward left there is not zero where that was not finite.
     void take(int row, const float* values, int from, int to) {
         size_t base = size_t(row) * depth;
+        if (to == inputs && to < depth) {
+            if (wanted & WANT_F32) std::fill(f32.begin() + base + to, f32.begin() + base + depth, 0.f);
+            if (wanted & WANT_BF16) std::fill(half.begin() + base + to, half.begin() + base + depth, bf16{0});
+        }
         if (wanted & WANT_F32) std::memcpy(&f32[base + from], values + from, sizeof(float) * (to - from));
         if (wanted & WANT_BF16) {
             int i = from;

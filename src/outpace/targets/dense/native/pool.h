@@ -28,15 +28,15 @@ inline void pause() {
 class Pool {
    public:
     explicit Pool(int threads) : size(threads) {
-        for (int id = 1; id < threads; ++id) workers.emplace_back([this, id] { serve(id); });
+        try {
+            for (int id = 1; id < threads; ++id) workers.emplace_back([this, id] { serve(id); });
+        } catch (...) {  // the system gives no more threads: those that run must end before they can be forgotten
+            close();
+            throw;
+        }
     }
 
-    ~Pool() {
-        closing = true;
-        epoch.fetch_add(1);
-        notify(epoch);
-        for (auto& worker : workers) worker.join();
-    }
+    ~Pool() { close(); }
 
     // Run `work(thread)` on all threads, the caller being thread 0; returns when all have finished.
     void run(const std::function<void(int)>& work) {
@@ -64,6 +64,13 @@ class Pool {
     const int size;
 
    private:
+    void close() {
+        closing = true;
+        epoch.fetch_add(1);
+        notify(epoch);
+        for (auto& worker : workers) worker.join();
+    }
+
     // Spinning is quickest while every thread has a core. Where one has not, whoever waits must leave the core to it.
     template <class Done>
     void await(std::atomic<unsigned>& word, Done&& done) {
