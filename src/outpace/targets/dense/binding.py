@@ -177,13 +177,13 @@ class NativeModel:
 
     def set_rotation(self, index: int, cosines: Tensor, sines: Tensor) -> None:
         """Tables (positions, rotated dimensions / 2) of float32, kept alive here."""
-        self._kept[index] = (cosines, sines)
         positions, half = cosines.shape
         self._check(
             self._lib.outpace_set_rotation(
                 self._handle, index, cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
             )
         )
+        self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
 
     def run(self, record: ForwardRecord) -> None:
         """One forward, on as many threads as torch uses."""

@@ -40,6 +40,8 @@ class DenseKV:
     def take(self, side: Tensor, rows: Sequence[int]) -> None:
         """Commit these rows of a forward's K/V, (layers, 2, kv_heads, n, width)."""
         self.reserve(len(rows))
+        # A resumed pass may leave a part of an earlier one's, with gaps between its heads.
+        side = side.contiguous()
         self.model.commit(self.data, self.capacity, self.length, side, np.asarray(rows, dtype=np.int32))
         self.length += len(rows)
 
