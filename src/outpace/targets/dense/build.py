@@ -1,6 +1,9 @@
 """Building the kernels: once for this machine and this source, with the compiler that is there.
 
-    <cache>/native/<digest>.so      the digest covers source, compiler, flags and the processor's instruction sets
+    <cache>/native/<digest>-<content>.so
+
+The first digest covers source, compiler, flags and the processor's instruction sets; the second is of the library
+itself, for a damaged one may load and then end the process. A damaged one is built again.
 
 Nothing is downloaded and ``pip install`` compiles nothing. Where there is no compiler, or ``OUTPACE_NATIVE=0``, the
 kernels are not available and callers take the generic target.
@@ -43,18 +46,30 @@ def library() -> ctypes.CDLL:
     """The compiled kernels, built now if they were not before. Raises NotAvailable."""
     if os.environ.get(SWITCH) == "0":
         raise NotAvailable(f"switched off by {SWITCH}=0")
-    compiler = _compiler()
-    flags = [*_FLAGS, *shlex.split(os.environ.get("OUTPACE_NATIVE_FLAGS", _tuning()))]
-    folder = cache_dir() / "native"
-    path = folder / f"{_digest(compiler, flags)}.so"
-    if not path.is_file():
-        _compile(compiler, flags, folder, path)
     try:
+        compiler = _compiler()
+        flags = [*_FLAGS, *shlex.split(os.environ.get("OUTPACE_NATIVE_FLAGS", _tuning()))]
+    except ValueError as error:
+        raise NotAvailable(f"CXX or OUTPACE_NATIVE_FLAGS cannot be read as a command line ({error})") from error
+    folder = cache_dir() / "native"
+    digest = _digest(compiler, flags)
+    try:
+        path = _built(folder, digest) or _compile(compiler, flags, folder, digest)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise NotAvailable(
-            f"the compiled kernels do not load ({error}); delete '{path}' to build them again"
-        ) from error
+        raise NotAvailable(f"the kernels cannot be built or loaded in '{folder}' ({error})") from error
+
+
+def _built(folder: Path, digest: str) -> Path | None:
+    """The library that was built before, if it is whole."""
+    for path in folder.glob(f"{digest}-*.so"):
+        if path.stem == f"{digest}-{_content(path)}":
+            return path
+    return None
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _compiler() -> list[str]:
@@ -83,28 +98,26 @@ def _digest(compiler: list[str], flags: list[str]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: list[str], flags: list[str], folder: Path, path: Path) -> None:
+def _compile(compiler: list[str], flags: list[str], folder: Path, digest: str) -> Path:
     """Compile each file, link, and put the library in place by one rename; two builders at once do no harm."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as room:
-            sources = sorted(SOURCE.glob("*.cpp"))
-            objects = [str(Path(room) / f"{source.stem}.o") for source in sources]
-            commands = [
-                [*compiler, *flags, "-c", str(source), "-o", target]
-                for source, target in zip(sources, objects, strict=True)
-            ]
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(_run, commands))
-            linked = str(Path(room) / "library.so")
-            _run([*compiler, "-shared", "-pthread", *objects, "-o", linked])
-            Path(linked).replace(path)
-    except OSError as error:
-        raise NotAvailable(f"the kernels cannot be built in '{folder}' ({error})") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".tmp-") as room:
+        sources = sorted(SOURCE.glob("*.cpp"))
+        objects = [str(Path(room) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [*compiler, *flags, "-c", str(source), "-o", target]
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(_run, commands))
+        linked = Path(room) / "library.so"
+        _run([*compiler, "-shared", "-pthread", *objects, "-o", str(linked)])
+        return linked.replace(folder / f"{digest}-{_content(linked)}.so")
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-        raise NotAvailable(f"the compiler '{command[0]}' does not build the kernels: {first}")
+        lines = done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise NotAvailable(f"the compiler '{command[0]}' does not build the kernels: {first.strip()[:200]}")
