@@ -80,7 +80,8 @@ class Extreme:
 def test_categorical_at_the_ends_of_the_interval(weights: list[float], number: float, dtype: torch.dtype) -> None:
     from outpace.chance import _Stream
 
-    stream = _Stream(Extreme(number))  # type: ignore[arg-type]
+    stream = _Stream(0, "draft", 0)
+    stream._generator = Extreme(number)  # type: ignore[assignment]
     tensor = torch.tensor(weights).to(dtype)
     assert float(tensor[stream.categorical(tensor)]) > 0
 

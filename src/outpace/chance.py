@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -63,8 +64,17 @@ def _checked_cumsum(weights: Tensor) -> Tensor:
 
 
 class _Stream:
-    def __init__(self, generator: np.random.Generator) -> None:
-        self._generator = generator
+    def __init__(self, seed: int, purpose: str, position: int) -> None:
+        self._at = seed, purpose, position
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        """Made at the first draw: a greedy round opens streams and draws nothing."""
+        seed, purpose, position = self._at
+        digest = hashlib.blake2b(f"{seed}|{purpose}".encode(), digest_size=16).digest()
+        key = np.frombuffer(digest, dtype=np.uint64)
+        # The position takes the high word of the counter: no stream ever runs into the next one's numbers.
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
 
     def bernoulli(self, p: float) -> bool:
         return bool(self._generator.random() < p)
@@ -100,10 +110,7 @@ class SeededChance:
         self.seed = seed
 
     def at(self, position: int, purpose: str) -> Chance:
-        digest = hashlib.blake2b(f"{self.seed}|{purpose}".encode(), digest_size=16).digest()
-        key = np.frombuffer(digest, dtype=np.uint64)
-        # The position takes the high word of the counter: no stream ever runs into the next one's numbers.
-        return _Stream(np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position])))
+        return _Stream(self.seed, purpose, position)
 
 
 class _Path:
