@@ -1,16 +1,19 @@
-"""Which target runs a model: the fast one where it can be had, the generic one otherwise."""
+"""Which target runs a model: the fast one of its device where it can be had, the generic one otherwise."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from outpace.errors import BadInput
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import Unknown, draw
+from outpace.targets.dense.blueprint import Blueprint, Unknown, draw
 from outpace.targets.dense.build import NotAvailable
 from outpace.targets.dense.packing import PRECISIONS
 from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.torch_target import GraphTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
 
@@ -18,7 +21,7 @@ TargetKind = Literal["auto", "generic"]
 
 # Root mean square, in standard deviations of the logits: far above what each precision's rounding does, far below
 # what a wrong part would.
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "int8": 0.3, "int4": 0.3}
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1, "int8": 0.3, "int4": 0.3}
 
 
 def choose_target(
@@ -36,8 +39,11 @@ def choose_target(
         return HFTarget(model), _fallback(wanted, dtype, "the generic target was asked for")
     try:
         return _fast(model, wanted, gguf), ""
+    except torch.OutOfMemoryError:
+        why = "the device has no room for the fast target's weights beside the model's own"
     except (Unknown, NotAvailable, BadInput) as error:
-        return HFTarget(model), _fallback(wanted, dtype, str(error)) or f"on the generic target: {error}"
+        why = str(error)
+    return HFTarget(model), _fallback(wanted, dtype, why) or f"on the generic target: {why}"
 
 
 def _fallback(wanted: str, dtype: str, why: str) -> str:
@@ -45,10 +51,23 @@ def _fallback(wanted: str, dtype: str, why: str) -> str:
 
 
 def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
+    plan = draw(model)
+    on_cuda = plan.device.type == "cuda"
+    target = _on_cuda(plan, precision) if on_cuda else _on_cpu(plan, precision, gguf)
+    for _ in range(3 if on_cuda else 1):  # on CUDA: run as it is, captured, and replayed
+        difference = disagreement(target, model)
+        if not difference < _TOLERANCE[precision]:
+            raise Unknown(f"its scores differ from the model's own by {difference:.2g} standard deviations")
+    return target
+
+
+def _on_cpu(plan: Blueprint, precision: str, gguf: Path | None) -> Target:
     if precision not in PRECISIONS:
         raise Unknown(f"the fast target does not compute in {precision}")
-    target = DenseTarget(draw(model), precision, gguf=gguf)
-    difference = disagreement(target, model)
-    if not difference < _TOLERANCE[precision]:
-        raise Unknown(f"its scores differ from the model's own by {difference:.2g} standard deviations")
-    return target
+    return DenseTarget(plan, precision, gguf=gguf)
+
+
+def _on_cuda(plan: Blueprint, precision: str) -> Target:
+    if precision not in ("float32", "bfloat16", "float16"):
+        raise Unknown(f"the fast target does not compute in {precision} on {plan.device}")
+    return GraphTarget(plan, getattr(torch, precision))

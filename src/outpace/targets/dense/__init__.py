@@ -1,1 +1,1 @@
-"""The fast dense decoder: known architectures on packed weights, by compiled kernels on a CPU."""
+"""The fast dense decoder: known architectures by compiled kernels on a CPU, and by CUDA graphs on a GPU."""

@@ -72,6 +72,7 @@ class Blueprint:
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
     dtype: torch.dtype = field(default=torch.float32)
+    device: torch.device = field(default=torch.device("cpu"))
 
 
 _GEMMA = {"gemma2", "gemma3_text"}
@@ -79,7 +80,7 @@ KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *_GEMMA}
 
 
 def draw(model: Any) -> Blueprint:
-    """The blueprint of a transformers causal LM on the CPU. Raises Unknown."""
+    """The blueprint of a transformers causal LM on one device. Raises Unknown."""
     config = model.config
     if config.model_type not in KNOWN:
         raise Unknown(f"architecture {config.model_type} is not among {', '.join(sorted(KNOWN))}")
@@ -128,6 +129,7 @@ def _draw(model: Any, config: Any) -> Blueprint:
         # Gemma rounds this factor to the weights' precision.
         embedding_scale=float(getattr(inner.embed_tokens, "embed_scale", torch.tensor(_scale(config))).to(model.dtype)),
         dtype=model.dtype,
+        device=_device(model),
     )
 
 
@@ -179,9 +181,14 @@ def _plain(module: nn.Module, kind: type[nn.Module]) -> Tensor:
     weight = module.weight
     if not isinstance(module, kind) or not isinstance(weight, Tensor) or not weight.is_floating_point():
         raise Unknown(f"{type(module).__name__} is not a plain {kind.__name__}")
-    if weight.device.type != "cpu":
-        raise Unknown(f"its weights are on {weight.device}")
     return weight.detach()
+
+
+def _device(model: Any) -> torch.device:
+    devices: list[torch.device] = sorted({weight.device for weight in model.parameters()}, key=str)
+    if len(devices) != 1:
+        raise Unknown(f"its weights are on {' and '.join(map(str, devices))}")
+    return devices[0]
 
 
 def _matrix(module: nn.Module, name: str = "") -> Matrix:

@@ -49,7 +49,12 @@ class Packing:
 
 
 def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
-    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one."""
+    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one.
+
+    And for weights that are not on the CPU, where the kernels run.
+    """
+    if plan.device.type != "cpu":
+        raise BadInput(f"its weights are on {plan.device}")
     if precision == "int4" and gguf is None:
         raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
     source = _Source(precision, _Blocks(gguf) if gguf is not None and precision == "int4" else None)

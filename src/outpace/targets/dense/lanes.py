@@ -1,0 +1,86 @@
+"""Lane: one sequence's rows in a forward, where their K/V goes and what they see.
+
+A lane is tensors of fixed shapes. What one forward needs beyond their contents (slots and masks) is computed from them
+on the device, so that a captured graph sees new contents when it is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NOT_SEEN = float("-inf")
+
+
+@dataclass(slots=True)
+class Lane:
+    """Rows over ``cache``, (layers, 2, kv_heads, extent, head_size), read in place and written behind the offset.
+
+    ``columns`` (extent,): positions of what is committed. ``numbers`` holds, in this order, the offset (how much of the
+    cache is committed), the positions of old and new rows, and the tokens of the new ones. ``seen`` (new, old + new).
+    """
+
+    cache: Tensor
+    columns: Tensor
+    numbers: Tensor
+    seen: Tensor
+
+    @classmethod
+    def empty(cls, cache: Tensor, new: int, total: int) -> Lane:
+        """For ``new`` rows of ``total``, the committed ones being those of a whole sequence."""
+        device = cache.device
+        return cls(
+            cache,
+            torch.arange(cache.shape[3], device=device),
+            torch.zeros(1 + total + new, dtype=torch.long, device=device),
+            torch.zeros(new, total, dtype=torch.bool, device=device),
+        )
+
+    def fill(self, offset: int, positions: list[int], tokens: list[int], seen: Tensor) -> None:
+        """Put in the contents. Rows that are missing are padding: they repeat the first row.
+
+        So padding is as finite as that row is (a row that saw nothing would be NaN), and nothing sees its K/V, which
+        lies behind that of the others.
+        """
+        pad = len(self.seen) - len(tokens)
+        numbers = [offset, *positions, *positions[:1] * pad, *tokens, *tokens[:1] * pad]
+        if pad:
+            seen = torch.cat([seen, seen[:1].expand(pad, -1)])
+            seen = torch.nn.functional.pad(seen, (0, pad))
+        self.numbers.copy_(torch.tensor(numbers))
+        self.seen.copy_(seen)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.numbers[-len(self.seen) :]
+
+    @property
+    def positions(self) -> Tensor:
+        """Of the new rows."""
+        return self._positions[-len(self.seen) :]
+
+    @property
+    def _positions(self) -> Tensor:
+        return self.numbers[1 : 1 + self.seen.shape[1]]
+
+    def slots(self) -> Tensor:
+        """Where in the cache old and new rows lie."""
+        return self.numbers[:1] + torch.arange(self.seen.shape[1], device=self.numbers.device)
+
+    def masks(self, windows: list[int], groups: int, dtype: torch.dtype) -> list[Tensor]:
+        """An additive mask for each window (0: none), (new * groups, extent): the query heads of a row in turn."""
+        rows, extent = len(self.seen), len(self.columns)
+        slots = self.slots()
+        index = torch.arange(extent, device=self.columns.device)
+        visible = (index < self.numbers[:1]).expand(rows, extent).clone().index_copy_(1, slots, self.seen)
+        at = self.columns.clone().index_copy_(0, slots, self._positions)
+        reach = self.positions[:, None] - at
+        made = []
+        for window in windows:
+            shown = visible & (reach < window) if window else visible
+            mask = torch.full((rows, 1, extent), NOT_SEEN, dtype=dtype, device=shown.device)
+            mask.masked_fill_(shown[:, None], 0.0)
+            made.append(mask.expand(rows, groups, extent).reshape(rows * groups, extent))
+        return made

@@ -1,0 +1,116 @@
+"""K/V of one sequence at fixed addresses: buffers of power-of-two capacity, lent by a pool.
+
+A captured graph reads and writes one buffer, wherever that is. So buffers are never resized; a sequence that outgrows
+one moves to a larger one, and a buffer that is given back waits in the pool, its graphs with it, for the next sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALLEST = 256
+KEPT = 8  # a sequence that grows leaves one of each size behind; together they are as large as the next
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """``data``: (layers, 2, kv_heads, capacity, head_size); keys are at 0 of the second axis, values at 1."""
+
+    data: Tensor
+
+    @property
+    def capacity(self) -> int:
+        return self.data.shape[3]
+
+
+class Pool:
+    """Lends buffers. Of those that came back ``keep`` are kept; ``dropped`` hears of the others."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        head_size: int,
+        like: Tensor,
+        dropped: Callable[[Buffer], None],
+        keep: int = KEPT,
+    ) -> None:
+        self.free: list[Buffer] = []
+        self._shape, self._head_size, self._like = shape, head_size, like
+        self._dropped, self._keep = dropped, keep
+
+    @torch.inference_mode()
+    def take(self, rows: int) -> Buffer:
+        """A buffer of zeros for at least so many rows.
+
+        Zeros, not what the last sequence left: a masked column still enters 0 * value, and 0 * NaN is NaN.
+        """
+        capacity = max(SMALLEST, 1 << (rows - 1).bit_length())
+        for buffer in reversed(self.free):  # the last one back has the most recently used graphs
+            if buffer.capacity == capacity:
+                self.free.remove(buffer)
+                buffer.data.zero_()
+                return buffer
+        return Buffer(self._like.new_zeros(*self._shape, capacity, self._head_size))
+
+    def give(self, buffer: Buffer) -> None:
+        """Take a buffer back."""
+        self.free.append(buffer)
+        if len(self.free) > self._keep:
+            self._dropped(self.free.pop(0))
+
+
+class TorchKV:
+    """The store of one sequence: ``length`` committed rows of a buffer; what lies behind them is scratch."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.length = 0
+        self.buffer: Buffer | None = None
+        self._pool = pool
+
+    @torch.inference_mode()
+    def reserve(self, rows: int) -> Buffer:
+        """The buffer, with room for ``rows`` behind the committed ones."""
+        held = self.buffer
+        if held is not None and held.capacity >= self.length + rows:
+            return held
+        larger = self._pool.take(self.length + rows)
+        if held is not None:
+            larger.data[..., : self.length, :] = held.data[..., : self.length, :]
+            self._pool.give(held)
+        self.buffer = larger
+        return larger
+
+    @torch.inference_mode()
+    def take(self, side: Tensor, rows: Sequence[int]) -> None:
+        """Commit these rows of a forward's K/V, (layers, 2, kv_heads, n, head_size)."""
+        stop = self.length + len(rows)
+        contiguous = list(rows) == list(range(len(rows)))
+        chosen = side[..., : len(rows), :] if contiguous else side[..., torch.tensor(rows, device=side.device), :]
+        self.reserve(len(rows)).data[..., self.length : stop, :] = chosen
+        self.length = stop
+
+    def advance(self, rows: int) -> None:
+        """Commit the rows that a chunk of prefill has just laid behind the committed ones."""
+        self.length += rows
+
+    @torch.inference_mode()
+    def fork(self, length: int | None = None) -> TorchKV:
+        """An independent copy of the first ``length`` rows."""
+        count = self.length if length is None else length
+        if not 0 <= count <= self.length:
+            raise ValueError(f"cannot fork {count} of {self.length} committed tokens")
+        twin = TorchKV(self._pool)
+        if self.buffer is not None and count:
+            twin.reserve(count).data[..., :count, :] = self.buffer.data[..., :count, :]
+            twin.length = count
+        return twin
+
+    def clear(self) -> None:
+        """Give the buffer back."""
+        if self.buffer is not None:
+            self._pool.give(self.buffer)
+        self.buffer, self.length = None, 0

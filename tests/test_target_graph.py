@@ -1,0 +1,31 @@
+"""GraphTarget: the suite that every target passes, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import KNOWN, draw
+from outpace.targets.dense.torch_target import GraphTarget
+from recorder import record
+from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
+
+
+def build(model: Any) -> Target:
+    return GraphTarget(draw(model), prefill_chunk=16)
+
+
+class TestTreeScoring(TreeScoring):
+    build = staticmethod(build)
+    architectures = tuple(name for name in ARCHITECTURES if name in KNOWN or f"{name}_text" in KNOWN)
+
+
+class TestSubGraphs(SubGraphs):
+    build = staticmethod(build)
+
+
+class TestReplayedTreeScoring(TreeScoring):
+    """Everything that can be is replayed from a recording, at every use but a buffer's first."""
+
+    build = staticmethod(lambda model: GraphTarget(draw(model), prefill_chunk=16, capture=record))
+    architectures = ("llama", "gemma3")
