@@ -29,7 +29,7 @@ name, dtype, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if threads:
     torch.set_num_threads(threads)
 imports = time.perf_counter() - began
-wrap, spent = loading.load_from, 0.0
+wrap, spent = loading._wrapped, 0.0
 def timed(*args, **options):
     global spent
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def timed(*args, **options):
         return wrap(*args, **options)
     finally:
         spent = time.perf_counter() - began
-loading.load_from = timed
+loading._wrapped = timed
 began = time.perf_counter()
 loading.load(name, dtype=dtype)
 ready = time.perf_counter() - began

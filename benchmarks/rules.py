@@ -98,7 +98,7 @@ def interval(values: np.ndarray) -> str:
 
 
 def compare(options: argparse.Namespace) -> None:
-    model = outpace.load(options.model, dtype="float32")
+    model = outpace.load(options.model, dtype="float32", target="generic")
     target = model.target
     draft = thinned(target.model, options.without)  # type: ignore[attr-defined]
     params = SamplingParams(temperature=options.temperature)

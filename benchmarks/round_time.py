@@ -1,0 +1,153 @@
+"""Where a round's time goes, as a table and as the chart in docs/performance.md.
+
+    python benchmarks/round_time.py --svg docs/round_time.svg
+
+Plain decoding and a copying method, in two precisions, on prompts of the bench. The forward's parts are found by
+leaving them out (sub-graph forwards over the rows of a mean round): attention with its projections, the MLPs, the LM
+head; what is left of the kernels' time, and Python around them, is "rest of the forward".
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+import outpace
+from outpace.api import request
+from outpace.bench.markup import tag, text
+from outpace.decoding import Decoder
+from outpace.metrics import total
+from outpace.models import Model
+from outpace.targets.base import FULL, SubGraph
+from outpace.tree import TokenTree
+
+PARTS = {
+    "attention and its projections": "#2a7f7f",
+    "MLPs": "#5fb3a1",
+    "LM head": "#b7d9c8",
+    "rest of the forward": "#8c8c8c",
+    "draft": "#d98e04",
+    "accept": "#b3543e",
+    "other": "#cfcfcf",
+}
+QUESTION = "Summarise this in two sentences, then repeat the first one: "
+TEXT = (
+    "The library opens at nine and closes at six. On Mondays it stays shut. Books may be kept for three weeks, and "
+    "longer when nobody else has asked for them. Children need a card of their own, which is free. "
+)
+
+
+def rounds(model: Model, method: str, length: int) -> tuple[float, float, dict[str, float]]:
+    """Rows a round, milliseconds a round, and the phases' milliseconds a round."""
+    found = []
+    for number in range(4):
+        decoder = Decoder(model.target, model.tokenizer)
+        one = decoder.submit(
+            request(model, QUESTION + TEXT * (number + 1), method=method, max_new_tokens=length, ignore_eos=True)
+        )
+        decoder.run()
+        if number:  # the first warms up
+            found.append(one.metrics)
+    sums = total(found)
+    phases = {name: 1e3 * spent / sums.rounds for name, spent in sums.phase_seconds.items()}
+    return 1 + sums.drafted / sums.rounds, sum(phases.values()), phases
+
+
+def forward_parts(model: Model, rows: int) -> dict[str, float]:
+    """Milliseconds of a forward's parts, by leaving them out."""
+    target = model.target
+    layers = frozenset(range(target.num_layers))
+    graphs = {
+        "whole": FULL,
+        "no attention": SubGraph(skip_attention=layers),
+        "no MLP": SubGraph(skip_mlp=layers),
+        "head": SubGraph(stop=0),
+    }
+    sequence = target.sequence([(37 * i) % 20_000 + 100 for i in range(256)])
+    target.prefill([sequence])
+    tree = TokenTree.chain(range(200, 199 + rows))
+    spent: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(24):
+        for name, graph in graphs.items():
+            began = perf_counter()
+            target.score([(sequence, tree)], graph=graph)
+            if turn >= 4:
+                spent[name].append(1e3 * (perf_counter() - began))
+    middle = {name: statistics.median(times) for name, times in spent.items()}
+    parts = {
+        "attention and its projections": middle["whole"] - middle["no attention"],
+        "MLPs": middle["whole"] - middle["no MLP"],
+        "LM head": middle["head"],
+    }
+    return {name: max(0.0, value) for name, value in parts.items()}
+
+
+def measured(model: Model, method: str, length: int) -> tuple[float, float, dict[str, float]]:
+    """Rows and milliseconds a round, and the milliseconds of every part."""
+    rows, whole, phases = rounds(model, method, length)
+    parts = forward_parts(model, max(1, round(rows)))
+    parts["rest of the forward"] = max(0.0, phases["score"] - sum(parts.values()))
+    return rows, whole, parts | {name: phases[name] for name in ("draft", "accept", "other")}
+
+
+def chart(bars: dict[str, tuple[float, float, dict[str, float]]]) -> str:
+    """A stacked bar for each row, to one scale."""
+    widest = max(sum(parts.values()) for _, _, parts in bars.values())
+    left, width, step = 190, 460, 34
+    marks = []
+    for index, (name, (_, _, parts)) in enumerate(bars.items()):
+        top, at = 14 + index * step, float(left)
+        marks.append(tag("text", text(name), x=left - 10, y=top + 16, text_anchor="end"))
+        for part, colour in PARTS.items():
+            size = width * parts[part] / widest
+            title = tag("title", text(f"{part}: {parts[part]:.2f} ms"))
+            marks.append(tag("rect", title, x=at, y=top, width=max(size, 0.0), height=22, fill=colour))
+            at += size
+        marks.append(tag("text", text(f"{sum(parts.values()):.1f} ms"), x=at + 6, y=top + 16))
+    base = 14 + len(bars) * step + 12
+    for index, (part, colour) in enumerate(PARTS.items()):
+        x, y = 20 + index % 4 * 185, base + index // 4 * 22
+        marks.append(tag("rect", x=x, y=y, width=12, height=12, fill=colour))
+        marks.append(tag("text", text(part), x=x + 18, y=y + 11))
+    style = tag("style", "text{font:12px system-ui,sans-serif;fill:#444}")
+    background = tag("rect", width="100%", height="100%", fill="#ffffff")
+    return tag(
+        "svg",
+        style,
+        background,
+        *marks,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 760 {base + 52}",
+        role="img",
+        aria_label="milliseconds of a round by part",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtypes", default="bfloat16,int4")
+    parser.add_argument("--methods", default="none,sam")
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--svg", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    bars = {}
+    for dtype in options.dtypes.split(","):
+        model = outpace.load(options.model, dtype=dtype)
+        for method in options.methods.split(","):
+            bars[f"{method}, {dtype}"] = measured(model, method, options.length)
+    print(f"{'milliseconds a round':<18}{'rows':>6}{'all':>7}" + "".join(f"{name.split()[0]:>11}" for name in PARTS))
+    for name, (rows, whole, parts) in bars.items():
+        print(f"{name:<18}{rows:>8.1f}{whole:>7.2f}" + "".join(f"{parts[part]:>11.2f}" for part in PARTS))
+    if options.svg:
+        options.svg.write_text(chart(bars) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
