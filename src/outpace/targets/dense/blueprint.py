@@ -99,6 +99,8 @@ def _draw(model: Any, config: Any) -> Blueprint:
     if activation not in ACTIVATIONS:
         raise Unknown(f"its activation is {activation}")
     kinds = list(getattr(config, "layer_types", None) or [])
+    if set(kinds) - {"full_attention", "sliding_attention"}:
+        raise Unknown("its attention is of another kind")
     names: list[str | None] = [*sorted(set(kinds))] if config.model_type == "gemma3_text" else [None]
     first = inner.layers[0].self_attn
     tied = model.lm_head.weight.data_ptr() == inner.embed_tokens.weight.data_ptr()

@@ -57,7 +57,7 @@ def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
         raise BadInput(f"its weights are on {plan.device}")
     if precision == "int4" and gguf is None:
         raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
-    source = _Source(precision, _Blocks(gguf) if gguf is not None and precision == "int4" else None)
+    source = _Source(precision, _Blocks(gguf, plan.head_size) if gguf is not None and precision == "int4" else None)
     model = NativeModel(
         Shape(
             *(len(plan.layers), plan.hidden, plan.heads, plan.kv_heads, plan.head_size, plan.intermediate),
@@ -128,8 +128,9 @@ class _Source:
     def norm(self, norm: Matrix) -> Any:
         """A norm's weights; the file's own where there is one, for they are kept in full precision there."""
         found = self.file.floats(norm.name) if self.file is not None else None
-        same = found is not None and torch.allclose(found, norm.weight, rtol=1e-2, atol=1e-3)
-        return (found if same and found is not None else norm.weight).numpy()
+        if found is None or found.shape != norm.weight.shape:
+            return norm.weight.numpy()
+        return (found if torch.allclose(found, norm.weight, rtol=1e-2, atol=1e-3) else norm.weight).numpy()
 
     def _packed(self, matrix: Matrix) -> Packed:
         if self.precision == "int8":
@@ -142,8 +143,9 @@ class _Source:
 class _Blocks:
     """Tensors of a GGUF file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head_size: int) -> None:
         self._header = read_header(path)
+        self._head_size = head_size
 
     def floats(self, name: str) -> Tensor | None:
         """A float32 tensor, or None when there is none of the name."""
@@ -163,19 +165,18 @@ class _Blocks:
         if entry is None or entry.kind_name not in blocks.KINDS or entry.shape != tuple(matrix.weight.shape):
             return None
         packed = blocks.from_gguf(entry.kind_name, self._header.rows(name))
-        for order in _orders(matrix):
+        for order in _orders(matrix, self._head_size):
             if _stand_for(packed, matrix.weight, order):
                 return packed if order is None else blocks.taken(packed, order)
         return None
 
 
-def _orders(matrix: Matrix) -> list[Any]:
-    """Row orders to try: the file's own, and the interleaving of rotary halves for every plausible head size."""
+def _orders(matrix: Matrix, head_size: int) -> list[Any]:
+    """Row orders to try: the file's own, and for queries and keys the interleaving of each head's halves."""
     if not matrix.name.endswith(("attn_q", "attn_k")):
         return [None]
     rows = np.arange(matrix.weight.shape[0])
-    sizes = [size for size in (64, 128, 96, 80, 256, 32, 16) if len(rows) % size == 0]
-    return [None, *(rows.reshape(-1, size // 2, 2).swapaxes(1, 2).reshape(-1) for size in sizes)]
+    return [None, rows.reshape(-1, head_size // 2, 2).swapaxes(1, 2).reshape(-1)]
 
 
 def _stand_for(packed: Packed, weight: Tensor, order: Any) -> bool:
