@@ -39,14 +39,14 @@ def timed(*args, **options):
         spent = time.perf_counter() - began
 loading._wrapped = timed
 began = time.perf_counter()
-loading.load(name, dtype=dtype)
+loading.load(name, dtype=dtype or None)
 ready = time.perf_counter() - began
 print(json.dumps({"imports": imports, "files": ready - spent, "ready": ready}))
 """
 
 
-def measure(name: str, dtype: str, threads: int, cache: str) -> dict[str, float]:
-    command = [sys.executable, "-c", _CHILD, name, dtype, str(threads)]
+def measure(name: str, dtype: str | None, threads: int, cache: str) -> dict[str, float]:
+    command = [sys.executable, "-c", _CHILD, name, dtype or "", str(threads)]
     run = subprocess.run(
         command, env=os.environ | {"OUTPACE_CACHE": cache}, capture_output=True, text=True, check=False
     )
@@ -59,7 +59,7 @@ def measure(name: str, dtype: str, threads: int, cache: str) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="embedded model or GGUF file")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default=None)
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -75,7 +75,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"median_seconds": table, "first_over_second": ratios, "runs": runs}))
         return
-    print(f"{options.model}, dtype {options.dtype}: seconds, median of {options.repeat}")
+    print(f"{options.model}, dtype {options.dtype or 'default'}: seconds, median of {options.repeat}")
     print(f"{'load':8}" + "".join(f"{key:>10}" for key in keys))
     for which, row in table.items():
         print(f"{which:8}" + "".join(f"{row[key]:10.2f}" for key in keys))
