@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outpace.metrics import RequestMetrics
     from outpace.targets.costs import ForwardCosts
 
-_MARGIN = 1.03
+_MARGIN = 1.08
 """Drafting must promise this much more than the plain step: the estimates are not exact, and drafts cost a little."""
 
 
