@@ -110,7 +110,7 @@ def chart(bars: dict[str, tuple[float, float, dict[str, float]]]) -> str:
         marks.append(tag("text", text(f"{sum(parts.values()):.1f} ms"), x=at + 6, y=top + 16))
     base = 14 + len(bars) * step + 12
     for index, (part, colour) in enumerate(PARTS.items()):
-        x, y = 20 + index % 4 * 185, base + index // 4 * 22
+        x, y = (20, 235, 330, 440)[index % 4], base + index // 4 * 22
         marks.append(tag("rect", x=x, y=y, width=12, height=12, fill=colour))
         marks.append(tag("text", text(part), x=x + 18, y=y + 11))
     style = tag("style", "text{font:12px system-ui,sans-serif;fill:#444}")
