@@ -54,6 +54,8 @@ INLINE vf max(vf a, vf b) { return a > b ? a : b; }
 INLINE vf min(vf a, vf b) { return a < b ? a : b; }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 
+// By halves: the same sum however the lanes are rotated, which attention relies on (a window that begins elsewhere
+// puts the same weights on other lanes).
 INLINE float sum(vf v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)v);
