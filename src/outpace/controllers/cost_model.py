@@ -30,11 +30,17 @@ class CostModel(Controller):
         self._costs = costs
         self._sampled = Budget(sampled, nodes=sampled)
         self._most = most
+        self._chosen: dict[tuple[int, float], Budget] = {}
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         if sampled:
             return self._sampled
-        rate = metrics.recent_acceptance
+        key = batch, round(metrics.recent_acceptance, 2)
+        if key not in self._chosen:  # asked for every request in every round
+            self._chosen[key] = self._best(*key)
+        return self._chosen[key]
+
+    def _best(self, batch: int, rate: float) -> Budget:
         best, best_pace = 0, _MARGIN / self._costs.seconds(batch)
         expected = 1.0
         for length in range(1, self._most + 1):
