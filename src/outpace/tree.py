@@ -184,22 +184,27 @@ class TokenTree:
         """Every draw is a deterministic proposal."""
         return all(draw.q_row == DETERMINISTIC for draw in self.draws)
 
+    def seen(self) -> list[list[int]]:
+        """For every row (root, nodes, side nodes) the rows that it sees, in ascending order.
+
+        A node sees the root, its ancestors and itself: ascending order is the order of the path.
+        """
+        paths: list[list[int]] = [[0]]
+        for node, parent in enumerate(self.parents):
+            paths.append([*paths[parent + 1], node + 1])
+        for row, side in enumerate(self.side, start=1 + len(self.tokens)):
+            paths.append(sorted({row, *(seen + 1 for seen in side.attends)}))
+        return paths
+
     def ancestor_mask(self) -> Tensor:
         """Bool (1 + n + s, 1 + n + s): row i sees column j. Row 0 is the root, then nodes, then side nodes."""
-        nodes, rows = len(self.tokens), 1 + len(self.tokens) + len(self.side)
-        mask = torch.zeros(rows, rows, dtype=torch.bool)
+        rows = 1 + len(self.tokens) + len(self.side)
         if not self.side and all(parent == node - 1 for node, parent in enumerate(self.parents)):
             return torch.ones(rows, rows, dtype=torch.bool).tril_()
+        mask = torch.zeros(rows, rows, dtype=torch.bool)
         view = mask.numpy()
-        view[0, 0] = True
-        for node, parent in enumerate(self.parents):
-            view[node + 1] = view[parent + 1]
-            view[node + 1, node + 1] = True
-        for index, side in enumerate(self.side):
-            row = 1 + nodes + index
-            view[row, row] = True
-            for seen in side.attends:
-                view[row, seen + 1] = True
+        for row, seen in enumerate(self.seen()):
+            view[row, seen] = True
         return mask
 
     def positions(self) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from outpace.errors import BadInput
+from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
 from outpace.targets.dense.blueprint import Blueprint, Unknown, draw
 from outpace.targets.dense.build import NotAvailable
@@ -33,7 +34,7 @@ def choose_target(
     model was read from. A precision that cannot be had falls back to the model's dtype, and the note says so.
     Raises BadInput for models that no target takes.
     """
-    dtype = str(model.dtype).removeprefix("torch.")
+    dtype = dtype_name(model.dtype)
     wanted = precision or dtype
     if kind == "generic":
         return HFTarget(model), _fallback(wanted, dtype, "the generic target was asked for")

@@ -147,7 +147,6 @@ class NativeModel:
 
     def __init__(self, shape: Shape) -> None:
         self._lib = _calls()
-        self.layers = int(shape.layers)
         self._handle = self._lib.outpace_create(ctypes.byref(shape))
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.targets.dense.binding import LANES, NativeModel
+from outpace.targets.dense.binding import LANES, NativeModel, integers
 
 _GRANULE = 256
 
@@ -42,7 +41,7 @@ class DenseKV:
         self.reserve(len(rows))
         # A resumed pass may leave a part of an earlier one's, with gaps between its heads.
         side = side.contiguous()
-        self.model.commit(self.data, self.capacity, self.length, side, np.asarray(rows, dtype=np.int32))
+        self.model.commit(self.data, self.capacity, self.length, side, integers(rows))
         self.length += len(rows)
 
     def advance(self, rows: int) -> None:

@@ -81,10 +81,7 @@ def _pack_layer(model: NativeModel, index: int, layer: LayerPlan, source: _Sourc
     for slot, one in enumerate(qkv):
         model.set_matrix(index, slot, one)
     model.set_matrix(index, SLOTS["out"], source(layer.out))
-    gate, up = source(layer.gate), source(layer.up)
-    if gate.format != up.format:
-        gate, up = source.plain(layer.gate), source.plain(layer.up)
-    model.set_matrix(index, SLOTS["gate_up"], _alternating(gate, up))
+    model.set_matrix(index, SLOTS["gate_up"], _alternating(*source.alike(layer.gate, layer.up)))
     model.set_matrix(index, SLOTS["down"], source(layer.down))
     for name, norm in layer.norms.items():
         model.set_norm(index, NORMS[name], source.norm(norm))
@@ -111,19 +108,22 @@ class _Source:
         self.formats: dict[str, int] = {}
 
     def __call__(self, matrix: Matrix) -> Packed:
-        packed = self._packed(matrix)
-        if matrix.bias is not None:
-            packed.bias = matrix.bias.float().numpy()
-        self.formats[packed.format] = self.formats.get(packed.format, 0) + matrix.weight.numel()
+        return self.alike(matrix)[0]
+
+    def alike(self, *matrices: Matrix) -> list[Packed]:
+        """Matrices that must be of one format: in floating point where their own formats differ."""
+        packed = [self._packed(matrix) for matrix in matrices]
+        if len({one.format for one in packed}) > 1:
+            packed = [self._plain(matrix) for matrix in matrices]
+        for one, matrix in zip(packed, matrices, strict=True):
+            one.bias = None if matrix.bias is None else matrix.bias.float().numpy()
+            self.formats[one.format] = self.formats.get(one.format, 0) + matrix.weight.numel()
         return packed
 
-    def plain(self, matrix: Matrix) -> Packed:
-        """In floating point, whatever the precision."""
+    def _plain(self, matrix: Matrix) -> Packed:
         form = "F32" if self.precision == "float32" else "BF16"
         outputs, inputs = matrix.weight.shape
-        packed = Packed(form, outputs, inputs, matrix.weight.float().numpy())
-        packed.bias = None if matrix.bias is None else matrix.bias.float().numpy()
-        return packed
+        return Packed(form, outputs, inputs, matrix.weight.float().numpy())
 
     def norm(self, norm: Matrix) -> Any:
         """A norm's weights; the file's own where there is one, for they are kept in full precision there."""
@@ -137,7 +137,7 @@ class _Source:
             return blocks.to_int8(matrix.weight)
         if self.file is not None and (found := self.file.matrix(matrix)) is not None:
             return found
-        return self.plain(matrix)
+        return self._plain(matrix)
 
 
 class _Blocks:

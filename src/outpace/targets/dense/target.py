@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from outpace.targets.dense.blueprint import Blueprint
 from outpace.targets.dense.kv import DenseKV
 from outpace.targets.dense.packing import KV_DTYPES, pack
 from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
-from outpace.tree import TokenTree
 
 _FIRST_POSITIONS = 2048
 
@@ -131,7 +131,9 @@ class DenseTarget(RowTarget):
             store.reserve(part.new_rows)
             record.causal = 1
         else:
-            starts, seen = ancestors(part.tree, old)
+            paths = part.tree.seen()[old:]
+            starts = [0, *accumulate(map(len, paths))]
+            seen = list(chain.from_iterable(paths))
             record.seen_start, record.seen = _pointer(integers(starts), kept), _pointer(integers(seen), kept)
             part.side = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
             if part.old is not None:
@@ -160,24 +162,6 @@ class DenseTarget(RowTarget):
 
     def check_skips(self, graph: SubGraph) -> None:
         """Every sublayer can be skipped."""
-
-
-def ancestors(tree: TokenTree, done: int) -> tuple[list[int], list[int]]:
-    """For the rows from ``done`` on: where each one's list begins, and the rows of the tree that they see.
-
-    A node sees the root, its ancestors and itself, in the order of the path; that is the order of the rows too.
-    """
-    paths: list[list[int]] = [[0]]
-    for node, parent in enumerate(tree.parents):
-        paths.append([*paths[parent + 1], node + 1])
-    nodes = len(tree.parents)
-    for index, side in enumerate(tree.side):
-        paths.append(sorted({1 + nodes + index, *(seen + 1 for seen in side.attends)}))
-    starts, flat = [0], []
-    for path in paths[done:]:
-        flat += path
-        starts.append(len(flat))
-    return starts, flat
 
 
 def _flags(layers: frozenset[int], count: int) -> Any:
