@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
 from time import perf_counter
 
 import torch
 
 import outpace
+from forward import median_ms
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.greedy import Greedy
 from outpace.chance import SeededChance
@@ -25,17 +25,6 @@ from outpace.method import rules
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.tree import ROOT, QRow, TokenTree
-
-
-def median_ms(work: Callable[[], object], repeat: int) -> float:
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(repeat):
-        began = perf_counter()
-        work()
-        times.append(perf_counter() - began)
-    return 1e3 * statistics.median(times)
 
 
 def opened(target: Target, context: int, params: SamplingParams) -> Sequence:

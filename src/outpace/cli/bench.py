@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import outpace
 from outpace.cli import options as opt
-from outpace.cli.output import Outputs, err
+from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods, read_texts
 from outpace.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.bench.prompts import Prompt
     from outpace.bench.settings import BenchSettings
-    from outpace.bench.settings import Progress as Step
     from outpace.cli.session import MethodChoice
 
 _INTERRUPTED = 130
@@ -121,16 +119,7 @@ def _run(machine: Machine, choice: MethodChoice, prompts: list[Prompt], settings
 
     model, draft = machine.load()
     built = choice.build(model, draft)
-    console = err()
-    if not console.is_terminal:
-        return run(model, built, prompts, settings)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def advance(now: Step) -> None:
-            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
-
+    with advancing() as advance:
         return run(model, built, prompts, settings, advance)
 
 

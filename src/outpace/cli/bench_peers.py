@@ -5,21 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import outpace
 from outpace.cli import options as opt
-from outpace.cli.output import Outputs, err
+from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods
 from outpace.errors import BadInput
 from outpace.machine import usable_cpus
-
-if TYPE_CHECKING:
-    from outpace.bench.peers.comparison import Comparison
-    from outpace.bench.settings import Progress as Step
 
 _INTERRUPTED = 130
 
@@ -78,7 +73,6 @@ def bench_peers(
     Machine(model, draft_model, threads=threads).check()
     outputs = Outputs(json, html)
     outputs.check()
-    comparison = None
     try:
         from outpace.bench.peers.comparison import Settings, prepare
         from outpace.bench.peers.table import choose
@@ -106,7 +100,8 @@ def bench_peers(
             err().print(f"[yellow]note[/] {note}")
         for one in comparison.plan.skipped:
             err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
-        result = _run(comparison)
+        with advancing() as advance:
+            result = comparison.run(advance)
     except KeyboardInterrupt:
         result = _nothing()
     from outpace.bench.peers.page import write_html
@@ -120,21 +115,6 @@ def bench_peers(
 
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _run(comparison: Comparison) -> dict[str, Any]:
-    """With a progress bar."""
-    console = err()
-    if not console.is_terminal:
-        return comparison.run()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def advance(now: Step) -> None:
-            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
-
-        return comparison.run(advance)
 
 
 def _nothing() -> dict[str, Any]:

@@ -7,13 +7,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.bench.settings import Progress as Step
 
 STDOUT = "-"
 
@@ -44,6 +48,23 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(to_json(value) + "\n")
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def advancing() -> Iterator[Callable[[Step], None] | None]:
+    """A progress bar on standard error while a bench runs, and what moves it; None where nobody watches."""
+    console = err()
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(now: Step) -> None:
+            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
+
+        yield advance
 
 
 class Outputs:
