@@ -104,7 +104,7 @@ class Decoder:
         with Timed(split, "score"):
             taps = sorted({layer for one in active for layer in one.request.method.drafter.taps})
             batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
-            scores = self.target.score(batch, taps=taps)
+            scores = self.target.score(batch, taps=taps, resume=self._head_start(active))
 
         verdicts = self._accept(active, scores, split)
         kept = [
@@ -139,6 +139,15 @@ class Decoder:
             for index, tree in zip(members, proposed, strict=True):
                 trees[index] = tree
         return trees
+
+    @staticmethod
+    def _head_start(active: Seq[Generation]) -> Scores | None:
+        """What a drafter that is alone in the batch has already run of this very forward."""
+        drafters = {id(one.request.method.drafter): one.request.method.drafter for one in active}
+        if len(drafters) > 1:
+            return None
+        [drafter] = drafters.values()
+        return drafter.head_start([one.sequence for one in active])
 
     def _budget(self, one: Generation, batch: int) -> Budget:
         # A path longer than the room left would be scored for nothing; depth is fixed before any draw is made.
@@ -227,6 +236,7 @@ class Decoder:
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:
+            one.metrics.caches = one.request.method.drafter.caches(one.sequence)
             one.request.method.drafter.end(one.sequence)
             self.active.remove(one)
             if not one.request.keep:

@@ -18,6 +18,7 @@ import importlib
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -34,7 +35,9 @@ from outpace.metrics import RequestMetrics
 from outpace.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from outpace.datastore import Datastore
     from outpace.drafters.base import Drafter
+    from outpace.models.base import ChatTokenizer, Model
     from outpace.targets.base import Target
 
 GREEDY = Greedy()
@@ -46,15 +49,37 @@ class NoSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def _nothing() -> tuple[Any, ...]:
+    return ()
+
+
+def _no_datastore() -> Datastore:
+    raise BadInput(
+        "this method copies from a datastore: build one with 'outpace datastore build FILES --out PATH', "
+        "and give --datastore PATH"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a method may be built from: the target, and what the caller supplied beside it.
 
-    ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one.
+    ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one. ``drafts``
+    are the targets of all draft models, over this target's vocabulary; ``models`` the draft models as they are, with
+    their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named.
     """
 
     target: Target
     draft: Callable[[], Target]
+    drafts: Callable[[], Seq[Target]] = _nothing
+    models: Callable[[], Seq[Model]] = _nothing
+    tokenizer: ChatTokenizer | None = None
+    datastore: Callable[[], Datastore] = _no_datastore
+
+    def parts(self, name: str, settings: Mapping[str, Any] | None = None) -> Parts:
+        """Another method's parts, for methods made of methods. Raises BadInput as :func:`build` does."""
+        info = find(name)
+        return info.build(self, configured(info, settings or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +103,8 @@ class MethodInfo:
     settings: type[BaseModel]
     trained: bool = False
     lossless: bool = True
+    pays: str = ""
+    """When it pays, and when it does not."""
     aliases: tuple[str, ...] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make a method small enough for exact certification on a toy target."""
@@ -91,6 +118,7 @@ class MethodInfo:
             "lossless": self.lossless,
             "trained": self.trained,
             "summary": self.summary,
+            "pays": self.pays,
         }
 
 
@@ -134,6 +162,7 @@ def register(
     summary: str,
     trained: bool = False,
     lossless: bool = True,
+    pays: str = "",
     aliases: tuple[str, ...] = (),
     tiny: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
@@ -144,7 +173,7 @@ def register(
 
     def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
         settings = typing.get_type_hints(build).get("settings", NoSettings)
-        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, aliases, tiny or {})
+        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, pays, aliases, tiny or {})
         for key in (name, *aliases):
             before = _REGISTRY.get(key, info)
             if (before.name, before.build.__module__) != (name, build.__module__):  # the same again is a reload
@@ -205,23 +234,27 @@ def rules() -> dict[str, type[AcceptanceRule]]:
     return dict(sorted(found.items()))
 
 
+def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
+    """A method's settings, checked. Raises BadInput that names the setting."""
+    known = ", ".join(info.settings.model_fields) or "it has none"
+    aliases = {field.alias for field in info.settings.model_fields.values()}
+    for key in settings:  # pydantic ignores these unless a method's author says otherwise
+        if key not in info.settings.model_fields and key not in aliases:
+            raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known})")
+    try:
+        return info.settings.model_validate(dict(settings), strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "settings"
+        raise BadInput(f"method '{info.name}', setting '{key}': {first['msg']} (settings: {known})") from None
+
+
 def build(
     name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
 ) -> Method:
     """Build a method by name. Raises BadInput for unknown names or settings and for parts that do not fit."""
     info = find(name)
-    known = ", ".join(info.settings.model_fields) or "it has none"
-    aliases = {field.alias for field in info.settings.model_fields.values()}
-    for key in settings or {}:  # pydantic ignores these unless a method's author says otherwise
-        if key not in info.settings.model_fields and key not in aliases:
-            raise BadInput(f"method '{name}' has no setting '{key}' (settings: {known})")
-    try:
-        configured = info.settings.model_validate(dict(settings or {}), strict=False)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "settings"
-        raise BadInput(f"method '{name}', setting '{key}': {first['msg']} (settings: {known})") from None
-    parts = info.build(context, configured)
+    parts = info.build(context, configured(info, settings or {}))
     if isinstance(rule, str):
         if rule not in rules():
             raise BadInput(f"unknown acceptance rule '{rule}'; known: {', '.join(rules())}")

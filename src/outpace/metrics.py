@@ -10,13 +10,16 @@ ttft_ms                    milliseconds from the start of a request to its first
 tokens_per_second          tokens / seconds, prefill included
 decode_tokens_per_second   tokens after the first / seconds after the first
 time_split                 share of the decoding time in draft, score (the target's forward), accept, other
+drafting_rounds            share of rounds in which anything was drafted
+draft_ms                   milliseconds of drafting per round
+caches                     what the drafter holds for the request's namespace: entries, bound, entries that had to leave
 ========================== =========================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +30,16 @@ PHASES = ("draft", "score", "accept", "other")
 def ratio(numerator: float, denominator: float) -> float | None:
     """numerator / denominator, or None where it is undefined (never NaN)."""
     return numerator / denominator if denominator > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How full a cache is. ``bound``: most entries, as the user set it; ``evicted``: how many had to leave."""
+
+    name: str
+    entries: int
+    bound: int
+    evicted: int = 0
 
 
 @dataclass(slots=True)
@@ -41,6 +54,8 @@ class RequestMetrics:
     rounds: int = 0
     committed: int = 0
     """Tokens committed by rounds, an end-of-sequence token included."""
+    drafting: int = 0
+    """Rounds in which anything was drafted."""
     drafted: int = 0
     accepted: int = 0
     accepted_at_depth: list[int] = field(default_factory=list)
@@ -50,6 +65,8 @@ class RequestMetrics:
     """From the start of the request to its last token."""
     first_token_seconds: float = 0.0
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    caches: tuple[CacheUse, ...] = ()
+    """The drafter's caches when the request left."""
 
     def count_round(self, drafted: int, accepted: int, committed: int) -> None:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""
@@ -58,6 +75,7 @@ class RequestMetrics:
         new = (accepted, float(accepted < drafted)) if drafted else tuple(0.02 * prior for prior in _PRIOR)
         self.recent = kept * gone[0] + new[0], kept * gone[1] + new[1]
         self.rounds += 1
+        self.drafting += drafted > 0
         self.drafted += drafted
         self.accepted += accepted
         self.committed += committed
@@ -89,6 +107,9 @@ class RequestMetrics:
             "mean_acceptance_length": ratio(self.committed, self.rounds),
             "acceptance_rate": ratio(self.accepted, self.drafted),
             "per_position_acceptance": [count / self.rounds for count in self.accepted_at_depth],
+            "drafting_rounds": ratio(self.drafting, self.rounds),
+            "draft_ms": ratio(1e3 * self.phase_seconds["draft"], self.rounds),
+            "caches": [asdict(cache) for cache in self.caches],
             "time_split": {phase: ratio(self.phase_seconds[phase], spent) for phase in PHASES},
         }
 
@@ -102,6 +123,7 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
         out.answered += part.answered
         out.rounds += part.rounds
         out.committed += part.committed
+        out.drafting += part.drafting
         out.drafted += part.drafted
         out.accepted += part.accepted
         out.seconds += part.seconds
@@ -112,6 +134,7 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
             out.accepted_at_depth[depth] += count
         for phase in PHASES:
             out.phase_seconds[phase] += part.phase_seconds[phase]
+        out.caches = part.caches or out.caches
     return out
 
 

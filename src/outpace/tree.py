@@ -12,7 +12,7 @@ autoregressive step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -72,13 +72,15 @@ class SideNode:
 
     ``position`` is relative to the root (root = 0). ``attends`` lists what it sees besides itself and the
     committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier side nodes as ``n + index``.
-    ``embedding``, shape (hidden,), replaces the token's input embedding.
+    ``embedding``, shape (hidden,), replaces the token's input embedding. ``owner``: the drafter that asked for it,
+    which finds it again by that when trees are merged.
     """
 
     token: int
     position: int
     attends: tuple[int, ...] = (ROOT,)
     embedding: Tensor | None = None
+    owner: object = None
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class TokenTree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
+    estimates: list[float] = field(default_factory=list)
+    """The drafter's estimate, per node, that the path to it is accepted; 1 where it has none."""
     draws: list[Draw] = field(default_factory=list)
     q_rows: list[QRow] = field(default_factory=list)
     side: list[SideNode] = field(default_factory=list)
@@ -109,11 +113,12 @@ class TokenTree:
             node = tree.add(node, token, None if q_rows is None else q_rows[depth])
         return tree
 
-    def add(self, parent: int, token: int, q: QRow | int | None = None) -> int:
+    def add(self, parent: int, token: int, q: QRow | int | None = None, estimate: float = 1.0) -> int:
         """Record a draw of ``token`` after node ``parent``; return its node, which may exist already.
 
-        ``q`` is the row it was sampled from, the index of a row that this tree holds already
-        (siblings drawn from one context share it), or None for a deterministic proposal.
+        ``estimate``: how likely the path to it is accepted; of two for one node the larger stays. ``q`` is the row it
+        was sampled from, the index of a row that this tree holds already (siblings drawn from one context share it),
+        or None for a deterministic proposal.
         """
         if not ROOT <= parent < len(self.tokens):
             raise BadInput(f"tree has no node {parent} to draft after (it has {len(self.tokens)} nodes)")
@@ -124,11 +129,11 @@ class TokenTree:
         else:
             row = len(self.q_rows)
             self.q_rows.append(q)
-        node = self._node(parent, token)
+        node = self._node(parent, token, estimate)
         self.draws.append(Draw(parent, token, node, row))
         return node
 
-    def _node(self, parent: int, token: int) -> int:
+    def _node(self, parent: int, token: int, estimate: float) -> int:
         siblings = self._children.setdefault(parent, {})
         node = siblings.get(token)
         if node is None:
@@ -137,7 +142,21 @@ class TokenTree:
             self.tokens.append(token)
             self.parents.append(parent)
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+            self.estimates.append(estimate)
+        elif estimate > self.estimates[node]:
+            self.estimates[node] = estimate
         return node
+
+    def first(self, count: int) -> TokenTree:
+        """The first ``count`` nodes of a deterministic tree: parents come before children, so they are a tree."""
+        if not self.is_deterministic:
+            raise ValueError("sampled draws are never dropped")
+        tree = TokenTree()
+        for parent, token, estimate in zip(
+            self.parents[:count], self.tokens[:count], self.estimates[:count], strict=True
+        ):
+            tree.add(parent, token, estimate=estimate)
+        return tree
 
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that holds ``token``, or None."""
@@ -219,13 +238,12 @@ class TokenTree:
     def merge(trees: Iterable[TokenTree]) -> TokenTree:
         """Unite trees over one root: equal nodes become one, every draw is kept, in the order given.
 
-        Side nodes are not merged (they name nodes of their own tree); such trees are refused.
+        Side nodes come along, naming the nodes and side nodes of the whole.
         """
         trees = list(trees)
         merged = TokenTree(replacement=all(tree.replacement for tree in trees))
+        names = []
         for tree in trees:
-            if tree.side:
-                raise BadInput("trees with side nodes cannot be merged")
             offset = len(merged.q_rows)
             # Siblings that share a row's index would read as drawn without replacement: each gets its own.
             apart = tree.replacement and not merged.replacement
@@ -236,5 +254,12 @@ class TokenTree:
                 row: QRow | int | None = None
                 if draw.q_row != DETERMINISTIC:
                     row = tree.q_rows[draw.q_row] if apart else draw.q_row + offset
-                where[draw.node] = merged.add(where[draw.parent], draw.token, row)
+                where[draw.node] = merged.add(where[draw.parent], draw.token, row, tree.estimates[draw.node])
+            names.append(where)
+        for tree, where in zip(trees, names, strict=True):
+            shift = len(merged) + len(merged.side) - len(tree)
+            merged.side += [
+                replace(side, attends=tuple(where[seen] if seen < len(tree) else seen + shift for seen in side.attends))
+                for side in tree.side
+            ]
         return merged

@@ -39,6 +39,8 @@ class AcceptanceRule(ABC):
     takes_trees: bool = True
     takes_sampled: bool = True
     takes_without_replacement: bool = False
+    takes_carried: bool = False
+    """Whether a draw is judged without a look at later ones, so that these may live on into the next round."""
 
     def begin(self, sequence: Sequence) -> Any:
         """The rule's own state for one request (None for most)."""
@@ -58,6 +60,11 @@ class AcceptanceRule(ABC):
             )
         if proposal.sampled and not proposal.replacement and not self.takes_without_replacement:
             raise BadInput(f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}")
+        if proposal.carried and not self.takes_carried:
+            raise BadInput(
+                f"rule '{self.name}' looks at all draft tokens to judge each, but '{drafter_name}' keeps those that it "
+                "did not reach; use 'rejection' or 'recursive-rejection'"
+            )
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise BadInput when this rule does not fit the request's sampling parameters."""

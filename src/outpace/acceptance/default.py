@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def default_rule(proposal: Proposal) -> AcceptanceRule:
     """A lossless rule that takes ``proposal``."""
-    if not proposal.sampled:
+    if not proposal.sampled or proposal.carried:
         return RecursiveRejection()
     if not proposal.tree:
         return Block()

@@ -16,6 +16,7 @@ class Greedy(TreeByTree):
     lossless = True
     greedy_only = True
     takes_without_replacement = True
+    takes_carried = True
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         path: list[int] = []

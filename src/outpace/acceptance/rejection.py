@@ -29,6 +29,7 @@ class RecursiveRejection(TreeByTree):
     paper = "Miao et al. 2024, arXiv 2305.09781; Jeon et al. 2024, arXiv 2402.14160"
     lossless = True
     takes_without_replacement = True
+    takes_carried = True
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,17 +19,41 @@ class Budget:
 
     ``depth``: draft tokens on the longest path; ``nodes``: nodes in the whole tree; ``width``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
-    ``Budget(0)`` means do not draft.
+    ``prices[n]``: what the round costs with n draft tokens, in plain steps; empty where nobody knows. ``parts``: the
+    budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
     depth: int
     nodes: int = 64
     width: int = 1
     confidence: float = 0.0
+    prices: tuple[float, ...] = ()
+    parts: tuple[Budget, ...] = ()
 
     def limited(self, depth: int) -> Budget:
         """This budget, no deeper than ``depth`` (the room left in the answer or the context)."""
-        return self if self.depth <= depth else replace(self, depth=max(0, depth))
+        if self.depth <= depth and not self.parts:
+            return self
+        parts = tuple(part.limited(depth) for part in self.parts)
+        return replace(self, depth=min(self.depth, max(0, depth)), parts=parts)
+
+    def worth(self, estimates: Iterable[float]) -> int:
+        """How many draft tokens pay, in the order in which they would be taken: at best the likeliest path first.
+
+        ``estimates[i]`` is the probability that the whole path to the i-th is accepted, so n of them give
+        1 + sum(estimates[:n]) tokens for ``prices[n]`` plain steps (Chen et al. 2024, arXiv 2402.12374, choose trees
+        by this ratio). Draft tokens are functions of the context here: a sampled one is never dropped for its estimate.
+        """
+        if not self.prices:
+            return min(self.nodes, len(list(estimates)))
+        most = min(self.nodes, len(self.prices) - 1)
+        best, best_pace, expected = 0, 1.0 / self.prices[0], 1.0
+        for count, estimate in enumerate(islice(estimates, most), start=1):
+            expected += estimate
+            pace = expected / self.prices[count]
+            if pace > best_pace:
+                best, best_pace = count, pace
+        return best
 
     def wants(self, depth: int, confidence: float = 1.0) -> bool:
         """Whether to make a draw at ``depth`` (1 = first), given the largest probability of the row to draw from.

@@ -1,8 +1,8 @@
-"""The cost model: as many draft tokens as pay, given what forwards cost here and what has been accepted lately.
+"""The cost model: what a round costs with n draft tokens on this machine, for drafters to draft as many as pay.
 
-Leviathan et al. 2023 (arXiv 2211.17192, section 3.5): with draft tokens accepted at rate a, k of them give
-(1 - a^(k+1)) / (1 - a) tokens a round. Here the round's cost is the measured forward over the rows of the whole batch,
-so the best k follows from the machine, the precision and the batch, and may be none.
+A drafter that estimates how likely its draft tokens are accepted needs no length: it drafts while the expected tokens
+of the round outgrow its price (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one acceptance rate;
+Chen et al. 2024, arXiv 2402.12374, for trees). The price is the measured forward over the rows of the whole batch.
 """
 
 from __future__ import annotations
@@ -15,39 +15,34 @@ if TYPE_CHECKING:
     from outpace.metrics import RequestMetrics
     from outpace.targets.costs import ForwardCosts
 
-_MARGIN = 1.08
-"""Drafting must promise this much more than the plain step: the estimates are not exact, and drafts cost a little."""
+MARGIN = 1.05
+"""Drafting must promise this much more than the plain step: estimates are not exact, and drafts cost a little."""
+NOMINAL = 0.06
+"""What a draft token costs a sampled request, in plain steps: about what it does where drafting pays at all."""
 
 
 class CostModel(Controller):
-    """Chains of at most ``most`` draft tokens, at greedy requests; ``sampled`` tokens, always, for sampled ones.
+    """Prices of up to ``most`` draft tokens, measured for greedy requests, nominal for sampled ones.
 
     What is drafted never changes a greedy answer. A sampled answer does depend on it, and measured times differ from
-    run to run: a fixed length keeps the promise that a seed reproduces its answer.
+    run to run: nominal prices keep the promise that a seed reproduces its answer.
     """
 
-    def __init__(self, costs: ForwardCosts, sampled: int, most: int = 15) -> None:
+    def __init__(self, costs: ForwardCosts, most: int = 16, width: int = 1) -> None:
         self._costs = costs
-        self._sampled = Budget(sampled, nodes=sampled)
         self._most = most
-        self._chosen: dict[tuple[int, float], Budget] = {}
+        self._width = width
+        self._measured: dict[int, Budget] = {}
+        self._nominal = self._budget([MARGIN + NOMINAL * count for count in range(1, most + 1)])
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         if sampled:
-            return self._sampled
-        key = batch, round(metrics.recent_acceptance, 2)
-        if key not in self._chosen:  # asked for every request in every round
-            self._chosen[key] = self._best(*key)
-        return self._chosen[key]
+            return self._nominal
+        if batch not in self._measured:  # asked for every request in every round
+            plain = self._costs.seconds(batch)
+            rows = [batch * (1 + count) for count in range(1, self._most + 1)]
+            self._measured[batch] = self._budget([MARGIN * self._costs.seconds(one) / plain for one in rows])
+        return self._measured[batch]
 
-    def _best(self, batch: int, rate: float) -> Budget:
-        best, best_pace = 0, _MARGIN / self._costs.seconds(batch)
-        expected = 1.0
-        for length in range(1, self._most + 1):
-            expected += rate**length
-            pace = expected / self._costs.seconds(batch * (1 + length))
-            if pace > best_pace:
-                best, best_pace = length, pace
-            elif length > 2 * best + 4:  # past the top: longer chains only cost
-                break
-        return Budget(best, nodes=best)
+    def _budget(self, prices: list[float]) -> Budget:
+        return Budget(self._most, self._most, self._width, prices=(1.0, *prices))

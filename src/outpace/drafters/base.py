@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
+from outpace.chance import Chance
 from outpace.controllers.base import Budget
-from outpace.targets.base import Sequence, TreeScores
+from outpace.metrics import CacheUse
+from outpace.targets.base import Scores, Sequence, TreeScores
 from outpace.tree import TokenTree
 
 
@@ -29,6 +31,9 @@ class Proposal:
     """Whether a node has at most one sampled draw, its siblings being functions of the path to the node alone: were
     they chosen with a look at the sample, rules that weigh a node's draws as one set would be biased."""
 
+    carried: bool = False
+    """Whether draws that the verdict did not reach live on into later rounds: then no rule may have looked at them."""
+
     def __str__(self) -> str:
         shape = "trees" if self.tree else "chains"
         if self.tree and self.single:
@@ -41,13 +46,26 @@ class Proposal:
 class Drafter(ABC):
     """Proposes draft tokens. State is kept per sequence, from ``begin`` to ``end``.
 
-    A drafter samples with ``sequence.chance.at(len(sequence.tokens), "draft")`` and nothing else, gives every
-    sampled draw the row it came from, and never drops a sampled draw for its token or its q.
+    A drafter samples with :meth:`chance` and nothing else, gives every sampled draw the row it came from, and never
+    drops a sampled draw for its token or its q.
+
+    Drafters combine: the tree that was scored may hold more than was proposed, or come from another drafter, and
+    ``propose`` may be left out in a round, ``observe`` never is.
     """
 
     proposal: Proposal = Proposal()
+    purpose: str = "draft"
+    """Names its stream of random numbers; parts of a combination have one each."""
     taps: tuple[int, ...] = ()
     """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
+
+    def chance(self, sequence: Sequence) -> Chance:
+        """This round's random numbers for one request."""
+        return sequence.chance.at(len(sequence.tokens), self.purpose)
+
+    def nest(self, purpose: str) -> None:
+        """Become part of a combination, with a stream of one's own. Drafters with parts pass it on."""
+        self.purpose = purpose
 
     def begin(self, sequence: Sequence) -> None:  # noqa: B027 - stateless drafters have nothing to do
         """A request joins; its prompt is ``sequence.tokens``. Called before the target's prefill."""
@@ -59,6 +77,13 @@ class Drafter(ABC):
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         """One tree per sequence, within its budget. An empty tree is a plain step."""
 
+    def head_start(self, sequences: Seq[Sequence]) -> Scores | None:
+        """A pass of the very target over beginnings of the trees just proposed for exactly these sequences, if any.
+
+        Its layers below the first that was skipped need not run again; see ``Target.score(resume=)``.
+        """
+        return None
+
     def observe(  # noqa: B027
         self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]
     ) -> None:
@@ -67,6 +92,10 @@ class Drafter(ABC):
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         """``twin`` starts as a copy of ``sequence``. The default starts afresh."""
         self.begin(twin)
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
+        return ()
 
     def end(self, sequence: Sequence) -> None:  # noqa: B027
         """The request left; forget it."""

@@ -7,16 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
-from outpace.targets.base import Sequence, Target
-from outpace.tree import TokenTree
+from outpace.drafters.calibration import Calibration, Kind
+from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.tree import ROOT, TokenTree
 
 
 def separated(texts: Iterable[Seq[int]]) -> list[int]:
@@ -50,9 +52,21 @@ Length = Annotated[
 ]
 
 
-def chain_controller(target: Target, length: int | None, sampled: int) -> Controller:
-    """The length that was asked for, or the one that pays (``sampled`` tokens at temperature above 0)."""
-    return CostModel(target.costs, sampled) if length is None else Fixed(length, nodes=length)
+def length_controller(target: Target, length: int | None) -> Controller:
+    """The length that was asked for, or as many draft tokens as pay."""
+    return CostModel(target.costs) if length is None else Fixed(length, nodes=length)
+
+
+LONGEST = 16
+"""Longer matches are all of one kind."""
+
+
+class Copied(NamedTuple):
+    """What could be copied in a round: the tokens, the match behind them, and the sequence's length then."""
+
+    tokens: list[int]
+    match: int
+    at: int
 
 
 @dataclass(slots=True)
@@ -67,15 +81,31 @@ class Match:
 
 
 class CopyDrafter(Drafter, ABC):
-    """Drafts what followed the last tokens where they occurred before: a deterministic chain."""
+    """Drafts what followed the last tokens where they occurred before: a deterministic chain.
+
+    How likely a copied token is accepted depends on how long the match behind it is, those copied before it included;
+    how much, every request learns for itself.
+    """
+
+    def __init__(self) -> None:
+        self._calibrations: dict[Sequence, Calibration] = {}
+        self._copied: dict[Sequence, Copied] = {}
 
     @abstractmethod
     def match(self, sequence: Sequence) -> Match | None:
         """The match to copy from, if any, after taking in the tokens that arrived."""
 
     def length(self, match: Match) -> int:
-        """How many tokens are worth copying, the budget aside."""
+        """How many tokens are worth copying where no costs are known, the budget aside."""
         return sys.maxsize
+
+    def prior(self, kind: Kind) -> float:
+        """Acceptance after a match of ``kind`` tokens before anything is known (``benchmarks/priors.py``)."""
+        assert isinstance(kind, int)
+        return 1.0 - 0.75 * float(kind) ** -0.6
+
+    def begin(self, sequence: Sequence) -> None:
+        self._calibrations[sequence] = Calibration(self.prior)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         return [self._chain(one, budget) for one, budget in zip(sequences, budgets, strict=True)]
@@ -84,5 +114,30 @@ class CopyDrafter(Drafter, ABC):
         depth = min(budget.depth, budget.nodes)
         if depth <= 0 or (match := self.match(sequence)) is None:
             return TokenTree()
-        count = min(depth, self.length(match))
-        return TokenTree.chain(continuation(match.text, match.start, count, periodic=match.periodic))
+        count = depth if budget.prices else min(depth, self.length(match))
+        tokens = continuation(match.text, match.start, count, periodic=match.periodic)
+        self._copied[sequence] = Copied(tokens, match.length, len(sequence.tokens))
+        rate, estimate, estimates = self._calibrations[sequence].rate, 1.0, []
+        for length in range(match.length, match.length + len(tokens)):
+            estimate *= rate(min(length, LONGEST))
+            estimates.append(estimate)
+        tree, node = TokenTree(), ROOT
+        for token, estimate in zip(tokens[: budget.worth(estimates)], estimates, strict=False):
+            node = tree.add(node, token, estimate=estimate)
+        return tree
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        for sequence in sequences:
+            copied = self._copied.pop(sequence, None)
+            if copied is None:
+                continue
+            learn = self._calibrations[sequence].learn
+            # All that could have been copied teaches, drafted or not.
+            for index, (token, came) in enumerate(zip(copied.tokens, sequence.tokens[copied.at :], strict=False)):
+                learn(min(copied.match + index, LONGEST), token == came)
+                if token != came:
+                    break
+
+    def end(self, sequence: Sequence) -> None:
+        self._calibrations.pop(sequence, None)
+        self._copied.pop(sequence, None)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outpace.drafters.copying import CopyDrafter, Length, Match, chain_controller, separated
+from outpace.drafters.copying import CopyDrafter, Length, Match, length_controller, separated
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
 
@@ -66,11 +66,13 @@ class PromptLookup(CopyDrafter):
     references alone, the prompt where there are none (llma)."""
 
     def __init__(self, min_ngram: int, max_ngram: int, prefer: Prefer = "latest", *, own_text: bool = True) -> None:
+        super().__init__()
         self.min_ngram, self.max_ngram, self.prefer, self.own_text = min_ngram, max_ngram, prefer, own_text
         self._indices: dict[Sequence, NgramIndex] = {}
         self._fed: dict[Sequence, int] = {}
 
     def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
         index = NgramIndex(self.min_ngram, self.max_ngram, self.prefer)
         index.extend(separated(sequence.references))
         if self.own_text or not sequence.references:
@@ -87,6 +89,7 @@ class PromptLookup(CopyDrafter):
         return None if found is None else Match(index.text, *found, periodic=self.own_text)
 
     def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
         self._indices.pop(sequence, None)
         self._fed.pop(sequence, None)
 
@@ -113,12 +116,13 @@ class LookupSettings(BaseModel):
     family="model-free",
     paper="Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding",
     summary="Copies what followed the last n tokens earlier in prompt, output or references.",
+    pays="Where the answer repeats its prompt or itself: summaries, retrieval, edits. Little in free prose.",
     aliases=("prompt-lookup", "ngram"),
 )
 def build_pld(context: Context, settings: LookupSettings) -> Parts:
     """N-gram lookup in all text so far."""
     drafter = PromptLookup(settings.min_ngram, settings.max_ngram, settings.prefer)
-    return Parts(drafter, chain_controller(context.target, settings.length, 5))
+    return Parts(drafter, length_controller(context.target, settings.length))
 
 
 @register(
@@ -126,8 +130,9 @@ def build_pld(context: Context, settings: LookupSettings) -> Parts:
     family="model-free",
     paper="Yang et al. 2023, arXiv 2304.04487",
     summary="Copies from the reference texts (from the prompt when none are given).",
+    pays="Where references hold the answer's wording. Never where nothing is quoted.",
 )
 def build_llma(context: Context, settings: LookupSettings) -> Parts:
     """N-gram lookup in the references."""
     drafter = PromptLookup(settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False)
-    return Parts(drafter, chain_controller(context.target, settings.length, 5))
+    return Parts(drafter, length_controller(context.target, settings.length))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.drafters.copying import CopyDrafter, Length, Match, chain_controller, separated
+from outpace.drafters.copying import CopyDrafter, Length, Match, length_controller, separated
 from outpace.drafters.prompt_lookup import Prefer
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
@@ -94,11 +94,13 @@ class SuffixLookup(CopyDrafter):
     """Drafts ``base + slope * match`` tokens after a match of at least ``min_match``."""
 
     def __init__(self, min_match: int = 1, base: int = 3, slope: float = 1.0, prefer: Prefer = "latest") -> None:
+        super().__init__()
         self.min_match, self.base, self.slope, self.prefer = min_match, base, slope, prefer
         self._automata: dict[Sequence, SuffixAutomaton] = {}
         self._fed: dict[Sequence, int] = {}
 
     def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
         automaton = self._automata[sequence] = SuffixAutomaton(self.prefer)
         automaton.extend(separated(sequence.references))
         automaton.extend(sequence.tokens)
@@ -116,6 +118,7 @@ class SuffixLookup(CopyDrafter):
         return int(self.base + self.slope * match.length)
 
     def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
         self._automata.pop(sequence, None)
         self._fed.pop(sequence, None)
 
@@ -137,9 +140,10 @@ class SamSettings(BaseModel):
     family="model-free",
     paper="Hu et al. 2024, arXiv 2411.10666",
     summary="Copies after the longest match (suffix automaton); drafts more after longer matches.",
+    pays="Where the answer repeats its prompt or itself; longer repetitions pay more. Little in free prose.",
     aliases=("sam-decoding", "suffix-automaton"),
 )
 def build_sam(context: Context, settings: SamSettings) -> Parts:
     """Longest-match lookup in all text so far."""
     drafter = SuffixLookup(settings.min_match, settings.base, settings.slope, settings.prefer)
-    return Parts(drafter, chain_controller(context.target, settings.length, 15))
+    return Parts(drafter, length_controller(context.target, settings.length))

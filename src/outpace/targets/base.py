@@ -115,6 +115,11 @@ class TreeScores:
         """Processed target distribution after ``node``: (V,) float32."""
         return self.distribution.p(node)
 
+    def side_rows(self, owner: object) -> list[int]:
+        """Rows of the side nodes that ``owner`` asked for, in its order."""
+        first = 1 + len(self.tree)
+        return [first + index for index, side in enumerate(self.tree.side) if side.owner is owner]
+
     def argmax(self, node: int) -> int:
         """Greedy choice after ``node`` (of the processed logits)."""
         return self.distribution.argmax(node)
