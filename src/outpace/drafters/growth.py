@@ -10,6 +10,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.sampling import TreeDistribution
-from outpace.targets.base import Sequence
+from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.tree import ROOT, QRow, TokenTree
 
 
@@ -57,6 +58,27 @@ class Growth(ABC):
     @abstractmethod
     def proposal(self) -> TokenTree:
         """The draft."""
+
+
+def grow_together(
+    model: Target,
+    sequences: Seq[Sequence],
+    growths: Seq[Growth],
+    graph: SubGraph = FULL,
+    taps: Seq[int] = (),
+) -> Scores | None:
+    """Run ``model`` over all growths, a level at a time, until each is complete; returns the last pass, over them all.
+
+    Growths that are complete stay in the batch: their rows are not run again. None where there are none.
+    """
+    growing = list(growths)
+    scores: Scores | None = None
+    while growing:
+        batch = [(sequence, growth.run) for sequence, growth in zip(sequences, growths, strict=True)]
+        scores = model.score(batch, taps, graph, scores)
+        logits = {id(growth): part.logits for growth, part in zip(growths, scores.parts, strict=True)}
+        growing = [growth for growth in growing if growth.grow(logits[id(growth)])]
+    return scores
 
 
 class ChainGrowth(Growth):

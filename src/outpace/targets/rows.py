@@ -221,10 +221,11 @@ class RowTarget(Target):
         """Full scores on top of a sub-graph pass: layers below its first difference are taken over, not run again."""
         earlier: _Side = resume.side
         boundary = earlier.graph.first_difference(self.num_layers)
-        if boundary == 0 or any(layer < boundary for layer in taps):
+        below = frozenset(layer for layer in taps if layer < boundary)
+        if boundary == 0 or not all(below <= part.taps.keys() for part in resume.parts):
             return self._score(batch, taps, FULL)
         lower, tokens, embeddings = self._lay_out(batch, earlier.graph, resume)
-        first = Plan(lower, 0, boundary, wanted=frozenset([boundary]))
+        first = Plan(lower, 0, boundary, wanted=below | {boundary})
         if tokens:
             self.run(first, tokens, logits=False, embeddings=embeddings)
         upper, all_tokens, _ = self._lay_out(batch, FULL, None)
@@ -234,15 +235,18 @@ class RowTarget(Target):
             assert before is not None
             fresh = first.taps[boundary][part.start : part.stop] if tokens else None
             inputs.append(_joined(before[: 1 + resume[index].nodes], fresh))
-        second = Plan(upper, boundary, self.num_layers, states=torch.cat(inputs), wanted=frozenset(taps))
+        second = Plan(upper, boundary, self.num_layers, states=torch.cat(inputs), wanted=frozenset(taps) - below)
         logits = self.run(second, all_tokens, logits=True)
         assert logits is not None
         scored, kv = [], []
-        for (sequence, tree), below, above in zip(batch, lower, upper, strict=True):
+        for index, ((sequence, tree), part, above) in enumerate(zip(batch, lower, upper, strict=True)):
             rows = slice(above.start, above.stop)
             found = {layer: second.taps[layer][rows] for layer in second.taps}
+            for layer in below:
+                fresh = first.taps[layer][part.start : part.stop] if tokens else None
+                found[layer] = _joined(resume[index].taps[layer][: 1 + resume[index].nodes], fresh)
             scored.append(TreeScores(sequence, tree, logits[rows], found))
-            kv.append(self.stacked(_side(below), above.side, boundary))
+            kv.append(self.stacked(_side(part), above.side, boundary))
         return Scores(scored, _Side(FULL, kv, [None] * len(kv), [one.kv.length for one, _ in batch]))
 
     def _lay_out(

@@ -1,19 +1,19 @@
 """TableTarget: a target whose logits are a function of the token path. For certification and tests.
 
 Any function will do, the default is a fixed pseudo-random table over the last few tokens. It follows the whole
-protocol (its K/V is the list of committed tokens, so that a wrong commit shows), but has no layers to skip.
+protocol: its K/V is the list of committed tokens, so that a wrong commit shows, and its residual stream is the token's
+one-hot embedding plus what every sublayer adds, other fixed tables whose sum is the difference to the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TapChunk, Target, TreeScores
 from outpace.tree import ROOT, TokenTree
 
@@ -38,17 +38,24 @@ def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: floa
 
 
 class TableTarget(Target):
-    """A target without a network. ``table`` maps all tokens up to a row to the logits after it."""
+    """A target without a network. ``table`` maps all tokens up to a row to the logits after it.
+
+    Each of ``layers`` layers has an attention and an MLP sublayer. A sub-graph leaves out what the sublayers that it
+    skips would add; attention that reads a subset of K/V adds something else, which depends on the tokens it reads.
+    The head is the identity: ``head(taps[num_layers])`` are the logits.
+    """
 
     def __init__(
-        self, vocab_size: int, table: Table | None = None, *, seed: int = 0, context_length: int = 256
+        self, vocab_size: int, table: Table | None = None, *, seed: int = 0, context_length: int = 256, layers: int = 4
     ) -> None:
         self.vocab_size = vocab_size
-        self.num_layers = 1
+        self.num_layers = layers
         self.hidden_size = vocab_size
         self.dtype = "float32"
         self.context_length = context_length
         self.table = table or random_table(vocab_size, seed)
+        # (2 * layers, V) per context, flat: attention of layer 0, its MLP, attention of layer 1, ...
+        self._noise = random_table(vocab_size * 2 * layers, seed + 7919, order=3, sharpness=0.4)
 
     def open(self) -> list[int]:
         return []
@@ -61,8 +68,9 @@ class TableTarget(Target):
             start = len(sequence.kv)
             sequence.kv.extend(sequence.tokens[start:-1])
             if taps and on_chunk is not None and len(sequence.kv) > start:
-                rows = self.embed(torch.tensor(sequence.tokens[start:-1]))
-                on_chunk(sequence, start, dict.fromkeys(taps, rows))
+                paths = [tuple(sequence.tokens[: end + 1]) for end in range(start, len(sequence.kv))]
+                states = {layer: torch.stack([self._state(path, FULL, layer) for path in paths]) for layer in taps}
+                on_chunk(sequence, start, states)
 
     def score(
         self,
@@ -71,23 +79,55 @@ class TableTarget(Target):
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
-        if graph != FULL:
-            raise BadInput("a table target has no layers; it cannot run a sub-graph")
+        stop = self.num_layers if graph.stop is None else graph.stop
+        if not 0 <= graph.start <= stop <= self.num_layers:
+            raise ValueError(f"layers {graph.start}..{stop} are not a range of the table's {self.num_layers}")
         parts = []
-        for sequence, tree in batch:
+        for index, (sequence, tree) in enumerate(batch):
             prefix = (*sequence.kv, sequence.tokens[len(sequence.kv)])
-            rows = [self.table(prefix)]
-            rows += [self.table((*prefix, *tree.path_tokens(node))) for node in range(len(tree))]
+            paths = [prefix, *((*prefix, *tree.path_tokens(node)) for node in range(len(tree)))]
             for side in tree.side:
                 seen = sorted(node for node in side.attends if 0 <= node < len(tree))
                 path = tree.path_tokens(seen[-1]) if seen else []
-                rows.append(self.table((*prefix, *path, side.token)))
-            tokens = torch.tensor(tree.row_tokens(prefix[-1]))
-            states: Mapping[int, Tensor] = dict.fromkeys(taps, self.embed(tokens)) if taps else {}
-            parts.append(TreeScores(sequence, tree, torch.stack(rows), states))
-        return Scores(parts, None)
+                paths.append((*prefix, *path, side.token))
+            read = None
+            if index in graph.kv:
+                read = tuple(sequence.kv[at] for at in sorted(graph.kv[index].tolist()))
+                read = None if len(read) == len(sequence.kv) else read
+            rows = torch.stack([self._state(path, graph, stop, read) for path in paths])
+            states = {layer: torch.stack([self._state(path, graph, layer, read) for path in paths]) for layer in taps}
+            parts.append(TreeScores(sequence, tree, rows, states))
+        return Scores(parts, graph)
+
+    def _state(self, path: tuple[int, ...], graph: SubGraph, layer: int, read: tuple[int, ...] | None = None) -> Tensor:
+        """Residual stream of the last token of ``path`` entering ``layer``, (V,); attention reads ``read`` of the
+        committed tokens (None: all)."""
+        run = [
+            sublayer
+            for index in range(graph.start, min(layer, self.num_layers if graph.stop is None else graph.stop))
+            for sublayer, skipped in ((2 * index, graph.skip_attention), (2 * index + 1, graph.skip_mlp))
+            if index not in skipped
+        ]
+        count = 2 * self.num_layers
+        if len(run) == count and read is None:
+            return self.table(path)
+        embedding = torch.nn.functional.one_hot(torch.tensor(path[-1]), self.vocab_size).float()
+        if not run:
+            return embedding
+        added = self._added(path[-2:])
+        if read is not None:
+            added = added.clone()
+            added[::2] = self._added((hash(read) % 1_000_003, *path[-2:]))[::2]
+        return embedding + added[run].sum(0) + (self.table(path) - embedding) * (len(run) / count)
+
+    def _added(self, context: tuple[int, ...]) -> Tensor:
+        """What every sublayer adds beside its share of the whole, (2 * layers, V); all together nothing."""
+        noise = self._noise(context).view(2 * self.num_layers, self.vocab_size)
+        return noise - noise.mean(0)
 
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
+        if scores.side != FULL and any(path is not None for path in paths):
+            raise ValueError("only a full forward can be committed; resume it with graph=FULL first")
         for part, path in zip(scores.parts, paths, strict=True):
             if path is None:
                 continue
