@@ -147,7 +147,7 @@ def test_methods(cli: Run) -> None:
     listed = json.loads(cli("methods", "--json").out)
     assert {"none", "pld", "sam", "draft-model"} <= {entry["name"] for entry in listed}
     for entry in listed:
-        assert set(entry) == {"name", "family", "paper", "lossless", "trained", "summary"}
+        assert set(entry) == {"name", "family", "paper", "lossless", "trained", "summary", "pays"}
         assert entry["name"] in cli("methods").out
         shown = cli("methods", entry["name"])
         assert shown.code == 0

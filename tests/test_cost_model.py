@@ -1,15 +1,22 @@
-"""The cost model and the measured costs it goes by."""
+"""Prices from measured costs, and how many draft tokens are worth them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
+from operator import mul
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel
 from outpace.metrics import RequestMetrics
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget
+
+METRICS = RequestMetrics()
 
 
 class Given(ForwardCosts):
@@ -23,13 +30,6 @@ class Given(ForwardCosts):
     def _measure(self, rows: int) -> float:
         self.measured.append(rows)
         return self._cost(rows)
-
-
-def after(accepted: int, drafted: int, rounds: int) -> RequestMetrics:
-    metrics = RequestMetrics()
-    for _ in range(rounds):
-        metrics.count_round(drafted, accepted, accepted + 1)
-    return metrics
 
 
 def flat(rows: int) -> float:
@@ -59,44 +59,94 @@ def test_real_forwards_are_measured_without_leaving_a_trace() -> None:
     assert target.costs is target.costs
 
 
-def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
-    metrics = after(accepted=3, drafted=4, rounds=5)
-    assert CostModel(Given(flat), 5, most=9).budget(metrics, 1).depth == 9
-    assert CostModel(Given(proportional), 5).budget(metrics, 1).depth == 0
+# ------------------------------------------------------------------------------------------------------- prices
 
 
-def test_the_length_is_the_best_of_the_formula() -> None:
+def test_a_round_costs_its_rows_in_plain_steps_with_a_margin() -> None:
     costs = Given(lambda rows: 4.0 + 0.5 * rows)
-    metrics = after(accepted=2, drafted=4, rounds=30)
-    rate = round(metrics.recent_acceptance, 2)
-    paces = [sum(rate**i for i in range(k + 1)) / costs.seconds(1 + k) for k in range(16)]
-    assert CostModel(costs, 5).budget(metrics, 1).depth == paces.index(max(paces)) > 0
+    budget = CostModel(costs, most=6).budget(METRICS, 1)
+    plain, *drafting = budget.prices
+    assert (plain, len(drafting), budget.depth, budget.nodes) == (1.0, 6, 6, 6)
+    for count, price in enumerate(drafting, start=1):
+        assert price > costs.seconds(1 + count) / costs.seconds(1), (
+            "estimates are not exact: drafting must promise more"
+        )
+    assert drafting == sorted(drafting)
 
 
-def test_a_full_batch_is_not_drafted_for_and_a_small_one_is() -> None:
+def test_a_batch_pays_for_the_rows_of_all() -> None:
     costs = Given(lambda rows: max(1.0, rows / 32))  # free up to 32 rows, then in proportion
-    model = CostModel(costs, 5)
-    metrics = after(accepted=2, drafted=4, rounds=10)
-    depths = [model.budget(metrics, batch).depth for batch in (1, 4, 8, 16, 32)]
-    assert depths == sorted(depths, reverse=True)
-    assert depths[0] > 4 and depths[-1] == 0
+    model = CostModel(costs)
+    counts = [model.budget(METRICS, batch).worth(LIKELY) for batch in (1, 4, 8, 16, 32)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > 4 and counts[-1] == 0
 
 
-def test_rejection_stops_drafting_and_time_lets_it_try_again() -> None:
-    model = CostModel(Given(lambda rows: 1.0 + 0.2 * (rows - 1)), 5)
-    metrics = after(accepted=0, drafted=5, rounds=20)
-    assert model.budget(metrics, 1).depth == 0
-    tries = 0
-    while model.budget(metrics, 1).depth == 0:
-        metrics.count_round(0, 0, 1)
-        tries += 1
-        assert tries < 300
-    assert tries > 10
+def test_prices_are_computed_once_for_each_batch() -> None:
+    costs = Given(flat)
+    model = CostModel(costs)
+    first = model.budget(METRICS, 1)
+    asked = len(costs.measured)
+    assert model.budget(METRICS, 1) is first
+    assert len(costs.measured) == asked
 
 
 @pytest.mark.parametrize("batch", [1, 32])
 def test_sampled_requests_draft_the_same_whatever_is_measured(batch: int) -> None:
-    costs = Given(proportional)
-    model = CostModel(costs, 5)
-    assert model.budget(after(0, 5, 20), batch, sampled=True).depth == 5
-    assert costs.measured == []
+    dear, cheap = Given(proportional), Given(flat)
+    budgets = [CostModel(costs).budget(METRICS, batch, sampled=True) for costs in (dear, cheap)]
+    assert budgets[0] == budgets[1]
+    assert budgets[0].worth(LIKELY) > 2 > budgets[0].worth(UNLIKELY)
+    assert dear.measured == cheap.measured == []
+
+
+# ------------------------------------------------------------------------------------------------ what they buy
+
+LIKELY = [0.9**depth for depth in range(1, 17)]
+UNLIKELY = [0.03**depth for depth in range(1, 17)]
+
+
+def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
+    assert CostModel(Given(flat), most=9).budget(METRICS, 1).worth(LIKELY) == 9
+    assert CostModel(Given(proportional)).budget(METRICS, 1).worth(LIKELY) == 0
+
+
+def test_where_no_prices_are_known_everything_is_drafted() -> None:
+    assert Budget(9, 4).worth(UNLIKELY) == 4
+    assert Budget(9, 40).worth(iter(UNLIKELY)) == 16
+
+
+@st.composite
+def markets(draw: st.DrawFn) -> tuple[Budget, list[float]]:
+    """Prices that never fall, and path estimates that never rise."""
+    steps = draw(st.lists(st.floats(0, 1), max_size=12))
+    prices = tuple(accumulate(steps, initial=1.0))
+    rates = draw(st.lists(st.floats(0, 1), max_size=15))
+    return Budget(16, draw(st.integers(0, 16)), prices=prices), list(accumulate(rates, mul))
+
+
+@given(markets())
+def test_worth_is_the_best_pace_of_all_counts(market: tuple[Budget, list[float]]) -> None:
+    budget, estimates = market
+    most = min(budget.nodes, len(budget.prices) - 1, len(estimates))
+    paces = [(1 + sum(estimates[:count])) / budget.prices[count] for count in range(most + 1)]
+    found = budget.worth(iter(estimates))
+    assert 0 <= found <= most
+    assert paces[found] == pytest.approx(max(paces))
+    assert all(pace < paces[found] * (1 + 1e-9) for pace in paces[:found]), "of equals the fewest"
+
+
+@given(markets(), st.floats(0, 1))
+def test_likelier_tokens_are_never_worth_less_where_each_costs_the_same(
+    market: tuple[Budget, list[float]], share: float
+) -> None:
+    _, estimates = market
+    even = Budget(16, 16, prices=tuple(1 + 0.2 * count for count in range(17)))
+    assert even.worth([share * one for one in estimates]) <= even.worth(estimates)
+
+
+@given(markets(), st.integers(0, 12))
+def test_dearer_rows_further_on_make_no_more_of_them_worth_it(market: tuple[Budget, list[float]], at: int) -> None:
+    budget, estimates = market
+    prices = tuple(price * (2 if count > at else 1) for count, price in enumerate(budget.prices))
+    assert Budget(16, budget.nodes, prices=prices).worth(estimates) <= budget.worth(estimates)

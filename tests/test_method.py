@@ -39,6 +39,9 @@ class Settings(BaseModel):
         return self
 
 
+CARRIED = Proposal(sampled=True, carried=True)
+
+
 def no_draft_model() -> TableTarget:
     raise BadInput("name a draft model")
 
@@ -78,9 +81,9 @@ def test_plain_decoding_comes_first_and_every_method_is_described() -> None:
     assert len({info.name for info in listed}) == len(listed)
     for info in listed:
         public = info.public()
-        assert set(public) == {"name", "family", "paper", "lossless", "trained", "summary"}
-        assert all(public[key] for key in ("name", "family", "paper", "summary"))
-        assert "\n" not in info.summary
+        assert set(public) == {"name", "family", "paper", "lossless", "trained", "summary", "pays"}
+        assert all(public[key] for key in ("name", "family", "paper", "summary", "pays") if info.name != "toy"), info
+        assert not any("\n" in text for text in (info.paper, info.summary, info.pays))
         assert info.settings.model_fields.keys() >= set(info.tiny)
 
 
@@ -155,6 +158,7 @@ class ChainsOnly(Greedy):
         (Rejection(), TREE, "'rejection' takes chains, but 'mine' drafts trees of sampled draft tokens"),
         (ChainsOnly(), CHAIN, "takes deterministic draft tokens, but 'mine' drafts chains of sampled"),
         (ChainsOnly(), CERTAIN_TREE, "takes chains"),
+        (rules()["traversal"](), CARRIED, "'traversal' looks at all draft tokens to judge each, but 'mine' keeps"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_in_words(rule: AcceptanceRule, proposal: Proposal, words: str) -> None:
@@ -168,6 +172,29 @@ def test_a_rule_can_be_chosen_by_name_or_given() -> None:
     given = RecursiveRejection()
     assert build("toy", CONTEXT, rule=given).rule is given
     refused("'rejection' takes chains, but 'toy' drafts trees", "toy", rule="rejection")
+
+
+def test_draws_that_live_on_are_left_to_rules_that_judge_each_without_a_look_at_later_ones() -> None:
+    """A rule that has looked at a draw it did not reach leaves it conditioned on the verdict: no longer its row's."""
+    taken = set()
+    for name, rule in rules().items():
+        if rule.__module__.startswith("outpace.") and name == rule.name and rule.lossless:
+            try:
+                Method("mine", toy(CARRIED), rule(), Fixed(2))
+            except BadInput as error:
+                assert "rejection" in str(error)
+            else:
+                taken.add(name)
+    assert taken == {"greedy", "rejection", "recursive-rejection"}
+    assert build_default(CARRIED).name in taken
+
+
+def build_default(proposal: Proposal) -> AcceptanceRule:
+    """The rule that a method without one of its own gets."""
+    register("default-of", family="test", paper="-", summary="-")(
+        lambda context, settings: Parts(toy(proposal), Fixed(2))
+    )
+    return build("default-of", CONTEXT).rule
 
 
 def test_rules_are_listed_by_name() -> None:

@@ -9,15 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.acceptance.rejection import RecursiveRejection
 from outpace.chance import Chance
+from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.base import Proposal
 from outpace.method import Method
-from outpace.metrics import PHASES, RequestMetrics, ratio, total
+from outpace.metrics import PHASES, CacheUse, RequestMetrics, ratio, total
 from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from outpace.tree import ROOT, TokenTree
-from support import CERTAIN_TREE, CHAIN, Path, Q, certain_tree, method, sampled_chain
+from support import CERTAIN_TREE, CHAIN, Path, Q, Toy, certain_tree, method, sampled_chain
 
 TABLE = random_table(5, 3)
 GREEDY_TOKEN = {path: int(TABLE(path).argmax()) for path in [(a, b) for a in range(5) for b in range(5)]}
@@ -67,7 +70,48 @@ def test_figures_of_rounds_counted_by_hand() -> None:
     assert figures["mean_acceptance_length"] == 3.0
     assert figures["acceptance_rate"] == pytest.approx(8 / 11)
     assert figures["per_position_acceptance"] == [1.0, 1.0]
+    assert figures["drafting_rounds"] == 1.0
+    assert figures["drafting_acceptance_length"] == 3.0
     assert metrics.prompt_tokens == 2
+
+
+def test_rounds_without_a_draft_are_told_apart() -> None:
+    """A draft of two right tokens in every other round: 3, 1, 3, 1, ... tokens."""
+    right, asked = right_then_wrong(2, 0), 0
+
+    def every_other(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
+        nonlocal asked
+        asked += 1
+        if asked % 2:
+            assert isinstance(right.drafter, Toy)
+            right.drafter.grow(tree, tokens, depth, chance)
+
+    figures = run(method(every_other, Proposal(), length=2), 8).metrics.figures()
+    assert figures["mean_acceptance_length"] == 2.0
+    assert figures["drafting_rounds"] == 0.5
+    assert figures["drafting_acceptance_length"] == 3.0
+
+
+def test_drafting_takes_its_share_of_the_time_in_every_round() -> None:
+    figures = RequestMetrics(
+        rounds=4, phase_seconds={"draft": 0.01, "score": 0.03, "accept": 0.0, "other": 0.0}
+    ).figures()
+    assert figures["draft_ms"] == pytest.approx(2.5)
+
+
+class Keeper(Toy):
+    """A drafter with a cache: of every request's tokens the last three."""
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        return (CacheUse("tokens", min(3, len(sequence.tokens)), 3, max(0, len(sequence.tokens) - 3)),)
+
+
+def test_caches_are_reported_as_they_were_at_the_end() -> None:
+    keeper = Method("keeper", Keeper(certain_tree(0, 5), CERTAIN_TREE), RecursiveRejection(), Fixed(2))
+    metrics = run(keeper, 9).metrics
+    assert metrics.figures()["caches"] == [{"name": "tokens", "entries": 3, "bound": 3, "evicted": 8}]
+    assert total([metrics, run(keeper, 2).metrics]).figures()["caches"][0]["evicted"] == 1, "the last one's"
+    assert run(method(None), 3).metrics.figures()["caches"] == []
 
 
 def test_every_node_of_a_tree_counts_as_drafted() -> None:
@@ -91,6 +135,9 @@ def test_identities_between_the_figures(seed: int, temperature: float, stops: se
     assert metrics.committed == len(generation.sequence.tokens) - 2
     assert sum(metrics.accepted_at_depth) == metrics.accepted
     assert metrics.accepted <= metrics.drafted
+    assert metrics.drafting == sum(len(one.tree) > 0 for one in generation.rounds)
+    lengths = [len(one.committed) for one in generation.rounds if len(one.tree)]
+    assert figures["drafting_acceptance_length"] == (pytest.approx(sum(lengths) / len(lengths)) if lengths else None)
     assert metrics.committed - metrics.rounds <= metrics.accepted <= metrics.committed
     assert figures["mean_acceptance_length"] >= 1
     falling = figures["per_position_acceptance"]
@@ -123,7 +170,7 @@ def test_rates_are_what_they_say() -> None:
 
 def test_undefined_figures_are_none() -> None:
     figures = RequestMetrics().figures()
-    for name in ("tokens_per_second", "decode_tokens_per_second", "ttft_ms", "mean_acceptance_length"):
+    for name in ("tokens_per_second", "decode_tokens_per_second", "ttft_ms", "mean_acceptance_length", "draft_ms"):
         assert figures[name] is None
     assert figures["time_split"] == dict.fromkeys(PHASES)
     one = RequestMetrics(tokens=1, answered=1, seconds=0.5, first_token_seconds=0.5).figures()
@@ -145,7 +192,7 @@ def test_a_total_adds_counters_and_weighs_figures_by_them() -> None:
     runs = (run(right_then_wrong(2, 1), 12), run(right_then_wrong(0, 2), 5), run(method(None), 4))
     parts = [generation.metrics for generation in runs]
     both = total(parts)
-    for name in ("tokens", "rounds", "committed", "drafted", "accepted", "prompt_tokens", "answered"):
+    for name in ("tokens", "rounds", "committed", "drafting", "drafted", "accepted", "prompt_tokens", "answered"):
         assert getattr(both, name) == sum(getattr(part, name) for part in parts)
     assert both.rounds == 4 + 5 + 4
     assert both.seconds == pytest.approx(sum(part.seconds for part in parts))

@@ -136,9 +136,88 @@ def test_trees_that_make_no_sense_are_refused() -> None:
     for parent in (-2, 1):
         with pytest.raises(BadInput, match="no node"):
             tree.add(parent, 0)
-    tree.side = [SideNode(0, 1)]
-    with pytest.raises(BadInput, match="side nodes"):
-        TokenTree.merge([tree])
+
+
+# -------------------------------------------------------------------------------------------------- side nodes
+
+
+@st.composite
+def with_side(draw: st.DrawFn) -> TokenTree:
+    """A tree with side nodes that see the root, any of its nodes and any earlier side node."""
+    tree, _ = grown(draw(draws(most=5)))
+    for number in range(draw(st.integers(0, 3))):
+        seen = draw(st.sets(st.integers(ROOT, len(tree) + number - 1)))
+        tree.side.append(SideNode(draw(st.integers(0, 2)), draw(st.integers(1, 5)), tuple(seen), owner=object()))
+    return tree
+
+
+def what_rows_see(tree: TokenTree) -> dict[object, set[object]]:
+    """Rows of the forward under names that do not change in a merge: a node's path, a side node's owner."""
+    names: list[object] = [(), *(tuple(tree.path_tokens(node)) for node in range(len(tree)))]
+    names += [side.owner for side in tree.side]
+    mask = tree.ancestor_mask().tolist()
+    return {
+        name: {names[column] for column, sees in enumerate(row) if sees} for name, row in zip(names, mask, strict=True)
+    }
+
+
+@given(st.lists(with_side(), max_size=4))
+def test_side_nodes_see_after_a_merge_what_they_saw_before(trees: list[TokenTree]) -> None:
+    merged = TokenTree.merge(trees)
+    seen = what_rows_see(merged)
+    for tree in trees:
+        for name, view in what_rows_see(tree).items():
+            assert seen[name] == view
+    assert len(seen) == 1 + len(merged) + len(merged.side)
+    before = [(side.owner, side.token, side.position) for tree in trees for side in tree.side]
+    assert [(side.owner, side.token, side.position) for side in merged.side] == before
+    assert merged.positions()[1 + len(merged) :] == [position for _, _, position in before]
+
+
+# --------------------------------------------------------------------------------------------------- estimates
+
+
+@given(st.lists(st.tuples(st.integers(ROOT, 9), st.integers(0, 2), st.floats(0, 1)), max_size=12))
+def test_of_two_estimates_for_one_node_the_larger_stays(added: list[tuple[int, int, float]]) -> None:
+    tree = TokenTree()
+    largest: dict[int, float] = {}
+    for parent, token, estimate in added:
+        node = tree.add(min(parent, len(tree) - 1), token, estimate=estimate)
+        largest[node] = max(estimate, largest.get(node, 0.0))
+    assert tree.estimates == [largest[node] for node in range(len(tree))]
+
+
+@given(st.lists(st.lists(st.floats(0, 1), max_size=4), max_size=4))
+def test_estimates_survive_a_merge(chains: list[list[float]]) -> None:
+    trees = []
+    for number, estimates in enumerate(chains):
+        tree, node = TokenTree(), ROOT
+        for estimate in estimates:
+            node = tree.add(node, number % 2, estimate=estimate)
+        trees.append(tree)
+    merged = TokenTree.merge(trees)
+    for node in range(len(merged)):
+        path = merged.path_tokens(node)
+        given = [tree.estimates[len(path) - 1] for tree in trees if tree.tokens[: len(path)] == path]
+        assert merged.estimates[node] == max(given)
+
+
+@given(draws(), st.integers(0, 14))
+def test_the_first_nodes_of_a_tree_are_a_tree(drawn: Drawn, count: int) -> None:
+    tree, paths = grown(drawn)
+    tree.estimates[:] = [1 / (1 + node) for node in range(len(tree))]
+    short = tree.first(count)
+    assert len(short) == min(count, len(tree)) == len(short.draws)
+    assert [tuple(short.path_tokens(node)) for node in range(len(short))] == list(dict.fromkeys(paths))[:count]
+    assert short.estimates == tree.estimates[:count]
+    for node, parent in enumerate(short.parents):
+        assert short.child(parent, short.tokens[node]) == node
+
+
+def test_sampled_draws_are_not_cut() -> None:
+    tree = TokenTree.chain([1, 0], [QRow(torch.tensor([0.5, 0.5]))] * 2)
+    with pytest.raises(ValueError, match="never dropped"):
+        tree.first(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -11,6 +11,7 @@ tokens_per_second          tokens / seconds, prefill included
 decode_tokens_per_second   tokens after the first / seconds after the first
 time_split                 share of the decoding time in draft, score (the target's forward), accept, other
 drafting_rounds            share of rounds in which anything was drafted
+drafting_acceptance_length tokens committed per round in which anything was drafted
 draft_ms                   milliseconds of drafting per round
 caches                     what the drafter holds for the request's namespace: entries, bound, entries that had to leave
 ========================== =========================================================================
@@ -108,6 +109,8 @@ class RequestMetrics:
             "acceptance_rate": ratio(self.accepted, self.drafted),
             "per_position_acceptance": [count / self.rounds for count in self.accepted_at_depth],
             "drafting_rounds": ratio(self.drafting, self.rounds),
+            # A round without a draft commits one token.
+            "drafting_acceptance_length": ratio(self.committed - (self.rounds - self.drafting), self.drafting),
             "draft_ms": ratio(1e3 * self.phase_seconds["draft"], self.rounds),
             "caches": [asdict(cache) for cache in self.caches],
             "time_split": {phase: ratio(self.phase_seconds[phase], spent) for phase in PHASES},

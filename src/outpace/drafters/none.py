@@ -19,7 +19,13 @@ class NoDraft(Drafter):
         return [TokenTree() for _ in sequences]
 
 
-@register("none", family="baseline", paper="-", summary="Plain decoding, one token a forward.")
+@register(
+    "none",
+    family="baseline",
+    paper="-",
+    summary="Plain decoding, one token a forward.",
+    pays="Where nothing can be foreseen, and in batches that fill the machine: every row has its price there.",
+)
 def build(context: Context, settings: NoSettings) -> Parts:
     """Plain decoding has no settings."""
     return Parts(NoDraft(), Fixed(0))

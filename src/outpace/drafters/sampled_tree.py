@@ -77,6 +77,7 @@ def _parts(
     family="draft-model",
     paper="Jeon et al. 2024, arXiv 2402.14160",
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
+    pays="Above temperature 0 with a quick draft model and rows to spare. At 0 it drafts a chain like any other.",
     tiny={"branching": (2, 1)},
 )
 def build_rsd(context: Context, settings: RsdSettings) -> Parts:
@@ -92,6 +93,7 @@ def build_rsd(context: Context, settings: RsdSettings) -> Parts:
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781; Hu et al. 2025, arXiv 2502.18779",
     summary="A draft model's tree of siblings sampled with replacement, or the likeliest and one sampled.",
+    pays="Above temperature 0 with a quick draft model; where it is sure of itself, draws repeat and rsd wastes less.",
     tiny={"branching": (2, 1)},
 )
 def build_sampled_tree(context: Context, settings: SampledTreeSettings) -> Parts:
