@@ -8,11 +8,12 @@ become of them. So a kind that does not pay now is tried again when it would.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 from outpace.tree import ROOT, TokenTree
 
 Kind = Hashable
-Prior = Callable[[Kind], float]
+Prior = Callable[[Any], float]
 
 WEIGHT = 8.0
 """The prior counts as this many observations."""

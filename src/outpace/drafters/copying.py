@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
-from outpace.drafters.calibration import Calibration, Kind
+from outpace.drafters.calibration import Calibration
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.tree import ROOT, TokenTree
 
@@ -99,10 +100,9 @@ class CopyDrafter(Drafter, ABC):
         """How many tokens are worth copying where no costs are known, the budget aside."""
         return sys.maxsize
 
-    def prior(self, kind: Kind) -> float:
+    def prior(self, kind: int) -> float:
         """Acceptance after a match of ``kind`` tokens before anything is known (``benchmarks/priors.py``)."""
-        assert isinstance(kind, int)
-        return 1.0 - 0.75 * float(kind) ** -0.6
+        return 1.0 - 0.77 / math.pow(kind, 0.8)
 
     def begin(self, sequence: Sequence) -> None:
         self._calibrations[sequence] = Calibration(self.prior)

@@ -84,6 +84,10 @@ class Lru(Generic[K, V]):
             self._entries.move_to_end(key)
         return value
 
+    def recent(self) -> list[K]:
+        """All keys, the most recently used first. Reading them uses none."""
+        return list(reversed(self._entries))
+
     def put(self, key: K, value: V) -> None:
         """Enter or replace."""
         self._entries[key] = value

@@ -93,13 +93,14 @@ class TreeScores:
     ``logits``: raw, (1 + nodes + side nodes, V). ``taps``: requested hidden states by layer, each (rows, hidden);
     tap ``i`` is the residual stream entering layer ``i`` (so 0 is the embedding and ``num_layers`` the output of the
     last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a drafter may have
-    grown it since.
+    grown it since. ``length``: how many tokens were committed then.
     """
 
     def __init__(self, sequence: Sequence, tree: TokenTree, logits: Tensor, taps: Mapping[int, Tensor]) -> None:
         self.sequence = sequence
         self.tree = tree
         self.nodes = len(tree)
+        self.length = len(sequence.tokens)
         self.logits = logits
         self.taps = taps
         self._distribution: TreeDistribution | None = None
