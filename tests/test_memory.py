@@ -1,0 +1,177 @@
+"""What outlives a request: whose it is, how much of it there may be, and what has to leave first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace.acceptance.base import Verdict
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters.base import Drafter
+from outpace.drafters.memory import Lru, Namespaces
+from outpace.drafters.none import NoDraft
+from outpace.method import Method
+from outpace.metrics import CacheUse
+from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.table import TableTarget
+from outpace.tree import TokenTree
+
+TARGET = TableTarget(5)
+
+
+def sequence(namespace: str = "") -> Sequence:
+    return TARGET.sequence([1, 2], namespace=namespace)
+
+
+# --------------------------------------------------------------------------------------------------- namespaces
+
+
+def test_one_namespace_has_one_state_and_another_has_another() -> None:
+    states = Namespaces[list[str]](list)
+    ours, again, theirs = sequence("us"), sequence("us"), sequence("them")
+    states.open(ours).append("secret")
+    assert states.open(again) is states[ours]
+    assert states.open(theirs) == []
+    for one in (ours, again, theirs):
+        states.close(one)
+    assert states.open(sequence("us")) == ["secret"], "it outlives its requests"
+    assert states.open(sequence("them")) == []
+
+
+def test_a_request_without_a_namespace_has_a_state_of_its_own_that_goes_with_it() -> None:
+    states = Namespaces[list[int]](list)
+    one, other = sequence(), sequence()
+    states.open(one).append(1)
+    assert states.open(other) == []
+    states.close(one)
+    assert states.open(one) == []
+    assert len(states) == 0
+
+
+Step = tuple[str, str]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "close"]), st.sampled_from("abcd"))), st.integers(1, 3))
+def test_the_least_recently_used_namespace_leaves_first_but_never_a_running_one(steps: list[Step], most: int) -> None:
+    """Against a list: the names in the order of their last opening."""
+    states = Namespaces[list[str]](list, most)
+    kept: list[str] = []
+    running: list[Sequence] = []
+    for what, name in steps:
+        if what == "open":
+            one = sequence(name)
+            state = states.open(one)
+            assert state == ([name] if name in kept else []), "its own or a new one"
+            state[:] = [name]
+            running.append(one)
+            kept = [*(old for old in kept if old != name), name]
+        elif open_ones := [one for one in running if one.namespace == name]:
+            running.remove(open_ones[0])
+            states.close(open_ones[0])
+        busy = {one.namespace for one in running}
+        while len(kept) > most and (idle := [old for old in kept if old not in busy]):
+            kept.remove(idle[0])
+        assert len(states) == len(kept)
+
+
+class Gossip(Drafter):
+    """Drafts the answers that it heard in the namespace before."""
+
+    def __init__(self) -> None:
+        self.heard = Namespaces[list[int]](list)
+
+    def begin(self, sequence: Sequence) -> None:
+        self.heard.open(sequence)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = []
+        for one, budget in zip(sequences, budgets, strict=True):
+            at = len(one.tokens) - one.prompt_length
+            trees.append(TokenTree.chain(self.heard[one][at : at + budget.depth]))
+        return trees
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        for one in sequences:
+            answer, heard = one.tokens[one.prompt_length :], self.heard[one]
+            heard[: len(answer)] = answer
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        return (CacheUse("heard", len(self.heard[sequence]), 1000),)
+
+    def end(self, sequence: Sequence) -> None:
+        self.heard.close(sequence)
+
+
+def answer(gossip: Method, *namespaces: str) -> list[Generation]:
+    """Answers to one question, side by side, each under a namespace."""
+    decoder = Decoder(TARGET)
+    running = [decoder.submit(Request((1, 2), gossip, max_new_tokens=9, namespace=name)) for name in namespaces]
+    decoder.run()
+    return running
+
+
+def test_a_namespace_reaches_the_drafter_and_nothing_crosses_to_another() -> None:
+    gossip = Method("gossip", Gossip(), RecursiveRejection(), Fixed(3))
+    [first] = answer(gossip, "ours")
+    assert first.metrics.drafted == 0
+    assert [one.metrics.drafted > 0 for one in answer(gossip, "ours", "theirs", "", "ours")] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    [cache] = answer(gossip, "ours")[0].metrics.caches
+    assert (cache.entries, cache.bound) == (9, 1000)
+    assert answer(gossip, "")[0].metrics.drafted == 0
+    assert answer(gossip, "other")[0].metrics.drafted == 0
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from(["put", "get", "ask"]), st.integers(0, 6), st.integers(0, 99))),
+)
+def test_a_table_is_a_list_in_the_order_of_last_use(bound: int, steps: list[tuple[str, int, int]]) -> None:
+    table = Lru[int, int](bound)
+    model: list[tuple[int, int]] = []  # the least recently used first
+    evicted = 0
+    for what, key, value in steps:
+        held = dict(model)
+        if what == "put":
+            model = [*(entry for entry in model if entry[0] != key), (key, value)]
+            table.put(key, value)
+            evicted += len(model) > bound
+            model = model[-bound:]
+        elif what == "get":
+            assert table.get(key) == held.get(key)
+            if key in held:
+                model = [*(entry for entry in model if entry[0] != key), (key, held[key])]
+        else:
+            assert (key in table) == (key in held), "asking uses nothing"
+        assert len(table) == len(model) <= bound
+        assert table.evicted == evicted
+    for key, value in model:
+        assert table.get(key) == value
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_reading_an_entry_saves_it(bound: int) -> None:
+    table = Lru[int, str](bound + 1)
+    table.put(0, "read again and again")
+    for key in range(1, 10 * bound):
+        assert table.get(0) == "read again and again"
+        table.put(key, "new")
+    assert 0 in table
+    assert table.evicted == 10 * bound - 1 - bound
+
+
+def test_drafters_without_memory_report_none() -> None:
+    assert NoDraft().caches(sequence("us")) == ()
