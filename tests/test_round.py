@@ -26,7 +26,7 @@ from outpace.drafters.base import Proposal
 from outpace.errors import BadInput
 from outpace.method import Method
 from outpace.sampling import SamplingParams
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
 from outpace.targets.table import TableTarget, random_table
 from outpace.text import TextStream
 from outpace.tree import ROOT, TokenTree
@@ -524,3 +524,74 @@ def test_a_stream_of_another_decoder_is_refused() -> None:
     generation = Decoder(target).submit(Request((1,), PLAIN))
     with pytest.raises(ValueError, match="another decoder"):
         next(Decoder(target).stream(generation))
+
+
+# --------------------------------------------------------------------------------------------------- head start
+
+
+class Starting(Toy):
+    """A drafter that has run part of the target's forward: here, all of it, over the trees that it proposes."""
+
+    def __init__(self, target: TableTarget) -> None:
+        super().__init__(certain_tree(4, VOCAB), CERTAIN_TREE)
+        self.target = target
+        self.handed: list[Scores] = []
+        self._trees: dict[Sequence, TokenTree] = {}
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = super().propose(sequences, budgets)
+        self._trees |= dict(zip(sequences, trees, strict=True))
+        return trees
+
+    def head_start(self, sequences: Seq[Sequence]) -> Scores | None:
+        if any(one not in self._trees for one in sequences):
+            return None
+        self.handed.append(self.target.score([(one, self._trees.pop(one)) for one in sequences]))
+        return self.handed[-1]
+
+
+class Resuming(TableTarget):
+    """Notes what its forwards go on from."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, TABLE)
+        self.rounds: list[tuple[list[Sequence], Scores | None]] = []
+
+    def score(
+        self,
+        batch: Seq[tuple[Sequence, TokenTree]],
+        taps: Seq[int] = (),
+        graph: SubGraph = FULL,
+        resume: Scores | None = None,
+    ) -> Scores:
+        scores = super().score(batch, taps, graph, resume)
+        self.rounds.append(([sequence for sequence, _ in batch], resume))
+        return scores
+
+
+def test_a_head_start_is_taken_when_its_drafter_is_alone_in_the_batch_and_only_then() -> None:
+    target = Resuming()
+    drafter = Starting(TableTarget(VOCAB, TABLE))  # a target of its own, so that its passes are not counted
+    one = Method("starting", drafter, RecursiveRejection(), Fixed(3))
+    decoder = Decoder(target)
+    pair = [decoder.submit(Request(prompt, one, max_new_tokens=9)) for prompt in ((1,), (2, 3))]
+    decoder.step()
+    assert target.rounds == [([each.sequence for each in pair], drafter.handed[0])]
+    guest = decoder.submit(Request((4,), PLAIN, max_new_tokens=2))
+    while guest.finish_reason is None:
+        decoder.step()
+        assert target.rounds[-1][1] is None, "another request is in the batch: it was not part of the draft's pass"
+    handed = len(drafter.handed)
+    assert handed == 1, "nor is it asked for in vain"
+    decoder.run()
+    assert len(drafter.handed) > handed
+    for each in pair:
+        assert each.tokens == greedy_answer(each.request.prompt, 9)
+
+
+def test_a_drafter_without_a_head_start_changes_nothing() -> None:
+    target = Resuming()
+    decoder = Decoder(target)
+    decoder.submit(Request((1,), perfect(), max_new_tokens=6))
+    decoder.run()
+    assert {resume for _, resume in target.rounds} == {None}
