@@ -58,6 +58,7 @@ Run = Callable[..., Ran]
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs commands in this process, with the toy model in place of whatever they name."""
     monkeypatch.setattr(outpace.models, "load", lambda name, **_: toy(name))
+    monkeypatch.setattr(outpace.models, "load_tokenizer", lambda name, **_: Letters())
     monkeypatch.setenv("COLUMNS", "100")
 
     def go(*argv: str, stdin: str | bytes = "") -> Ran:

@@ -9,6 +9,6 @@ Importing this package imports neither torch nor transformers; :func:`load` does
 """
 
 from outpace.models.base import ChatTokenizer, Message, Model
-from outpace.models.loading import load, load_from
+from outpace.models.loading import load, load_from, load_tokenizer
 
-__all__ = ["ChatTokenizer", "Message", "Model", "load", "load_from"]
+__all__ = ["ChatTokenizer", "Message", "Model", "load", "load_from", "load_tokenizer"]

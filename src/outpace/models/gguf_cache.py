@@ -55,9 +55,8 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     Raises BadInput for a broken file and for a cache that cannot be written.
     """
     digest = content_digest(path)
-    stem = re.sub(r"[^\w.\-]", "_", path.stem)[:60]
     root = cache_dir() / "gguf"
-    entry = root / f"{stem}-{digest[:16]}-{dtype_name(dtype)}-v{gguf_convert.CONVERTER}"
+    entry = root / _entry_name(path, digest, dtype_name(dtype))
     if is_complete(entry, digest):
         _sweep(root)
         return entry
@@ -86,6 +85,18 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     finally:
         lock.release()
     return entry
+
+
+def converted_before(path: Path) -> Path | None:
+    """A folder that holds this GGUF file in whatever precision, if it was converted before."""
+    digest = content_digest(path)
+    entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")))
+    return next((entry for entry in entries if is_complete(entry, digest)), None)
+
+
+def _entry_name(path: Path, digest: str, precision: str) -> str:
+    stem = re.sub(r"[^\w.\-]", "_", path.stem)[:60]
+    return f"{stem}-{digest[:16]}-{precision}-v{gguf_convert.CONVERTER}"
 
 
 def is_complete(entry: Path, digest: str) -> bool:

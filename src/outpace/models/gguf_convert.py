@@ -27,18 +27,30 @@ _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codesh
 def read(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model, dense and in ``dtype``, and its tokenizer. Raises BadInput when the file cannot be converted."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    place = {"pretrained_model_name_or_path": str(header.path.parent), "gguf_file": header.path.name}
     with explained(f"cannot convert '{header.path}' (architecture {header.architecture})"), _no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=dtype, **_dense())
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+        model = AutoModelForCausalLM.from_pretrained(**_place(header), dtype=dtype, **_dense())
+    tokenizer = read_tokenizer(header)
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise BadInput(f"'{header.path}' is broken: {name} holds values that are not finite; download it again")
     _complete_config(model, header)
-    _correct_splitting(tokenizer, header)
     return model, tokenizer
+
+
+def read_tokenizer(header: GGUFHeader) -> Any:
+    """The tokenizer alone. Raises BadInput when the file cannot be converted."""
+    from transformers import AutoTokenizer
+
+    with explained(f"cannot convert '{header.path}' (architecture {header.architecture})"):
+        tokenizer = AutoTokenizer.from_pretrained(**_place(header))
+    _correct_splitting(tokenizer, header)
+    return tokenizer
+
+
+def _place(header: GGUFHeader) -> dict[str, str]:
+    return {"pretrained_model_name_or_path": str(header.path.parent), "gguf_file": header.path.name}
 
 
 def write(model: Any, tokenizer: Any, folder: Path) -> None:

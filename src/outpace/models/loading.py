@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from outpace.errors import BadInput
-from outpace.models.base import Model
+from outpace.models.base import ChatTokenizer, Model
 from outpace.models.quiet import explained, one_line, quiet
 from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
 
@@ -63,6 +63,25 @@ def load(
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
     return model
+
+
+def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> ChatTokenizer:
+    """The tokenizer of what ``load`` would load, without the weights. Raises BadInput as ``load`` does."""
+    from outpace.models.gguf_cache import converted_before
+    from outpace.models.gguf_convert import read_tokenizer
+    from outpace.models.gguf_header import read_header
+    from outpace.models.tokenizers import HFTokenizer
+
+    source = resolve(name)
+    with quiet():
+        place = source.location
+        if source.kind == "gguf" and tokenizer is None:
+            entry = converted_before(source.path)
+            if entry is None:
+                return HFTokenizer(read_tokenizer(read_header(source.path)))
+            place = str(entry)
+        local = source.kind != "hub" or not _hub_answers()
+        return HFTokenizer(_tokenizer(place, tokenizer, local))
 
 
 def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
