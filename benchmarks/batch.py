@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
 from pathlib import Path
@@ -22,14 +21,15 @@ import torch
 
 import outpace
 from outpace.api import request
+from outpace.bench.statistics import Rate, speedup, speedup_interval
 from outpace.decoding import Decoder
 from outpace.models import Model
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-def decode(model: Model, prompts: list[str], method: str, length: int) -> tuple[float, float]:
-    """Tokens a second after prefill, and milliseconds a round."""
+def decode(model: Model, prompts: list[str], method: str, length: int) -> tuple[Rate, float]:
+    """Tokens and seconds after prefill, and milliseconds a round."""
     decoder = Decoder(model.target, model.tokenizer)
     running = [
         decoder.submit(request(model, prompt, method=method, max_new_tokens=length, ignore_eos=True))
@@ -42,14 +42,7 @@ def decode(model: Model, prompts: list[str], method: str, length: int) -> tuple[
     while decoder.step():
         rounds += 1
     spent = perf_counter() - began
-    return (sum(len(one.tokens) for one in running) - before) / spent, 1e3 * spent / max(rounds, 1)
-
-
-def interval(logs: list[float]) -> tuple[float, float]:
-    """95 % of bootstrapped means of log ratios, as ratios."""
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(logs, k=len(logs))) for _ in range(4000))
-    return math.exp(means[100]), math.exp(means[-101])
+    return (sum(len(one.tokens) for one in running) - before, spent), 1e3 * spent / max(rounds, 1)
 
 
 def main() -> None:
@@ -73,20 +66,20 @@ def main() -> None:
     )
     at = 0
     for batch in BATCHES:
-        found: dict[str, list[tuple[float, float]]] = {"none": [], options.method: []}
+        found: dict[str, list[tuple[Rate, float]]] = {"none": [], options.method: []}
         for turn in range(options.repeat):
             chosen = [prompts[(at + i) % len(prompts)] for i in range(batch)]
             at += batch
             for name in sorted(found, reverse=bool(turn % 2)):
                 found[name].append(decode(model, chosen, name, options.length))
-        plain, ours = found["none"], found[options.method]
-        logs = [math.log(a[0] / b[0]) for a, b in zip(ours, plain, strict=True)]
-        low, high = interval(logs)
+        ours, plain = ([rate for rate, _ in found[name]] for name in (options.method, "none"))
         cells = "".join(
-            f" {statistics.fmean(rate for rate, _ in runs):>12.1f} {statistics.fmean(ms for _, ms in runs):>11.1f}"
-            for runs in (plain, ours)
+            f" {sum(n for (n, _), _ in runs) / sum(s for (_, s), _ in runs):>12.1f}"
+            f" {statistics.fmean(ms for _, ms in runs):>11.1f}"
+            for runs in (found["none"], found[options.method])
         )
-        print(f"{batch:>5}{cells}  {math.exp(statistics.fmean(logs)):.2f} [{low:.2f}, {high:.2f}]", flush=True)
+        low, high = speedup_interval(ours, plain) or (0.0, 0.0)
+        print(f"{batch:>5}{cells}  {speedup(ours, plain) or 0.0:.2f} [{low:.2f}, {high:.2f}]", flush=True)
 
 
 if __name__ == "__main__":
