@@ -117,17 +117,18 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        build(*options.files, options.model)
+        corpus, place = options.files
+        build(corpus, place, options.model)
         return
     with tempfile.TemporaryDirectory() as folder:
-        corpus, place = Path(folder, "corpus.txt"), str(Path(folder, "corpus.datastore"))
-        with corpus.open("w", encoding="utf-8") as file:
+        text, place = Path(folder, "corpus.txt"), str(Path(folder, "corpus.datastore"))
+        with text.open("w", encoding="utf-8") as file:
             file.writelines(varied(options.files, int(options.megabytes * 1e6), options.change, options.seed))
-        command = [sys.executable, __file__, str(corpus), place, "--model", options.model, "--child"]
+        command = [sys.executable, __file__, str(text), place, "--model", options.model, "--child"]
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
         if run.returncode:
             sys.exit(run.stderr.strip().splitlines()[-1])
-        figures: dict[str, Any] = {"corpus_megabytes": corpus.stat().st_size / 1e6, **json.loads(run.stdout)}
+        figures: dict[str, Any] = {"corpus_megabytes": text.stat().st_size / 1e6, **json.loads(run.stdout)}
         figures |= look_up(place, options.lookups, options.seed)
     print(json.dumps(figures, indent=2))
 

@@ -10,8 +10,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -162,9 +163,7 @@ def _write_whole(path: Path, header: bytes, blocks: Iterable[bytes]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(header)
-            for block in blocks:
-                file.write(block)
+            _write_blocks(file, chain([header], blocks))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -174,6 +173,11 @@ def _write_whole(path: Path, header: bytes, blocks: Iterable[bytes]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _write_blocks(file: BinaryIO, blocks: Iterable[bytes]) -> None:
+    for block in blocks:
+        file.write(block)
 
 
 def _settle_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -63,10 +64,10 @@ def read_corpus(files: Seq[str | os.PathLike[str]]) -> Iterator[TextPiece]:
     before = 0
     for path in paths:
         try:
-            with path.open(encoding="utf-8-sig") as file:
+            with path.open("rb") as raw, io.TextIOWrapper(raw, encoding="utf-8-sig") as file:
                 parts = _lines(path, file) if path.suffix.lower() == ".jsonl" else _whole(file)
                 for text, begins in parts:
-                    yield TextPiece(text, begins, before + file.buffer.tell(), size)
+                    yield TextPiece(text, begins, before + raw.tell(), size)
         except UnicodeDecodeError:
             raise BadInput(f"'{path}' is not UTF-8 text; convert it, or name another file") from None
         except OSError as error:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,9 +52,8 @@ class Datastore:
         self._data = data
         self._index = np.frombuffer(view, "<u4", header.entries, HEADER_BYTES)
         self._text = np.frombuffer(view, f">u{header.width}", header.tokens, header.text_at)
-        self._entries = view[HEADER_BYTES : header.text_at]
-        # Numbers out of a memory view are ready in a third of the time that numpy takes for one.
-        self._places: Seq[int] = self._entries.cast("I") if np.little_endian else self._index
+        # A number out of a memory view is ready in a third of the time that one out of an array takes.
+        self._places: Any = view[HEADER_BYTES : header.text_at].cast("I") if np.little_endian else self._index
         self._key = np.dtype(f">u{header.width}")
 
     @classmethod
