@@ -21,9 +21,12 @@ from torch import Tensor
 from outpace.certify.certificate import Certificate, Check
 from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.laws import Law, Output, distance, enumerated_law, output_of, plain_law, run_once
+from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.chance import SeededChance
+from outpace.datastore import Datastore
 from outpace.decoding import Request
 from outpace.method import Context, Method, build
+from outpace.models.base import Model
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
@@ -104,9 +107,26 @@ def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
 
 
 def tiny_context(vocab_size: int, seed: int) -> Context:
-    """A table target and, under another seed, the toy draft model."""
-    draft = TableTarget(vocab_size, random_table(vocab_size, seed + 500, order=1, sharpness=1.2))
-    return Context(TableTarget(vocab_size, seed=seed), lambda: draft)
+    """A table target and, under other seeds, toy draft models: of its vocabulary and, with tokenizers, of another."""
+
+    def toy(size: int, number: int) -> TableTarget:
+        return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
+
+    draft, second, other = toy(vocab_size, 500), toy(vocab_size, 700), toy(len(OTHER_LETTERS), 900)
+    return Context(
+        TableTarget(vocab_size, seed=seed),
+        draft=lambda: draft,
+        drafts=lambda: (draft, second),
+        models=lambda: (Model("toy", other, Letters(OTHER_LETTERS), frozenset()),),
+        tokenizer=Letters(LETTERS[:vocab_size]),
+        datastore=lambda: toy_datastore(vocab_size),
+    )
+
+
+def toy_datastore(vocab_size: int) -> Datastore:
+    """A corpus of three documents over a toy vocabulary, with contexts that go on in several ways."""
+    rng = random.Random(vocab_size)
+    return Datastore.of([rng.randrange(vocab_size) for _ in range(length)] for length in (4, 9, 12))
 
 
 def requests(make: Make, setting: Setting, params: SamplingParams) -> tuple[Target, list[Request]]:

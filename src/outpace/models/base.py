@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outpace.errors import BadInput
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from outpace.acceptance.base import AcceptanceRule
     from outpace.method import Method
     from outpace.targets.base import Target
+
+_LEAST_SHARED = 0.01
+"""Of the target's tokens; a draft model of single bytes has half of that, and would draft a letter at a time."""
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -37,6 +41,14 @@ class ChatTokenizer(Protocol):
         """How one token reads by itself, special tokens shown."""
         ...
 
+    def __len__(self) -> int:
+        """How many ids there are; a model may score more."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What one token adds to a text: part of a character, maybe. None for special tokens and unused ids."""
+        ...
+
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's answer.
 
@@ -54,6 +66,8 @@ class Model:
     tokenizer: ChatTokenizer
     eos_ids: frozenset[int]
     info: dict[str, Any] = field(default_factory=dict)
+    learned: dict[Any, Method] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Methods that were named together with a namespace: what they learned there is theirs (:mod:`outpace.api`)."""
 
     def method(
         self,
@@ -61,22 +75,53 @@ class Model:
         settings: Mapping[str, Any] | None = None,
         *,
         rule: str | AcceptanceRule | None = None,
-        draft_model: Model | None = None,
+        draft_model: Model | Sequence[Model] | None = None,
+        datastore: str | Path | None = None,
     ) -> Method:
-        """Build a method for this model. Raises BadInput for what does not exist or does not fit."""
+        """Build a method for this model. Raises BadInput for what does not exist or does not fit.
+
+        ``draft_model``: one or several; methods that take one take the first. A draft model of another vocabulary
+        drafts the tokens that it shares with this one (:mod:`outpace.targets.bridged`). ``datastore``: a corpus that
+        ``outpace datastore build`` made, for methods that copy from one; opened when the method asks for it.
+        """
+        from outpace.datastore import open_datastore
         from outpace.method import Context, Method, build  # imports torch, which naming a model must not wait for
 
         if isinstance(name, Method):
             return name
+        models = [draft_model] if isinstance(draft_model, Model) else list(draft_model or ())
 
-        def draft() -> Target:
-            if draft_model is None:
-                raise BadInput(f"method '{name}' needs a draft model of the same vocabulary: give --draft-model NAME")
-            if draft_model.tokenizer.fingerprint != self.tokenizer.fingerprint:
-                raise BadInput(
-                    f"draft model '{draft_model.name}' has another vocabulary than '{self.name}'; "
-                    "choose one that shares its tokenizer"
-                )
-            return draft_model.target
+        def named() -> list[Model]:
+            if not models:
+                raise BadInput(f"method '{name}' needs a draft model: give --draft-model NAME")
+            return models
 
-        return build(name, Context(self.target, draft), settings, rule)
+        context = Context(
+            self.target,
+            draft=lambda: self.sees(named()[0]),
+            drafts=lambda: [self.sees(one) for one in named()],
+            models=named,
+            tokenizer=self.tokenizer,
+        )
+        if datastore is not None:
+            context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))
+        return build(name, context, settings, rule)
+
+    def sees(self, draft: Model) -> Target:
+        """A draft model's target over this model's vocabulary: as it is, or bridged where its own differs.
+
+        Raises BadInput for one that shares fewer tokens than drafting needs.
+        """
+        ours, theirs = self.target.vocab_size, draft.target.vocab_size
+        if draft.tokenizer.fingerprint == self.tokenizer.fingerprint and ours == theirs:
+            return draft.target
+        from outpace.targets.bridged import BridgedTarget
+        from outpace.vocabulary.shared import vocabulary_map
+
+        words = vocabulary_map(self.tokenizer, draft.tokenizer, ours, theirs)
+        if len(words) < max(1, _LEAST_SHARED * ours):
+            raise BadInput(
+                f"draft model '{draft.name}' shares {len(words)} of the {ours} tokens of '{self.name}', too few to "
+                "draft from; method 'hetvocab' with algorithm=slem drafts through the text and needs none"
+            )
+        return BridgedTarget(draft.target, words, self.target.context_length)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -12,6 +14,17 @@ from outpace.models.base import Message
 from outpace.models.quiet import one_line
 
 _SPACE = "▁"  # how SentencePiece writes a space
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # and a byte that is no character of its own
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable ones stand for themselves, the others are numbered from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in plain]
+    return {chr(value): value for value in plain} | {chr(256 + i): value for i, value in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
 
 
 class HFTokenizer:
@@ -45,6 +58,14 @@ class HFTokenizer:
         """Ids of raw text, with the special tokens the model puts at the beginning of a text."""
         return [*self._prefix, *_ids(self.inner, text)]
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts without special tokens before or after them, on all CPUs where the tokenizer can."""
+        if not texts:
+            return []
+        if backend := getattr(self.inner, "backend_tokenizer", None):
+            return [one.ids for one in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [_ids(self.inner, text) for text in texts]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
         text: str = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -57,6 +78,35 @@ class HFTokenizer:
         if piece.startswith(_SPACE) and not text.startswith(" "):
             return " " + text  # SentencePiece takes the space before the first token of a text away
         return text
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What one token adds to a text: part of a character, maybe. None for special tokens and unused ids."""
+        return self._bytes[token] if 0 <= token < len(self._bytes) else None
+
+    @cached_property
+    def _bytes(self) -> list[bytes | None]:
+        decoders = _decoders(self.inner)
+        added = {int(index): entry for index, entry in getattr(self.inner, "added_tokens_decoder", {}).items()}
+        special = {int(index) for index in self.inner.all_special_ids}
+        size = 1 + max(self.inner.get_vocab().values(), default=-1)
+        found: list[bytes | None] = []
+        for index, piece in enumerate(self.inner.convert_ids_to_tokens(list(range(size)))):
+            if piece is None or index in special or (index in added and added[index].special):
+                found.append(None)
+            elif index in added:
+                found.append(str(added[index].content).encode())
+            else:
+                found.append(self._ordinary(index, piece, decoders))
+        return found
+
+    def _ordinary(self, index: int, piece: str, decoders: set[str]) -> bytes:
+        if "ByteLevel" in decoders and all(character in _ALPHABET for character in piece):
+            return bytes(_ALPHABET[character] for character in piece)
+        if "ByteFallback" in decoders and (byte := _BYTE.fullmatch(piece)):
+            return bytes([int(byte[1], 16)])
+        if decoders & {"Metaspace", "ByteFallback", "Replace"}:
+            return piece.replace(_SPACE, " ").encode()
+        return self.token_text(index).encode()
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation under the chat template, ready for the assistant's answer.
@@ -85,6 +135,15 @@ def _ids(inner: Any, text: str) -> list[int]:
     # verbose=False: the context's length is checked where it matters, and said in our own words
     ids = inner(text, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
     return [int(token) for token in ids]
+
+
+def _decoders(inner: Any) -> set[str]:
+    """The kinds of decoding steps that turn token strings into text, as the tokenizers library names them."""
+    decoder = getattr(getattr(inner, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return set()
+    state = json.loads(decoder.__getstate__())
+    return {step["type"] for step in state.get("decoders", [state])}
 
 
 def _prefix(inner: Any) -> list[int]:

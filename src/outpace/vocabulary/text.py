@@ -1,0 +1,121 @@
+"""Text between two vocabularies: committed tokens read as text and written in draft tokens, and draft text in ours.
+
+A tokenizer's reading of a text changes at its end as the text grows. What was read of a text is kept here up to the
+last border that no tokenizer reads across, a space after something that is none; the rest, mostly a word, is read again
+when the text has grown. So the draft tokens are a function of the committed tokens, whatever rounds they came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+
+from outpace.models.base import ChatTokenizer
+from outpace.vocabulary.shared import exact
+
+_BORDER = 0x20
+_SPACES = frozenset(b" \t\n\r\v\f")
+_LONGEST = 256
+"""Bytes after which a text without borders is cut all the same, so that reading it stays linear."""
+LOOK_BACK = 16
+"""Committed tokens that are read again together with the draft model's text."""
+
+Encode = Callable[[bytes], list[int]]
+
+
+def cut(text: bytes) -> list[bytes]:
+    """A text at its borders; the last piece is open: what comes next may belong to it."""
+    pieces, start = [], 0
+    for at in range(1, len(text)):
+        border = text[at] == _BORDER and text[at - 1] not in _SPACES
+        if border or (at - start >= _LONGEST and text[at] & 0xC0 != 0x80):
+            pieces.append(text[start:at])
+            start = at
+    pieces.append(text[start:])
+    return pieces
+
+
+def whole_characters(text: bytes) -> int:
+    """How many bytes of ``text`` are left when a character that has only begun at its end is taken away."""
+    for back in range(1, min(4, len(text)) + 1):
+        byte = text[-back]
+        if byte & 0xC0 != 0x80:
+            needs = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(text) if needs <= back else len(text) - back
+    return len(text)
+
+
+class Reader:
+    """Encodes pieces between borders, remembering the latest."""
+
+    def __init__(self, tokenizer: ChatTokenizer, most: int = 8192) -> None:
+        encode = exact(tokenizer)
+        self.piece: Callable[[bytes], tuple[int, ...]] = lru_cache(most)(lambda text: tuple(encode(text)))
+        self.start: tuple[int, ...] = tuple(tokenizer.encode(""))
+        special = (token for token in range(len(tokenizer)) if tokenizer.token_bytes(token) is None)
+        self.special: dict[str, int] = {tokenizer.token_text(token): token for token in special}
+        """Ids of special tokens by name."""
+
+
+class Reading:
+    """Committed tokens as the draft model reads them. ``ids`` are its tokens; ``held`` the bytes of a character that
+    is not complete and that it has not read."""
+
+    def __init__(self, ours: ChatTokenizer, theirs: Reader) -> None:
+        self._ours, self._theirs = ours, theirs
+        self._closed = list(theirs.start)
+        self._open = b""
+        self.read = 0
+        self.ids: list[int] = list(theirs.start)
+        self.held = b""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Read tokens that were committed."""
+        for token in tokens:
+            self.read += 1
+            text = self._ours.token_bytes(token)
+            if text is not None:
+                self._open += text
+                continue
+            self._closed += self._pieces(cut(self._open))
+            self._open = b""
+            known = self._theirs.special.get(self._ours.token_text(token))
+            if known is not None and self._closed != [known]:  # what a text begins with may be written out
+                self._closed.append(known)
+        *closed, last = cut(self._open)
+        self._closed += self._pieces(closed)
+        self._open = last
+        whole = whole_characters(last)
+        self.ids = [*self._closed, *self._theirs.piece(last[:whole])]
+        self.held = last[whole:]
+
+    def _pieces(self, pieces: Iterable[bytes]) -> list[int]:
+        return [token for piece in pieces for token in self._theirs.piece(piece)]
+
+
+def written(tokenizer: ChatTokenizer, encode: Encode, committed: Seq[int], text: bytes) -> list[int]:
+    """``text``, which follows the ``committed`` tokens, in the tokens of ``tokenizer``.
+
+    How a word goes on depends on how it began: the last :data:`LOOK_BACK` committed tokens' text is read together with
+    it, and where a token begins exactly at the border, the tokens from there on are taken; else the text is read by
+    itself. A character that has only begun at the end of ``text`` is left out.
+    """
+    text = text[: whole_characters(text)]
+    if not text:
+        return []
+    before: list[bytes] = []
+    for token in reversed(committed[-LOOK_BACK:]):
+        piece = tokenizer.token_bytes(token)
+        if piece is None:
+            break
+        before.append(piece)
+    before.reverse()
+    while before and before[0][:1] and before[0][0] & 0xC0 == 0x80:
+        del before[0]  # it begins inside a character
+    start = b"".join(before)
+    ids, at, count = encode(start + text), 0, 0
+    while at < len(start) and count < len(ids):
+        at += len(tokenizer.token_bytes(ids[count]) or b"")
+        count += 1
+    return ids[count:] if at == len(start) else encode(text)
