@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,15 +9,18 @@ import torch
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
+from outpace.bench.html import render
 from outpace.bench.prompts import Prompt
 from outpace.bench.runner import BenchSettings, Progress, run
+from outpace.bench.words import notes
 from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
+from outpace.drafters.memory import Namespaces
 from outpace.errors import BadInput
 from outpace.method import Method
-from outpace.metrics import PHASES
+from outpace.metrics import PHASES, CacheUse
 from outpace.models.base import Message, Model
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Sequence, TreeScores
@@ -374,3 +378,68 @@ def test_repeated_ngrams_show_loops() -> None:
 
     assert run(make(loop), [], PROMPTS[1:2], SHORT)["methods"][0]["repeated_ngrams"] == pytest.approx(8 / 9)
     assert run(make(), [], PROMPTS[1:2], BenchSettings(max_new_tokens=2))["methods"][0]["repeated_ngrams"] is None
+
+
+# ---------------------------------------------------------------------------------------------------- namespaces
+
+
+class Learner(Drafter):
+    """Drafts what it heard last in the namespace, and notes under which names it was asked."""
+
+    def __init__(self) -> None:
+        self.heard = Namespaces[list[int]](list)
+        self.asked: list[str] = []
+
+    def begin(self, sequence: Sequence) -> None:
+        self.heard.open(sequence)
+        self.asked.append(sequence.namespace)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        return [
+            TokenTree.chain(self.heard[one][: budget.depth]) for one, budget in zip(sequences, budgets, strict=True)
+        ]
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        return (CacheUse("heard", len(self.heard[sequence]), 5, evicted=1),)
+
+    def end(self, sequence: Sequence) -> None:
+        self.heard[sequence][:] = sequence.tokens[-5:]
+        self.heard.close(sequence)
+
+
+def learner(model: Model, name: str = "learner") -> Method:
+    return Method(name, Learner(), RecursiveRejection(), Fixed(4))
+
+
+def test_without_a_namespace_nothing_goes_from_prompt_to_prompt() -> None:
+    model = make()
+    one = learner(model)
+    found = run(model, [one], PROMPTS, SHORT)
+    assert isinstance(one.drafter, Learner)
+    assert set(one.drafter.asked) == {""}
+    assert found["settings"]["namespace"] is None
+    assert found["methods"][1]["drafting_rounds"] == 0.0
+    assert not any("amespace" in note for note in notes(found))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_namespace_is_kept_apart_by_method_and_begins_after_the_warm_up(batch_size: int) -> None:
+    model = make()
+    one = learner(model)
+    both = [one, Method("learner", one.drafter, one.rule, one.controller)]  # the worst case: they share a drafter
+    settings = replace(SHORT, namespace="ours", batch_size=batch_size)
+    found = run(model, both, PROMPTS[:3], settings)
+    assert isinstance(one.drafter, Learner)
+    warm = 2 * batch_size
+    assert set(one.drafter.asked[:warm]) == {""}, "the warm-up teaches nothing"
+    assert set(one.drafter.asked[warm:]) == {"ours/learner", "ours/learner#2"}
+    assert found["settings"]["namespace"] == "ours"
+    assert found["methods"][1]["drafting_rounds"] > 0
+    assert found["methods"][1]["drafting_rounds"] == found["methods"][2]["drafting_rounds"]
+    assert found["methods"][1]["caches"] == [{"name": "heard", "entries": 5, "bound": 5, "evicted": 1}]
+    assert any("Namespace 'ours'" in note for note in notes(found))
+    page = render(found)
+    assert "in namespace" in page
+    assert "evicted" in page
+    found = run(model, both, PROMPTS[1:2], replace(settings, namespace="fresh"))
+    assert [row["drafting_rounds"] for row in found["methods"]] == [0.0] * 3, "what one learned, the other did not"

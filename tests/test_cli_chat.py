@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from cli_support import Run, refused
+from outpace.decoding import Decoder, Generation, Request
 from test_cli_generate import press
 
 
@@ -40,6 +41,26 @@ def test_reset_and_exit(cli: Run) -> None:
     assert again.out == once + once
     assert "forgotten" in again.err
     assert "kept" not in again.err
+
+
+def test_turns_share_what_was_learned_and_a_reset_begins_anew(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    honest = Decoder.submit
+
+    def spy(self: Decoder, request: Request) -> Generation:
+        names.append(request.namespace)
+        return honest(self, request)
+
+    monkeypatch.setattr(Decoder, "submit", spy)
+    lines = "one\ntwo\n/reset\nthree\n"
+    cli("chat", "-n", "3", stdin=lines)
+    first, second, third = names
+    assert first == second != third
+    assert "" not in names
+    for named in ("mine", ""):
+        names.clear()
+        cli("chat", "-n", "3", "--namespace", named, stdin=lines)
+        assert names == [named] * 3
 
 
 def test_system_message_changes_the_prompt(cli: Run) -> None:

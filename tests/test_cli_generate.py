@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import outpace.models
 from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
 from outpace.decoding import Round
+from outpace.method import Method
 from outpace.metrics import RequestMetrics
 from outpace.models import Message, Model
 from outpace.targets.table import TableTarget
@@ -113,6 +115,44 @@ def test_a_draft_model(cli: Run) -> None:
     told = answer(cli, "--method", "draft-model", "--draft-model", "toy", "-n", "20")
     assert told["metrics"]["mean_acceptance_length"] > 1  # it drafts with itself
     assert told["tokens"] == answer(cli, "--method", "none", "-n", "20")["tokens"]
+
+
+def test_several_draft_models_reach_the_method(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    honest = Model.method
+
+    def spy(self: Model, *arguments: Any, **options: Any) -> Method:
+        seen.append([one.name for one in options.get("draft_model") or ()])
+        return honest(self, *arguments, **options)
+
+    monkeypatch.setattr(Model, "method", spy)
+    answer(cli, "--method", "draft-model", "--draft-model", "toy", "--draft-model", "other", "-n", "3")
+    assert ["toy", "other"] in seen
+
+
+def test_a_datastore_is_opened_when_a_method_asks_for_it(cli: Run, tmp_path: Path) -> None:
+    text, path = tmp_path / "corpus.txt", tmp_path / "corpus.store"
+    text.write_text(answer(cli, "-n", "40")["text"])
+    assert cli("datastore", "build", str(text), "--out", str(path)).code == 0
+    told = answer(cli, "--method", "rest", "--param", "nodes=4", "--datastore", str(path), "-n", "20")
+    assert told["tokens"] == answer(cli, "--method", "none", "-n", "20")["tokens"]
+    assert told["metrics"]["drafting_rounds"] > 0
+    assert cli("chat", "--method", "rest", "--datastore", str(path), "-n", "3", stdin="abc\n").code == 0
+    refused(cli("generate", PROMPT, "--method", "rest"), "--datastore PATH")
+
+
+def test_a_datastore_that_cannot_be_used_is_refused_before_the_model_is_loaded(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(name: str, **_: Any) -> Model:
+        raise AssertionError("loaded for nothing")
+
+    monkeypatch.setattr(outpace.models, "load", never)
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"not a datastore")
+    for command in (["generate", PROMPT], ["chat"], ["bench"], ["certify", "pld", "--level", "greedy"]):
+        refused(cli(*command, "--datastore", str(tmp_path / "nowhere")), "does not exist")
+        refused(cli(*command, "--datastore", str(damaged)), "damaged")
 
 
 def test_explain(cli: Run) -> None:

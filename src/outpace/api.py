@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outpace.decoding import Decoder, Generation, Logprob, Request
@@ -42,7 +43,9 @@ def request(
     method: str | Method = "sam",
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
-    draft_model: Model | None = None,
+    draft_model: Model | Sequence[Model] | None = None,
+    datastore: str | Path | None = None,
+    namespace: str = "",
     raw: bool = False,
     max_new_tokens: int = 256,
     stop: Sequence[str] = (),
@@ -51,15 +54,27 @@ def request(
     trace: bool = False,
     **sampling: Any,
 ) -> Request:
-    """A Request from what a person would write. ``sampling`` are the fields of SamplingParams."""
+    """A Request from what a person would write. ``sampling`` are the fields of SamplingParams.
+
+    ``namespace``: what the method learns is kept under this name, for later requests of the same model and method that
+    give it too; without one nothing outlives a request.
+    """
+    if isinstance(method, str) and namespace:
+        drafts = (draft_model,) if isinstance(draft_model, Model) else tuple(draft_model or ())
+        # Memory belongs to a built method; the models stay in it, so that their ids stay theirs.
+        key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), str(datastore))
+        if key not in model.learned:
+            model.learned[key] = model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore)
+        method = model.learned[key]
     return Request(
         prompt=tuple(prompt_ids(model, prompt, raw)),
-        method=model.method(method, settings, rule=rule, draft_model=draft_model),
+        method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore),
         params=SamplingParams(**sampling),
         max_new_tokens=max_new_tokens,
         stop_ids=frozenset() if ignore_eos else model.eos_ids,
         stop_strings=tuple(stop),
         references=tuple(tuple(model.tokenizer.encode(text)) for text in references),
+        namespace=namespace,
         trace=trace,
     )
 

@@ -16,6 +16,7 @@ from outpace.bench.words import (
     Row,
     agreement,
     drafted,
+    drafting,
     headline,
     interval,
     notes,
@@ -26,6 +27,7 @@ from outpace.bench.words import (
 )
 
 _TILES = 6
+_USE = ("entries", "bound", "evicted")
 
 
 def write_html(result: Mapping[str, Any], path: str | Path) -> None:
@@ -73,6 +75,7 @@ def render(result: Mapping[str, Any]) -> str:
                 ),
                 class_="pair",
             ),
+            _caches(result),
             _samples(result),
         ]
     parts += [facts(result), definitions(DEFINITIONS), footer(result)]
@@ -155,12 +158,32 @@ def _cells(row: Row) -> list[str]:
         tag("span", text(times(row["speedup"])), class_=tone) + " " + tag("span", text(interval(row)), class_="dim"),
         text(number(row["mean_acceptance_length"], 2)),
         text(percent(row["acceptance_rate"])),
+        text(drafting(row)),
+        text(number(row["draft_ms"], 2)),
         text(f"{number(row['ttft_ms'], 0)} ms"),
         text(f"{same['same']}/{same['of']}{ties}" if same else ("lossless" if row["lossless"] else "lossy")),
         text(number(row["peak_memory_mb"], 0)),
         text(split_text(row).replace("/", " / ")),
         text(percent(row["repeated_ngrams"])),
     ]
+
+
+def _caches(result: Mapping[str, Any]) -> str:
+    """How full the methods' caches were when the last request ended."""
+    rows = [(row["method"], cache) for row in result["methods"] for cache in row["caches"]]
+    if not rows:
+        return ""
+    head = "".join(tag("th", name) for name in ("method", "cache", "entries", "bound", "evicted"))
+    body = "".join(
+        tag(
+            "tr", *(tag("td", text(cell)) for cell in (method, cache["name"], *(number(cache[key], 0) for key in _USE)))
+        )
+        for method, cache in rows
+    )
+    table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body))
+    kept = result["settings"].get("namespace")
+    lead = "When the last request ended" + (f", in namespace '{kept}'." if kept else "; gone with it.")
+    return section("Caches", f"{lead} What does not fit leaves, the least recently used first.", table)
 
 
 def _samples(result: Mapping[str, Any]) -> str:
@@ -197,6 +220,8 @@ def facts(result: Mapping[str, Any]) -> str:
         if values
     ]
     settings = {key: value for key, value in result["settings"].items() if key != "command"}
+    if "namespace" in settings:
+        settings["namespace"] = settings["namespace"] or "none: nothing outlives a request"
     command = result["settings"].get("command")
     made = tag("pre", text(command)) if command else ""
     folded = tag("details", tag("summary", "Settings"), _listing(settings)) if settings else ""

@@ -28,6 +28,10 @@ _KEY = (
     "time split: draft/score/accept/other, %; same: answers that are plain decoding's, ≈ those that part at a near tie"
 )
 
+_DRAFTING = (
+    "rounds: those with a draft; tok/round: tokens of such a round; draft ms: a round; cached: entries of caches"
+)
+
 
 def print_table(result: Mapping[str, Any], console: Console) -> None:
     """Print the headline, the methods, the speed-up by task, and notes. Reads well from 100 columns on."""
@@ -38,6 +42,10 @@ def print_table(result: Mapping[str, Any], console: Console) -> None:
     console.print()
     console.print(_methods(result))
     console.print(Text(_KEY, style="dim"))
+    if drafted(result):
+        console.print(Text("\ndrafting", style="bold"))
+        console.print(_drafting(result))
+        console.print(Text(_DRAFTING, style="dim"))
     if drafted(result) and len(categories(result)) > 1:
         console.print(Text("\nspeed-up by task", style="bold"))
         console.print(_tasks(result))
@@ -61,6 +69,23 @@ def _methods(result: Mapping[str, Any]) -> Table:
             _same(row),
             number(row["peak_memory_mb"], 0),
             split_text(row),
+        )
+    return table
+
+
+def _drafting(result: Mapping[str, Any]) -> Table:
+    table = _table()
+    for name in ("rounds", "tok/round", "draft ms", "cached", "evicted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in drafted(result):
+        caches = row["caches"]
+        table.add_row(
+            escape(row["method"]),
+            percent(row["drafting_rounds"]),
+            number(row["drafting_acceptance_length"], 2),
+            number(row["draft_ms"], 2),
+            " + ".join(f"{number(one['entries'], 0)} of {number(one['bound'], 0)}" for one in caches) or "–",
+            " + ".join(number(one["evicted"], 0) for one in caches) or "–",
         )
     return table
 

@@ -23,6 +23,10 @@ class Lane:
     differences: dict[str, Difference] = field(default_factory=dict)
     error: str | None = None
 
+    def namespace(self, name: str) -> str:
+        """Its own part of the bench's namespace, so that no method learns from another; none without one."""
+        return name and f"{name}/{self.label}"
+
     def describe(self, plain: Lane, *, compared: bool, seed: int) -> dict[str, Any]:
         """The method's row, ``by_category`` included. ``compared``: whether outputs were held against plain's."""
         categories = dict.fromkeys(record.category for record in plain.records.values())
@@ -56,16 +60,16 @@ class Lane:
             "mean_acceptance_length": figures["mean_acceptance_length"],
             "acceptance_rate": figures["acceptance_rate"],
             "per_position_acceptance": figures["per_position_acceptance"],
-            "drafting_rounds": figures["drafting_rounds"],
-            "drafting_acceptance_length": figures["drafting_acceptance_length"],
-            "draft_ms": figures["draft_ms"],
-            "caches": figures["caches"],
             "identical": self._identical([ours.prompt for ours, _ in pairs]) if compared else None,
             "time_split": figures["time_split"],
             "peak_memory_mb": max((record.peak_memory_mb for record in records), default=None),
             "error": self.error,
             "family": self.method.info.family if self.method.info else None,
             "repeated_ngrams": ratio(sum(seen for seen, _ in repeats), sum(count for _, count in repeats)),
+            "drafting_rounds": figures["drafting_rounds"],
+            "drafting_acceptance_length": figures["drafting_acceptance_length"],
+            "draft_ms": figures["draft_ms"],
+            "caches": figures["caches"],
         }
 
     def _identical(self, prompts: Sequence[str]) -> dict[str, int]:

@@ -6,6 +6,9 @@
 For each prompt (or batch of prompts of one category) the methods run one after the other, in an order shuffled anew, so
 that a machine that grows slower or faster during the bench favours none of them. Plain decoding always runs.
 
+What methods learn is gone with each request, unless the settings name a namespace: then each method has one of its own,
+and keeps it from prompt to prompt.
+
 Conversations: at temperature 0 a lossless method continues its own earlier answers, which are plain decoding's but for
 near ties. At temperature > 0, and for lossy methods, later turns continue plain decoding's answers, so that contexts
 are the same. A turn that has no room left in the context is left out for every method, and counted.
@@ -94,7 +97,10 @@ class _Bench:
 
     def _warm_up(self) -> None:
         """One short batch per method, not counted: first calls compile, allocate and page in."""
-        short = replace(self.settings, max_new_tokens=min(self.settings.warmup_tokens, self.settings.max_new_tokens))
+        # In no namespace: nothing of it must be known when the first prompt comes.
+        short = replace(
+            self.settings, namespace="", max_new_tokens=min(self.settings.warmup_tokens, self.settings.max_new_tokens)
+        )
         if short.max_new_tokens < 1:
             return
         for lane in self.lanes:
@@ -196,6 +202,7 @@ class _Bench:
                     max_new_tokens=settings.max_new_tokens,
                     stop_ids=self._ends,
                     references=self.references,
+                    namespace=lane.namespace(settings.namespace),
                 )
                 for prompt, tokens in asked.items()
             ]

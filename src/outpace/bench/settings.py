@@ -14,7 +14,9 @@ from outpace.sampling import SamplingParams
 class BenchSettings:
     """What all methods share. Raises BadInput for values out of range.
 
-    ``command`` (what the user typed) and ``extra`` (settings of the methods, say) are only noted in the result.
+    ``namespace``: what a method learns from a prompt it keeps for the next ones, each method for itself; without one
+    nothing outlives a request. ``command`` (what the user typed) and ``extra`` (settings of the methods, say) are only
+    noted in the result.
     """
 
     max_new_tokens: int = 128
@@ -22,6 +24,7 @@ class BenchSettings:
     batch_size: int = 1
     ignore_eos: bool = False
     references: tuple[str, ...] = ()
+    namespace: str = ""
     warmup_tokens: int = 8
     command: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +47,7 @@ class BenchSettings:
             "batch_size": self.batch_size,
             "ignore_eos": self.ignore_eos,
             "references": len(self.references),
+            "namespace": self.namespace or None,
             "warmup_tokens": self.warmup_tokens,
             "command": self.command,
             **sampling,

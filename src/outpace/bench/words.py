@@ -14,6 +14,8 @@ DEFINITIONS = {
     "paired bootstrap over prompts.",
     "tok/fwd": "Mean acceptance length: tokens committed per forward of the target, bonus included. Plain decoding: 1.",
     "accepted": "Acceptance rate: accepted draft tokens over drafted ones; every node of a tree counts.",
+    "drafting": "Share of the rounds in which anything was drafted; in brackets the tokens committed per such round.",
+    "draft ms": "Milliseconds of drafting (propose and observe) per round, rounds without a draft included.",
     "TTFT": "Milliseconds from the start of a request to its first token, prefill included; mean over requests.",
     "same": "Prompts whose answers are plain decoding's, token by token (temperature 0 only). Near tie: the first "
     "difference lies between tokens whose logits differ by no more than rounding explains.",
@@ -37,6 +39,13 @@ def percent(value: float | None) -> str:
 def times(value: float | None) -> str:
     """A ratio: 1.42x."""
     return "–" if value is None else f"{value:.2f}x"
+
+
+def drafting(row: Row) -> str:
+    """86 % (2.31): the share of rounds with a draft, and the tokens of such a round."""
+    if not row["drafting_rounds"]:
+        return "–"
+    return f"{percent(row['drafting_rounds'])} ({number(row['drafting_acceptance_length'], 2)})"
 
 
 def interval(row: Row) -> str:
@@ -95,6 +104,11 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         found.append(
             f"{percent(repeats)} of plain decoding's 4-grams repeat earlier ones: the answers loop, which flatters "
             "methods that copy."
+        )
+    if name := result["settings"].get("namespace"):
+        found.append(
+            f"Namespace '{name}': methods kept what they learned from prompt to prompt, each for itself, so that the "
+            "figures depend on the order of the prompts."
         )
     if result["settings"].get("skipped_turns"):
         found.append(f"{result['settings']['skipped_turns']} turns had no room left in the context and were left out.")

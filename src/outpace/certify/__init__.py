@@ -7,6 +7,7 @@ print(certificate.verdict)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.errors import BadInput
@@ -32,7 +33,8 @@ def certify(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
-    draft_model: Model | None = None,
+    draft_model: Model | Sequence[Model] | None = None,
+    datastore: str | Path | None = None,
     prompts: Sequence[str] | None = None,
     cells: int | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -48,7 +50,7 @@ def certify(
         return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
-    built = model.method(method, settings, rule=rule, draft_model=draft_model)
+    built = model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore)
     asked = _prompts(model, prompts)
 
     def count(done: int, total: int) -> None:

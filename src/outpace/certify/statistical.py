@@ -73,6 +73,7 @@ class Recorder(AcceptanceRule):
         self.name, self.paper, self.lossless = self.rule.name, self.rule.paper, self.rule.lossless
         self.takes_trees, self.takes_sampled = self.rule.takes_trees, self.rule.takes_sampled
         self.takes_without_replacement = self.rule.takes_without_replacement
+        self.takes_carried = self.rule.takes_carried
 
     def begin(self, sequence: Any) -> Any:
         return self.rule.begin(sequence)

@@ -49,7 +49,9 @@ def bench(
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    datastore: opt.Datastore = None,
     reference: opt.Reference = None,
+    namespace: opt.Namespace = None,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,
@@ -67,7 +69,7 @@ def bench(
     opt.check_length(max_new_tokens)
     if batch_size < 1:
         raise BadInput(f"--batch-size must be at least 1, not {batch_size}")
-    machine = Machine(model, draft_model, dtype, device, threads)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore)
     machine.check()
     biases = opt.logit_bias(logit_bias)
     outputs = Outputs(json, html)
@@ -98,8 +100,14 @@ def bench(
             batch_size=batch_size,
             ignore_eos=ignore_eos,
             references=texts,
+            namespace=namespace or "",
             command=shlex.join(["outpace", *sys.argv[1:]]),
-            extra={"method_settings": choice.settings, "rule": rule, "draft_model": draft_model},
+            extra={
+                "method_settings": choice.settings,
+                "rule": rule,
+                "draft_models": draft_model or [],
+                "datastore": datastore and str(datastore),
+            },
         )
         result = _run(machine, choice, questions, settings)
     except KeyboardInterrupt:
@@ -117,8 +125,8 @@ def _run(machine: Machine, choice: MethodChoice, prompts: list[Prompt], settings
     """Load, build, run with a progress bar."""
     from outpace.bench.runner import run
 
-    model, draft = machine.load()
-    built = choice.build(model, draft)
+    model, drafts = machine.load()
+    built = choice.build(model, drafts, machine.datastore)
     with advancing() as advance:
         return run(model, built, prompts, settings, advance)
 

@@ -70,6 +70,8 @@ def bench_peers(
     opt.check_length(max_new_tokens)
     if timeout <= 0:
         raise BadInput(f"--timeout must be above 0 seconds, not {timeout:g}")
+    if draft_model and len(draft_model) > 1:
+        raise BadInput(f"one draft model is compared with at a time, not {len(draft_model)}: leave out all but one")
     Machine(model, draft_model, threads=threads).check()
     outputs = Outputs(json, html)
     outputs.check()
@@ -88,7 +90,7 @@ def bench_peers(
             peers=chosen,
             methods=tuple(names),
             dtypes=None if wanted is None else tuple(wanted),
-            draft_model=draft_model,
+            draft_model=draft_model[0] if draft_model else None,
             vllm_python=vllm_python,
             max_new_tokens=max_new_tokens,
             threads=threads or usable_cpus(),

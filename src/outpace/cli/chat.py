@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,7 +37,17 @@ def chat(
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    datastore: opt.Datastore = None,
     reference: opt.Reference = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            rich_help_panel="Drafting",
+            help="Where methods keep what they learn. [dim]\\[default: the conversation's own][/]",
+        ),
+    ] = None,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,
@@ -53,7 +63,7 @@ def chat(
 ) -> None:
     """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore)
     machine.check()
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
@@ -71,15 +81,16 @@ def chat(
         seed=seed,
     )
     choice = choose_methods([method], param, rule, params)
-    loaded, draft = machine.load()
+    loaded, drafts = machine.load()
     talk = _Conversation(
         model=loaded,
-        method=choice.build(loaded, draft)[0],
+        method=choice.build(loaded, drafts, datastore)[0],
         params=params,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
         references=tuple(tuple(loaded.tokenizer.encode(text)) for text in texts),
         messages=[{"role": "system", "content": system}] if system else [],
+        named=namespace,
     )
     interactive = sys.stdin.isatty()
     if interactive:
@@ -145,15 +156,23 @@ class _Conversation:
     stop: tuple[str, ...]
     references: tuple[tuple[int, ...], ...]
     messages: list[dict[str, str]]
+    named: str | None = None
     kept: Sequence | None = None
+    _number: int = 0
     _system: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._system = list(self.messages)
 
+    @property
+    def namespace(self) -> str:
+        """What is learned in one conversation is not drafted in the next, unless the user named a place for it."""
+        return f"conversation {self._number}" if self.named is None else self.named
+
     def reset(self) -> None:
-        """Forget all turns, and release their K/V."""
+        """Forget all turns, release their K/V, and begin another conversation."""
         self._keep(None)
+        self._number += 1
         self.messages = list(self._system)
 
     def answer(self, question: str, interactive: bool) -> None:
@@ -195,6 +214,7 @@ class _Conversation:
             stop_ids=self.model.eos_ids,
             stop_strings=self.stop,
             references=self.references,
+            namespace=self.namespace,
             keep=True,
             kept=self.kept,
         )

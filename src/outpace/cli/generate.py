@@ -42,6 +42,7 @@ def generate(
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    datastore: opt.Datastore = None,
     reference: opt.Reference = None,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
@@ -70,7 +71,7 @@ def generate(
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore)
     machine.check()
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
@@ -147,8 +148,8 @@ class _Job:
         """Load, generate and print. False when Ctrl-C cut the answer short."""
         from outpace.decoding import Decoder
 
-        model, draft = machine.load()
-        method = self.choice.build(model, draft)[0]
+        model, drafts = machine.load()
+        method = self.choice.build(model, drafts, machine.datastore)[0]
         decoder = Decoder(model.target, model.tokenizer)
         generation = decoder.submit(self._request(model, method))
         with interruptible(generation) as interrupt:

@@ -25,12 +25,21 @@ MethodName = Annotated[
     str, typer.Option("--method", metavar="NAME", rich_help_panel=_DRAFTING, help="How to draft; see: outpace methods.")
 ]
 DraftModel = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--draft-model",
         metavar="NAME",
         rich_help_panel=_DRAFTING,
-        help="Smaller model of the same vocabulary, for methods that draft with one.",
+        help="Smaller model, for methods that draft with one; may be repeated for those that take several.",
+    ),
+]
+Datastore = Annotated[
+    Path | None,
+    typer.Option(
+        "--datastore",
+        metavar="PATH",
+        rich_help_panel=_DRAFTING,
+        help="Corpus to copy from, for methods that do; built by: outpace datastore build.",
     ),
 ]
 Reference = Annotated[
@@ -54,6 +63,15 @@ Param = Annotated[
 Rule = Annotated[
     str | None,
     typer.Option("--rule", metavar="NAME", rich_help_panel=_DRAFTING, help="Acceptance rule, instead of the method's."),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        rich_help_panel=_DRAFTING,
+        help="Keep what methods learn from one prompt for the next, under this name.",
+    ),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the conversation.")]
 Stop = Annotated[

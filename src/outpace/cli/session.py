@@ -32,11 +32,17 @@ class MethodChoice:
         """The chosen methods, in order."""
         return list(self.settings)
 
-    def build(self, model: Model, draft_model: Model | None) -> list[Method]:
+    def build(self, model: Model, draft_models: Sequence[Model] = (), datastore: Path | None = None) -> list[Method]:
         """The methods for this model. Raises BadInput for parts that do not fit."""
         return [
-            # Plain decoding drafts nothing, so that there is nothing to judge: it stays the baseline under any rule.
-            model.method(name, settings, rule=None if name == "none" else self.rule, draft_model=draft_model)
+            model.method(
+                name,
+                settings,
+                # Plain decoding drafts nothing to judge: it stays the baseline under any rule.
+                rule=None if name == "none" else self.rule,
+                draft_model=draft_models,
+                datastore=datastore,
+            )
             for name, settings in self.settings.items()
         ]
 
@@ -94,10 +100,11 @@ class Machine:
     """The options that say what to load and where to run it."""
 
     model: str
-    draft_model: str | None = None
+    draft_models: Sequence[str] | None = None
     dtype: str | None = None
     device: str | None = None
     threads: int | None = None
+    datastore: Path | None = None
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def check(self) -> None:
@@ -105,12 +112,15 @@ class Machine:
         check_threads(self.threads)
         from outpace.models.source import resolve
 
-        for name in (self.model, self.draft_model):
-            if name is not None:
-                resolve(name)
+        for name in (self.model, *(self.draft_models or ())):
+            resolve(name)
+        if self.datastore is not None:
+            from outpace.datastore import open_datastore
 
-    def load(self) -> tuple[Model, Model | None]:
-        """The model, and the draft model if one was named. The thread count is set first: packing depends on it."""
+            open_datastore(self.datastore)
+
+    def load(self) -> tuple[Model, tuple[Model, ...]]:
+        """The model, and the draft models that were named. The thread count is set first: packing depends on it."""
         import torch
 
         import outpace.models
@@ -125,7 +135,7 @@ class Machine:
                 self.console.print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
             return model
 
-        return one(self.model), one(self.draft_model) if self.draft_model else None
+        return one(self.model), tuple(one(name) for name in self.draft_models or ())
 
     def _waiting(self, what: str) -> AbstractContextManager[object]:
         return self.console.status(f"[dim]{what} ...") if self.console.is_terminal else nullcontext()

@@ -1,0 +1,105 @@
+"""outpace.generate and outpace.stream: what a person writes, and what is kept for the next call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+import outpace
+import outpace.method
+from cli_support import toy
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Drafter
+from outpace.drafters.memory import Namespaces
+from outpace.method import Context, Parts, methods, register
+from outpace.models import Model
+from outpace.targets.base import Sequence, TreeScores
+from outpace.tree import TokenTree
+
+
+class Hearsay(Drafter):
+    """Drafts the answer that was heard before in the namespace."""
+
+    def __init__(self) -> None:
+        self.heard = Namespaces[list[int]](list)
+
+    def begin(self, sequence: Sequence) -> None:
+        self.heard.open(sequence)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = []
+        for one, budget in zip(sequences, budgets, strict=True):
+            said = len(one.tokens) - one.prompt_length
+            trees.append(TokenTree.chain(self.heard[one][said : said + budget.depth]))
+        return trees
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        for one in sequences:
+            answer = one.tokens[one.prompt_length :]
+            self.heard[one][: len(answer)] = answer
+
+    def end(self, sequence: Sequence) -> None:
+        self.heard.close(sequence)
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    length: int = 3
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Model:
+    """The toy model, with a method that remembers."""
+    methods()
+    monkeypatch.setattr(outpace.method, "_REGISTRY", dict(outpace.method._REGISTRY))
+
+    @register("hearsay", family="test", paper="-", summary="Remembers.")
+    def build(context: Context, settings: Settings) -> Parts:
+        return Parts(Hearsay(), Fixed(settings.length))
+
+    return toy()
+
+
+def rounds_drafted(model: Model, namespace: str = "", **options: object) -> float:
+    found = outpace.generate(model, "abc", max_new_tokens=9, namespace=namespace, **({"method": "hearsay"} | options))
+    assert found.tokens == outpace.generate(model, "abc", max_new_tokens=9, method="none").tokens
+    return float(found.metrics["drafting_rounds"])
+
+
+def test_what_a_method_learns_is_kept_for_its_namespace_alone(model: Model) -> None:
+    assert rounds_drafted(model, "ours") == 0
+    assert rounds_drafted(model, "ours") > 0.5
+    assert rounds_drafted(model, "theirs") == 0
+    assert rounds_drafted(model) == 0
+    assert rounds_drafted(model) == 0, "without a namespace nothing outlives a request"
+    assert rounds_drafted(toy(), "ours") == 0, "nor does it reach another model"
+
+
+def test_other_settings_are_another_method(model: Model) -> None:
+    assert rounds_drafted(model, "ours") == 0
+    assert rounds_drafted(model, "ours", settings={"length": 2}) == 0
+    assert rounds_drafted(model, "ours", settings={"length": 2}) > 0.5
+    assert rounds_drafted(model, "ours", rule="rejection") == 0
+
+
+def test_a_method_that_was_built_keeps_its_memory_itself(model: Model) -> None:
+    built = model.method("hearsay")
+    assert rounds_drafted(model, "ours", method=built) == 0
+    assert rounds_drafted(model, "ours", method=built) > 0.5
+    assert rounds_drafted(model, "ours") == 0
+
+
+def test_streams_give_the_same_text(model: Model) -> None:
+    whole = outpace.generate(model, "abc", method="hearsay", max_new_tokens=9)
+    for _ in range(2):
+        pieces = outpace.stream(model, "abc", method="hearsay", max_new_tokens=9, namespace="ours")
+        assert "".join(pieces) == whole.text == str(whole)
+
+
+def test_several_draft_models_may_be_given(model: Model) -> None:
+    found = outpace.generate(model, "abc", method="draft-model", draft_model=[toy(), toy("other")], max_new_tokens=9)
+    assert found.metrics["mean_acceptance_length"] > 1
