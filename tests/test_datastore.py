@@ -143,7 +143,7 @@ def test_a_search_takes_steps_that_grow_with_the_logarithm(monkeypatch: pytest.M
 
         def __getitem__(self, at: int) -> int:
             looked.append(at)
-            return places[at]
+            return int(places[at])
 
     monkeypatch.setattr(store, "_places", Counted())
     assert store.find([rng.randrange(50) for _ in range(40)]) is not None

@@ -76,6 +76,11 @@ class Context:
     tokenizer: ChatTokenizer | None = None
     datastore: Callable[[], Datastore] = _no_datastore
 
+    @property
+    def has_datastore(self) -> bool:
+        """Whether a datastore was named: for methods that copy from one where there is one."""
+        return self.datastore is not _no_datastore
+
     def parts(self, name: str, settings: Mapping[str, Any] | None = None) -> Parts:
         """Another method's parts, for methods made of methods. Raises BadInput as :func:`build` does."""
         info = find(name)

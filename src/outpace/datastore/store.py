@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -148,6 +149,10 @@ def _common(one: bytes, other: bytes, width: int) -> int:
     return low
 
 
+_OPEN: WeakValueDictionary[tuple[str | int, ...], Datastore] = WeakValueDictionary()
+"""Datastores in use by what their files were when they were opened: methods that share one share its memory."""
+
+
 def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None) -> Datastore:
     """Open a datastore, memory-mapped, and check that it is whole; this reads all of it once.
 
@@ -160,11 +165,15 @@ def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None)
         raise BadInput(f"{name} does not exist; build one with: outpace datastore build FILES... --model M --out PATH")
     try:
         with place.open("rb") as file:
-            # An empty file cannot be mapped.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+            stat = os.fstat(file.fileno())
+            seen = (str(place.resolve()), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            store = _OPEN.get(seen)
+            if store is None:
+                # An empty file cannot be mapped.
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if stat.st_size else b""
+                store = _OPEN[seen] = Datastore(data, name)
     except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    store = Datastore(data, name)
     if fingerprint is not None:
         store.check_fingerprint(fingerprint)
     return store

@@ -61,12 +61,15 @@ def length_controller(target: Target, length: int | None) -> Controller:
 LONGEST = 16
 """Longer matches are all of one kind."""
 
+CopyKind = tuple[str, int]
+"""Where a token is copied from, if that is told apart, and the length of the match behind it."""
+
 
 class Copied(NamedTuple):
-    """What could be copied in a round: the tokens, the match behind them, and the sequence's length then."""
+    """What could be copied in a round: the tokens, the kind of each, and the sequence's length then."""
 
     tokens: list[int]
-    match: int
+    kinds: list[CopyKind]
     at: int
 
 
@@ -79,6 +82,8 @@ class Match:
     length: int
     periodic: bool = True
     """Whether ``text`` ends where the model is writing."""
+    origin: str = ""
+    """Copies of different origins are right at rates of their own."""
 
 
 class CopyDrafter(Drafter, ABC):
@@ -100,9 +105,9 @@ class CopyDrafter(Drafter, ABC):
         """How many tokens are worth copying where no costs are known, the budget aside."""
         return sys.maxsize
 
-    def prior(self, kind: int) -> float:
-        """Acceptance after a match of ``kind`` tokens before anything is known (``benchmarks/priors.py``)."""
-        return 1.0 - 0.77 / math.pow(kind, 0.8)
+    def prior(self, kind: CopyKind) -> float:
+        """Acceptance after a match of so many tokens before anything is known (``benchmarks/priors.py``)."""
+        return 1.0 - 0.77 / math.pow(kind[1], 0.8)
 
     def begin(self, sequence: Sequence) -> None:
         self._calibrations[sequence] = Calibration(self.prior)
@@ -116,10 +121,11 @@ class CopyDrafter(Drafter, ABC):
             return TokenTree()
         count = depth if budget.prices else min(depth, self.length(match))
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
-        self._copied[sequence] = Copied(tokens, match.length, len(sequence.tokens))
+        kinds = [(match.origin, min(match.length + index, LONGEST)) for index in range(len(tokens))]
+        self._copied[sequence] = Copied(tokens, kinds, len(sequence.tokens))
         rate, estimate, estimates = self._calibrations[sequence].rate, 1.0, []
-        for length in range(match.length, match.length + len(tokens)):
-            estimate *= rate(min(length, LONGEST))
+        for kind in kinds:
+            estimate *= rate(kind)
             estimates.append(estimate)
         tree, node = TokenTree(), ROOT
         for token, estimate in zip(tokens[: budget.worth(estimates)], estimates, strict=False):
@@ -133,8 +139,8 @@ class CopyDrafter(Drafter, ABC):
                 continue
             learn = self._calibrations[sequence].learn
             # All that could have been copied teaches, drafted or not.
-            for index, (token, came) in enumerate(zip(copied.tokens, sequence.tokens[copied.at :], strict=False)):
-                learn(min(copied.match + index, LONGEST), token == came)
+            for kind, token, came in zip(copied.kinds, copied.tokens, sequence.tokens[copied.at :], strict=False):
+                learn(kind, token == came)
                 if token != came:
                     break
 

@@ -2,7 +2,9 @@
 
 SAM-Decoding (Hu et al. 2024, arXiv 2411.10666). A suffix automaton of references, prompt and output grows by one token
 at a time in amortised constant time (Blumer et al. 1985). The longest suffix that occurred before needs no search: it
-is the suffix link of the state of the whole text. The longer the match, the more is drafted.
+is the suffix link of the state of the whole text. The longer the match, the more is drafted. Where a datastore is
+given, a second, static automaton of its corpus is walked beside (``static_automaton.py``); the longer match is copied,
+the text's own unless the corpus has one that is longer by more than ``bias``.
 
 In CPython a token costs 2 to 5 microseconds and about 450 bytes (at most 2 states and 3 transitions). Copying from the
 latest occurrence accepts more than from the earliest.
@@ -11,6 +13,7 @@ latest occurrence accepts more than from the earliest.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,9 +22,16 @@ from outpace.drafters.prompt_lookup import Prefer
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
 
+if TYPE_CHECKING:
+    from outpace.drafters.static_automaton import Cursor, StaticAutomaton
+
 ROOT_STATE = 0
 REFRESH = 16
 """Suffix links along which the latest occurrence is refreshed: all of them, but in long loops."""
+BIAS = 5
+"""The paper's: a match in the corpus must be so much longer than the text's own to be preferred."""
+FROM_CORPUS = 64
+"""Most tokens that are copied from the corpus in a round."""
 
 
 class SuffixAutomaton:
@@ -91,12 +101,25 @@ class SuffixAutomaton:
 
 
 class SuffixLookup(CopyDrafter):
-    """Drafts ``base + slope * match`` tokens after a match of at least ``min_match``."""
+    """Drafts ``base + slope * match`` tokens after a match of at least ``min_match``.
 
-    def __init__(self, min_match: int = 1, base: int = 3, slope: float = 1.0, prefer: Prefer = "latest") -> None:
+    ``static``: the automaton of a corpus, whose matches count from ``bias`` tokens more than the text's own on.
+    """
+
+    def __init__(
+        self,
+        min_match: int = 1,
+        base: int = 3,
+        slope: float = 1.0,
+        prefer: Prefer = "latest",
+        static: StaticAutomaton | None = None,
+        bias: int = BIAS,
+    ) -> None:
         super().__init__()
         self.min_match, self.base, self.slope, self.prefer = min_match, base, slope, prefer
+        self.static, self.bias = static, bias
         self._automata: dict[Sequence, SuffixAutomaton] = {}
+        self._cursors: dict[Sequence, Cursor] = {}
         self._fed: dict[Sequence, int] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -104,12 +127,22 @@ class SuffixLookup(CopyDrafter):
         automaton = self._automata[sequence] = SuffixAutomaton(self.prefer)
         automaton.extend(separated(sequence.references))
         automaton.extend(sequence.tokens)
+        if self.static is not None:
+            cursor = self._cursors[sequence] = self.static.cursor()
+            cursor.advance(sequence.tokens)
         self._fed[sequence] = len(sequence.tokens)
 
     def match(self, sequence: Sequence) -> Match | None:
-        automaton = self._automata[sequence]
-        automaton.extend(sequence.tokens[self._fed[sequence] :])
+        automaton, cursor = self._automata[sequence], self._cursors.get(sequence)
+        fresh = sequence.tokens[self._fed[sequence] :]
+        automaton.extend(fresh)
         self._fed[sequence] = len(sequence.tokens)
+        if cursor is not None and self.static is not None:
+            cursor.advance(fresh)
+            state, length = cursor.match()
+            if length >= self.min_match and length > automaton.match_length + self.bias:
+                copied = self.static.continuation(state, FROM_CORPUS)
+                return Match(copied, 0, length, periodic=False, origin="corpus")
         if automaton.match_length < max(1, self.min_match):
             return None
         return Match(automaton.text, automaton.match_end + 1, automaton.match_length)
@@ -120,6 +153,7 @@ class SuffixLookup(CopyDrafter):
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
         self._automata.pop(sequence, None)
+        self._cursors.pop(sequence, None)
         self._fed.pop(sequence, None)
 
 
@@ -133,17 +167,25 @@ class SamSettings(BaseModel):
     base: int = Field(2, ge=0, le=512, description="draft tokens whatever the match")
     slope: float = Field(1.0, ge=0.0, le=64.0, description="draft tokens more for every token matched")
     prefer: Prefer = Field("latest", description="which occurrence of the longest match to copy from")
+    corpus: int = Field(200_000, ge=0, description="most tokens of a datastore that are held as an automaton; 0: none")
+    bias: int = Field(BIAS, ge=0, description="a match in the datastore must be longer by more than this")
 
 
 @register(
     "sam",
     family="model-free",
     paper="Hu et al. 2024, arXiv 2411.10666",
-    summary="Copies after the longest match (suffix automaton); drafts more after longer matches.",
-    pays="Where the answer repeats its prompt or itself; longer repetitions pay more. Little in free prose.",
+    summary="Copies after the longest match (suffix automaton) in the text so far, or in a datastore.",
+    pays="Where the answer repeats its prompt, itself or a small corpus; longer repetitions pay more. "
+    "Little in free prose.",
     aliases=("sam-decoding", "suffix-automaton"),
 )
 def build_sam(context: Context, settings: SamSettings) -> Parts:
-    """Longest-match lookup in all text so far."""
-    drafter = SuffixLookup(settings.min_match, settings.base, settings.slope, settings.prefer)
+    """Longest-match lookup in all text so far, and in the datastore where one is given."""
+    static = None
+    if context.has_datastore and settings.corpus:
+        from outpace.drafters.static_automaton import shared_automaton
+
+        static = shared_automaton(context.datastore(), settings.corpus)
+    drafter = SuffixLookup(settings.min_match, settings.base, settings.slope, settings.prefer, static, settings.bias)
     return Parts(drafter, length_controller(context.target, settings.length))
