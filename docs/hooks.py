@@ -26,9 +26,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def methods_table() -> str:
     """Every registered method."""
-    rows = ["| method | family | lossless | paper | what it does |", "|---|---|---|---|---|"]
+    rows = ["| method | family | lossless | paper | what it does | when it pays |", "|---|---|---|---|---|---|"]
     rows += [
-        f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} |"
+        f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} "
+        f"| {info.pays} |"
         for info in methods()
     ]
     return "\n".join(rows)

@@ -152,7 +152,18 @@ def test_methods(cli: Run) -> None:
         shown = cli("methods", entry["name"])
         assert shown.code == 0
         assert entry["summary"].split()[0] in shown.out
+        assert " ".join(entry["pays"].split()) in " ".join(shown.out.split())
     assert [entry["name"] for entry in json.loads(cli("methods", "pld", "--json").out)] == ["pld"]
+
+
+def test_methods_are_listed_by_family_and_fit_a_terminal(cli: Run) -> None:
+    infos = json.loads(cli("methods", "--json").out)
+    lines = cli("methods").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    families = [line.strip() for line in lines if line and not line.startswith(" ")]
+    assert families == list(dict.fromkeys(info["family"] for info in infos))
+    named = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert named == [info["name"] for info in infos]
 
 
 def test_doctor(cli: Run) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from outpace.cli.output import err, out, print_json
 
@@ -32,16 +34,22 @@ def methods(
 
 
 def _list(infos: list[MethodInfo]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", style="cyan", no_wrap=True)
-    table.add_column("family", no_wrap=True)
-    table.add_column("lossless", justify="center")
-    table.add_column("trained", justify="center")
-    table.add_column("what it does")
-    for info in infos:
-        table.add_row(info.name, info.family, _tick(info.lossless), _tick(info.trained), escape(info.summary))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for family, members in groupby(infos, key=lambda info: info.family):
+        if table.row_count:
+            table.add_row()
+        table.add_row(Text(family, style="bold"))
+        for info in members:
+            marks = [word for word, holds in (("lossy", not info.lossless), ("needs training", info.trained)) if holds]
+            mark = f" [yellow]({', '.join(marks)})[/]" if marks else ""
+            table.add_row(f"  {info.name}", escape(info.summary) + mark)
     out().print(table)
-    err().print("\n[dim]lossless: the answers are those of plain decoding. Settings: outpace methods NAME")
+    err().print(
+        "\n[dim]The answers are those of plain decoding, except with methods marked lossy. "
+        "When each pays, and its settings: outpace methods NAME"
+    )
 
 
 def _show(info: MethodInfo) -> None:
@@ -50,6 +58,8 @@ def _show(info: MethodInfo) -> None:
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
+    if info.pays:
+        facts.add_row("pays", escape(info.pays))
     facts.add_row("family", info.family)
     facts.add_row("paper", escape(info.paper))
     facts.add_row("lossless", "yes" if info.lossless else "no")
@@ -69,7 +79,3 @@ def _show(info: MethodInfo) -> None:
         table.add_row(f"[cyan]{key}[/]", escape(default), escape(field.description or ""))
     console.print()
     console.print(table)
-
-
-def _tick(yes: bool) -> str:
-    return "yes" if yes else "-"
