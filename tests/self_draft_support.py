@@ -1,0 +1,70 @@
+"""What the tests of self-drafting share: models that can spare some of their sublayers, and plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters.none import NoDraft
+from outpace.errors import BadInput
+from outpace.method import Context, Method
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.target import DenseTarget
+from outpace.targets.hf import HFTarget
+from target_suite import tiny_model
+
+TARGETS: dict[str, Callable[[Any], Target]] = {"dense": lambda model: DenseTarget(draw(model)), "hf": HFTarget}
+
+
+def spare_model(attention: Iterable[int] = (), mlp: Iterable[int] = (), scale: float = 0.01, seed: int = 1) -> Any:
+    """A Llama of four layers, of which the named sublayers add next to nothing: it can do without them."""
+    model = tiny_model("llama", seed)
+    with torch.no_grad():
+        for layer in attention:
+            model.model.layers[layer].self_attn.o_proj.weight.mul_(scale)
+        for layer in mlp:
+            model.model.layers[layer].mlp.down_proj.weight.mul_(scale)
+    return model
+
+
+def context(target: Target) -> Context:
+    """A context without a draft model."""
+
+    def none() -> Target:
+        raise BadInput("no draft model was named")
+
+    return Context(target, none)
+
+
+def plain() -> Method:
+    return Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
+
+
+def decode(
+    target: Target,
+    method: Method,
+    prompts: Iterable[Seq[int]],
+    count: int = 24,
+    params: SamplingParams = SamplingParams(),  # noqa: B008
+    namespace: str = "",
+) -> list[Generation]:
+    """The prompts as one batch, to the end."""
+    decoder = Decoder(target)
+    running = [
+        decoder.submit(Request(tuple(one), method, params, max_new_tokens=count, namespace=namespace))
+        for one in prompts
+    ]
+    decoder.run()
+    return running
+
+
+def texts(running: Iterable[Generation]) -> list[list[int]]:
+    return [list(one.tokens) for one in running]
