@@ -19,9 +19,11 @@ from outpace.cli.bench import bench
 from outpace.cli.bench_peers import bench_peers
 from outpace.cli.certify import certify
 from outpace.cli.chat import chat
+from outpace.cli.datastore import datastore
 from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
 from outpace.cli.methods import methods
+from outpace.cli.tune import tune
 from outpace.errors import OutpaceError
 
 BAD_INPUT = 2
@@ -51,8 +53,9 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, bench_peers, certify, methods, doctor):
+for command in (generate, chat, bench, bench_peers, certify, tune, methods, doctor):
     app.command()(command)
+app.add_typer(datastore)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
