@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +37,8 @@ def followers(text: Seq[int], leader: Seq[int], follower: int, branches: int) ->
 
 def first_level(drafter: Cacheback, one: Sequence, nodes: int = 64) -> list[list[int]]:
     """Drafted paths that are one follower long or end earlier."""
-    tree = drafter.propose([one], [Budget(drafter._memories[one].follower, nodes)])[0]
+    with patch("outpace.drafters.best_first.FLOOR", 0.0):
+        tree = drafter.propose([one], [Budget(drafter._memories[one].follower, nodes)])[0]
     return [tree.path_tokens(node) for node in tree.leaves() if node != ROOT]
 
 

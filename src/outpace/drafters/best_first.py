@@ -20,7 +20,7 @@ from outpace.drafters.calibration import Calibration, Kind
 from outpace.targets.base import Sequence, TreeScores
 from outpace.tree import ROOT, TokenTree
 
-FLOOR = 1e-3
+FLOOR = 0.02
 """Paths less likely than this are not looked at."""
 
 
