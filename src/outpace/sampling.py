@@ -227,7 +227,8 @@ class TreeDistribution:
     """
 
     def __init__(self, sampler: Sampler, tree: TokenTree, logits: Tensor) -> None:
-        self.sampler = sampler
+        # Penalties count in place: what is asked after the round's tokens are committed reads the history as it was.
+        self.sampler = sampler.fork() if sampler.params.path_dependent else sampler
         self.tree = tree
         self.logits = logits
         self._probs: dict[int, Tensor] = {}
