@@ -2,10 +2,12 @@
 
 Shallow aggressive decoding (``sad``; Sun et al. 2021, arXiv 2106.04970) corrects a text by drafting the text itself.
 Where the answer departs from it, plain steps follow until the last tokens written match the source in one place only:
-there copying resumes. A word was inserted, dropped or replaced, and the answer goes on with what comes after it.
+there copying resumes. A word was inserted, dropped or replaced, and the answer goes on with what comes after it. Of
+places that match alike the one counts that is near: words come again, but edits are small.
 
 Lookup by n-grams forgets where it was: after words that the source repeats it copies from whichever place it prefers.
-An alignment knows its place, and looks near it first.
+An alignment knows its place, and looks near it first. Beside the paper: while the place is in doubt the likeliest one
+is drafted from as a guess, which has a rate of its own and is left out where it does not pay.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from outpace.drafters.copying import CopyDrafter, CopyKind, Length, Match, lengt
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
 
-NEAR = 8
-"""A place within so many tokens of where the output should be is looked for first."""
 TRUSTED = 2
 """Tokens in a row that must agree before a place is believed: one alone may be chance."""
 SURE = 8
-"""Of several places that match this many tokens the nearest is taken: the source repeats itself, and so may go on."""
+"""Tokens that match beyond these add nothing: of such places the nearest is meant."""
+FAR = 0.5
+MARGIN = 0.3
+"""How much more a place must be worth than every other to be the one."""
+GUESSED = "guess"
+_MOST = 256
 
 
 class Alignment:
@@ -80,14 +85,23 @@ class Alignment:
                 self._lost_at, self._since = self.cursor, 0
 
     def _search(self) -> None:
-        """Find the one place that matches the end of the output: near where it should be, or anywhere."""
-        if self._lost_at is not None:
-            here = self._lost_at + self._since  # if each token written stands for one of the source
-            first, last = min(self._lost_at, here), max(self._lost_at, here)
-            for radius in (NEAR, self.window):
-                if self._settle(self._places(1, first - radius, last + radius), here, self.min_match):
-                    return
-        self._settle(self._places(self.min_match + 1), self._lost_at or 0, self.min_match + 1)
+        """Find the place that the end of the output matches: near where it should be, or anywhere."""
+        near = self._near()
+        for places, least in ((near, self.min_match), (self._places(self.min_match + 1), self.min_match + 1)):
+            ranked = sorted(((self._worth(place), place) for place in places[:_MOST]), reverse=True)
+            if not ranked or (len(ranked) > 1 and ranked[0][0] - ranked[1][0] < MARGIN):
+                continue
+            place = ranked[0][1]
+            matched = self._agreement(place)
+            if matched >= least:
+                self.cursor, self.matched = place, matched
+                return
+
+    def _near(self) -> list[int]:
+        """Places around the last one, and around where the output is by now, that its last token matches."""
+        if self._lost_at is None:
+            return []
+        return self._places(1, self._lost_at - self.window, self._lost_at + self._since + self.window)
 
     def _places(self, length: int, low: int = 0, high: int | None = None) -> list[int]:
         """Places from ``low`` to ``high`` after the last ``length`` tokens of the output."""
@@ -96,19 +110,19 @@ class Alignment:
             return found
         return found[bisect_left(found, low) : bisect_right(found, high)]
 
-    def _settle(self, places: Seq[int], here: int, least: int) -> bool:
-        """Take the place that matches more tokens than any other, if it is one and these are enough."""
-        best, runner_up, chosen = 0, 0, 0
-        for place in sorted(places, key=lambda place: abs(place - here))[: 4 * self.window]:
-            length = self._agreement(place)
-            if length > best:
-                best, runner_up, chosen = length, best, place
-            else:
-                runner_up = max(runner_up, length)
-        if best < least or (best == runner_up and best < SURE):
-            return False
-        self.cursor, self.matched = chosen, best
-        return True
+    def _worth(self, place: int) -> float:
+        """Tokens that match there, less ``FAR`` for every doubling of the distance from where the output should be."""
+        low = self._lost_at or 0
+        away = max(low - place, place - low - self._since, 0)
+        return self._agreement(place) - FAR * math.log2(1 + away)
+
+    def guess(self) -> int | None:
+        """The likeliest place while there is none that is sure: the best match near by, or one token for each lost."""
+        if not self.realign or self._lost_at is None:
+            return None
+        here = self._lost_at + self._since
+        place = max(self._near()[:_MOST], key=self._worth, default=here)
+        return place if place < len(self.text) else None
 
     def _agreement(self, place: int) -> int:
         """Tokens before a place that agree with the end of the output, no more than decide."""
@@ -122,14 +136,14 @@ class Alignment:
 class AlignedCopy(CopyDrafter):
     """Drafts the source from where the output stands in it: the references, or the prompt where there are none."""
 
-    def __init__(self, min_match: int = 1, window: int = 64, *, realign: bool = True) -> None:
+    def __init__(self, min_match: int = 1, window: int = 64, *, realign: bool = True, guess: bool = True) -> None:
         super().__init__()
-        self.min_match, self.window, self.realign = min_match, window, realign
+        self.min_match, self.window, self.realign, self.guess = min_match, window, realign, guess
         self._alignments: dict[Sequence, Alignment] = {}
         self._fed: dict[Sequence, int] = {}
 
     def prior(self, kind: CopyKind) -> float:
-        return 1.0 - 0.4 / math.pow(1.0 + kind[1], 0.8)
+        return 0.35 if kind == (GUESSED, 0) else 1.0 - 0.4 / math.pow(1.0 + kind[1], 0.8)
 
     def begin(self, sequence: Sequence) -> None:
         super().begin(sequence)
@@ -147,9 +161,10 @@ class AlignedCopy(CopyDrafter):
         alignment = self._alignments[sequence]
         alignment.advance(sequence.tokens[self._fed[sequence] :])
         self._fed[sequence] = len(sequence.tokens)
-        if alignment.cursor is None:
-            return None
-        return Match(alignment.text, alignment.cursor, alignment.matched, periodic=False)
+        if alignment.cursor is not None:
+            return Match(alignment.text, alignment.cursor, alignment.matched, periodic=False)
+        place = alignment.guess() if self.guess else None
+        return None if place is None else Match(alignment.text, place, 0, periodic=False, origin=GUESSED)
 
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
@@ -166,6 +181,7 @@ class SadSettings(BaseModel):
     min_match: int = Field(1, ge=1, le=64, description="tokens that must match to resume copying after an edit")
     window: int = Field(64, ge=1, le=4096, description="tokens around the last place that are searched first")
     realign: bool = Field(True, description="resume copying after an edit; without, the first edit ends it")
+    guess: bool = Field(True, description="draft from the likeliest place while the place is in doubt")
 
 
 @register(
@@ -179,5 +195,5 @@ class SadSettings(BaseModel):
 )
 def build(context: Context, settings: SadSettings) -> Parts:
     """The source as the draft, re-aligned after edits."""
-    drafter = AlignedCopy(settings.min_match, settings.window, realign=settings.realign)
+    drafter = AlignedCopy(settings.min_match, settings.window, realign=settings.realign, guess=settings.guess)
     return Parts(drafter, length_controller(context.target, settings.length))

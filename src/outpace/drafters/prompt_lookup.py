@@ -3,7 +3,7 @@
 ``pld`` (prompt lookup decoding, Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) looks the last n tokens
 up in everything written so far, longest n first: reference texts, prompt and output. ``llma`` (Inference with
 Reference, Yang et al. 2023, arXiv 2304.04487) looks them up in the reference texts alone, or in the prompt when none
-are given.
+are given, and keeps its place there, so that words which the references repeat do not lead it astray (``aligned.py``).
 
 The index maps every n-gram to the position after it, and grows with the tokens that arrive: a round costs a few
 microseconds whatever the length of the text. Of equal n-grams the latest is preferred: on chat, translation,
@@ -18,6 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from outpace.drafters.aligned import Alignment
 from outpace.drafters.copying import CopyDrafter, Length, Match, length_controller, separated
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
@@ -63,12 +64,17 @@ class NgramIndex:
 
 class PromptLookup(CopyDrafter):
     """N-gram lookup. ``own_text``: whether prompt and output are searched beside the references (pld), or the
-    references alone, the prompt where there are none (llma)."""
+    references alone, the prompt where there are none (llma). ``align``: whether the place in these is kept, and n-grams
+    are looked up only where it is lost."""
 
-    def __init__(self, min_ngram: int, max_ngram: int, prefer: Prefer = "latest", *, own_text: bool = True) -> None:
+    def __init__(
+        self, min_ngram: int, max_ngram: int, prefer: Prefer = "latest", *, own_text: bool = True, align: bool = False
+    ) -> None:
         super().__init__()
         self.min_ngram, self.max_ngram, self.prefer, self.own_text = min_ngram, max_ngram, prefer, own_text
+        self.align = align
         self._indices: dict[Sequence, NgramIndex] = {}
+        self._alignments: dict[Sequence, Alignment] = {}
         self._fed: dict[Sequence, int] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -78,19 +84,28 @@ class PromptLookup(CopyDrafter):
         if self.own_text or not sequence.references:
             index.extend(sequence.tokens)
         self._indices[sequence] = index
+        if self.align:
+            self._alignments[sequence] = Alignment(sequence.references or (sequence.tokens,), started=False)
         self._fed[sequence] = len(sequence.tokens)
 
     def match(self, sequence: Sequence) -> Match | None:
         index, tokens = self._indices[sequence], sequence.tokens
+        fresh = tokens[self._fed[sequence] :]
+        self._fed[sequence] = len(tokens)
         if self.own_text:
-            index.extend(tokens[self._fed[sequence] :])
-            self._fed[sequence] = len(tokens)
+            index.extend(fresh)
+        if self.align:
+            place = self._alignments[sequence]
+            place.advance(fresh)
+            if place.cursor is not None:
+                return Match(place.text, place.cursor, place.matched, periodic=False, origin="aligned")
         found = index.find(tokens[-self.max_ngram :])
         return None if found is None else Match(index.text, *found, periodic=self.own_text)
 
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
         self._indices.pop(sequence, None)
+        self._alignments.pop(sequence, None)
         self._fed.pop(sequence, None)
 
 
@@ -109,6 +124,12 @@ class LookupSettings(BaseModel):
         if self.min_ngram > self.max_ngram:
             raise ValueError(f"min_ngram ({self.min_ngram}) must not exceed max_ngram ({self.max_ngram})")
         return self
+
+
+class LlmaSettings(LookupSettings):
+    """Settings of ``llma``."""
+
+    align: bool = Field(True, description="keep the place in the references, and look up only where it is lost")
 
 
 @register(
@@ -132,7 +153,9 @@ def build_pld(context: Context, settings: LookupSettings) -> Parts:
     summary="Copies from the reference texts (from the prompt when none are given).",
     pays="Where references hold the answer's wording. Never where nothing is quoted.",
 )
-def build_llma(context: Context, settings: LookupSettings) -> Parts:
+def build_llma(context: Context, settings: LlmaSettings) -> Parts:
     """N-gram lookup in the references."""
-    drafter = PromptLookup(settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False)
+    drafter = PromptLookup(
+        settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False, align=settings.align
+    )
     return Parts(drafter, length_controller(context.target, settings.length))
