@@ -56,7 +56,7 @@ class KSequential(TreeByTree):
 
     def check(self, drafter_name: str, proposal: Proposal) -> None:
         super().check(drafter_name, proposal)
-        if not proposal.sampled or proposal.single:
+        if not proposal.sampled or proposal.single or proposal.mixed:
             raise BadInput(
                 f"rule '{self.name}' needs independent draws with their q, but '{drafter_name}' drafts {proposal}; "
                 "use rule 'recursive-rejection'"

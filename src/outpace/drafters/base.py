@@ -34,6 +34,9 @@ class Proposal:
     carried: bool = False
     """Whether draws that the verdict did not reach live on into later rounds: then no rule may have looked at them."""
 
+    mixed: bool = False
+    """Whether siblings may come from several rows, or some of them be deterministic: drafters that are combined."""
+
     def __str__(self) -> str:
         shape = "trees" if self.tree else "chains"
         if self.tree and self.single:

@@ -78,7 +78,7 @@ class DraftModel(Drafter):
             twin.scores = None
             budget = budget.limited(self.draft.context_length - len(sequence.tokens))  # noqa: PLW2901
             if budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
-                growths[index] = self._growth(twin.sequence, budget, sequence.chance.at(len(sequence.tokens), "draft"))
+                growths[index] = self._growth(twin.sequence, budget, self.chance(sequence))
         self._grow([self._twins[sequences[index]] for index in growths], list(growths.values()))
         for index, growth in growths.items():
             proposals[index] = growth.proposal()

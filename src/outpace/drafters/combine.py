@@ -1,0 +1,176 @@
+"""What drafters made of drafters share: parts with budgets and random streams of their own, told of every round.
+
+Each part is a whole drafter, itself a combination perhaps. It lives through every request, whether or not it drafts in
+a round, so that it has learned what it can when its turn comes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget, Controller
+from outpace.drafters.base import Drafter, Proposal
+from outpace.errors import BadInput
+from outpace.method import Context
+from outpace.metrics import CacheUse
+from outpace.targets.base import Scores, Sequence, TreeScores
+from outpace.tree import TokenTree
+
+
+def one_of(proposals: Seq[Proposal]) -> Proposal:
+    """What is drafted when one of several drafters drafts at a time."""
+    return Proposal(
+        tree=any(one.tree for one in proposals),
+        sampled=any(one.sampled for one in proposals),
+        replacement=all(one.replacement for one in proposals),
+        single=any(one.sampled for one in proposals) and all(_at_most_one_draw(one) for one in proposals),
+        carried=any(one.carried for one in proposals),
+        mixed=_mixed(proposals),
+    )
+
+
+def union_of(proposals: Seq[Proposal]) -> Proposal:
+    """What is drafted when the trees of several drafters are united.
+
+    Siblings are functions of the path to their parent where they are not sampled, and no two parts share a number: so
+    with one sampled part, of one draw a node, the union has one too. Two sampled parts may meet at a node.
+    """
+    if len(proposals) == 1:
+        return proposals[0]
+    sampled = [one for one in proposals if one.sampled]
+    return replace(one_of(proposals), tree=True, single=len(sampled) == 1 and _at_most_one_draw(sampled[0]))
+
+
+def _at_most_one_draw(one: Proposal) -> bool:
+    return not one.sampled or not one.tree or one.single
+
+
+def _mixed(proposals: Seq[Proposal]) -> bool:
+    """Whether siblings need not all be draws of one row."""
+    return any(one.mixed for one in proposals) or len(proposals) > 1
+
+
+class Combined(Drafter, ABC):
+    """Fans out to its parts all that happens to a request. Subclasses say who drafts.
+
+    ``names`` are shown beside the parts' caches.
+    """
+
+    def __init__(self, parts: Seq[Drafter], names: Seq[str], proposal: Proposal) -> None:
+        self.parts = tuple(parts)
+        self.names = tuple(names)
+        self.proposal = proposal
+        self.taps = tuple(sorted({layer for part in parts for layer in part.taps}))
+        self.nest(self.purpose)
+
+    def nest(self, purpose: str) -> None:
+        self.purpose = purpose
+        for index, part in enumerate(self.parts):
+            part.nest(f"{purpose}/{index}")
+
+    def begin(self, sequence: Sequence) -> None:
+        for part in self.parts:
+            part.begin(sequence)
+
+    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
+        for part in self.parts:
+            if part.taps:
+                part.on_prefill(sequence, position, {layer: taps[layer] for layer in part.taps})
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        for part in self.parts:
+            part.observe(sequences, scores, verdicts)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        for part in self.parts:
+            part.fork(sequence, twin)
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        return tuple(
+            replace(use, name=f"{name}: {use.name}")
+            for name, part in zip(self.names, self.parts, strict=True)
+            for use in part.caches(sequence)
+        )
+
+    def end(self, sequence: Sequence) -> None:
+        for part in self.parts:
+            part.end(sequence)
+
+    def ask(self, index: int, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        """The trees of part ``index`` for those of the sequences that its budgets let it draft for."""
+        mine = [part_budget(budget, index) for budget in budgets]
+        wanted = [at for at, budget in enumerate(mine) if budget.depth > 0]
+        trees = [TokenTree() for _ in sequences]
+        if wanted:
+            proposed = self.parts[index].propose([sequences[at] for at in wanted], [mine[at] for at in wanted])
+            for at, tree in zip(wanted, proposed, strict=True):
+                trees[at] = tree
+        return trees
+
+
+def part_budget(budget: Budget, index: int) -> Budget:
+    """The budget of one part; that of the whole where there are none for parts."""
+    return budget.parts[index] if budget.parts else budget
+
+
+class OneAtATime(Combined, ABC):
+    """Combinations in which one part drafts for a request in a round."""
+
+    def __init__(self, parts: Seq[Drafter], names: Seq[str]) -> None:
+        super().__init__(parts, names, one_of([part.proposal for part in parts]))
+        self._drafting: dict[Sequence, int] = {}
+        """Who drafted in the round under way."""
+
+    def head_start(self, sequences: Seq[Sequence]) -> Scores | None:
+        chosen = {self._drafting.get(sequence) for sequence in sequences}
+        index = chosen.pop() if len(chosen) == 1 else None
+        return None if index is None else self.parts[index].head_start(sequences)
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        super().observe(sequences, scores, verdicts)
+        for sequence in sequences:
+            self._drafting.pop(sequence, None)
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self._drafting.pop(sequence, None)
+
+
+class CombinationSettings(BaseModel):
+    """What every combination is told: its parts, and their settings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    parts: tuple[str, ...] = Field(min_length=1, max_length=16, description="names of methods, in order")
+    settings: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description='settings of the parts by name: {"sam": {"min_match": 4}}'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The parts of a combination, built."""
+
+    names: tuple[str, ...]
+    drafters: list[Drafter]
+    controllers: list[Controller]
+
+
+def build_parts(context: Context, settings: CombinationSettings) -> Built:
+    """Build the parts. Raises BadInput for unknown names, and for settings that belong to no part."""
+    stray = next((name for name in settings.settings if name not in settings.parts), None)
+    if stray is not None:
+        raise BadInput(f"settings are given for '{stray}', which is none of the parts ({', '.join(settings.parts)})")
+    built = [context.parts(name, settings.settings.get(name)) for name in settings.parts]
+    for name, part in zip(settings.parts, built, strict=True):
+        if part.rule is not None and not part.rule.lossless:
+            raise BadInput(f"'{name}' brings its own acceptance rule '{part.rule.name}', which changes the output")
+    return Built(settings.parts, [part.drafter for part in built], [part.controller for part in built])
