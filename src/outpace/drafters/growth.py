@@ -92,17 +92,20 @@ class ChainGrowth(Growth):
         distribution, node = self._distribution(logits), len(self._drafted) - 1
         if distribution.dead_end(node) or not self.budget.wants(self._depth + 1, self._confidence(distribution, node)):
             return False
+        self._draw(distribution, node)
+        return self.budget.wants(self._depth + 1) and self._run_last()
+
+    def _draw(self, distribution: TreeDistribution, node: int) -> None:
+        """The next token of the chain, after ``node``."""
         if self.sequence.params.greedy:
-            token = distribution.argmax(node)
-            self._chain.add(node, token)
+            self._chain.add(node, distribution.argmax(node))
         else:
             q = distribution.p(node)
-            token = self.chance.categorical(q)
-            self._chain.add(node, token, QRow(q))
+            self._chain.add(node, self.chance.categorical(q), QRow(q))
         self._depth += 1
-        if not self.budget.wants(self._depth + 1):
-            return False
-        self._run_after(node, token)
+
+    def _run_last(self) -> bool:
+        self._run_after(len(self._drafted) - 1, self._chain.tokens[-1])
         return True
 
     def _confidence(self, distribution: TreeDistribution, node: int) -> float:

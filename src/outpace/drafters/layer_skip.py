@@ -2,8 +2,8 @@
 
 ``dv`` (Zhang et al. 2023, arXiv 2309.08168) skips a fixed set of attention and MLP sublayers, the same for every
 prompt. Which set is found beforehand by Bayesian optimisation on the user's own prompts (``outpace tune dv``), saved to
-a file and named by the setting ``skips``. Drafting stops where the sub-graph's largest probability falls below a
-threshold that follows the acceptance rate.
+a file and named by the setting ``skips``. A draft ends with the first token that the sub-graph is less sure of than a
+threshold, which follows the acceptance rate.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ExitSettings(BaseModel):
 
     length: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     confidence: float = Field(
-        0.6, ge=0.0, le=1.0, description="stop before the next draw when the sub-graph's largest probability is lower"
+        0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
     )
     wanted: float = Field(0.9, ge=0.0, le=1.0, description="acceptance rate that the threshold is steered to")
     step: float = Field(0.01, ge=0.0, le=1.0, description="how far a round moves the threshold; 0 keeps it")

@@ -4,8 +4,9 @@ What these drafters share. The committed K/V is the request's own, read and neve
 none. A draft pass runs a :class:`~outpace.targets.base.SubGraph` level by level; the verifying forward takes it up
 where it first left the full model (:meth:`SelfDraft.head_start`), so that layers below are run once for both.
 
-Drafting stops before the next draw where the sub-graph is not sure enough. How sure is enough adapts: see
-:class:`DraftExit`.
+A draft goes on while the sub-graph is sure enough of the token before; how sure is enough adapts: see
+:class:`DraftExit`. The row that it is unsure of is paid for, so that a token is still drawn from it; what it stops is
+the next forward, before the next draw.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
+
+from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -30,8 +33,7 @@ class DraftExit:
 
     After each round the acceptance rate is averaged, AR <- b1 AR + (1 - b1) accepted / drafted, and the threshold moves
     towards itself plus or minus ``step``, g <- b2 g + (1 - b2) (g +- step): up while AR is at most ``wanted``, down
-    while it is above. A round in which it let nothing be drafted says nothing about AR and lowers it, so that it cannot
-    lock itself out.
+    while it is above. A round without a draft says nothing.
     """
 
     threshold: float = 0.6
@@ -43,12 +45,24 @@ class DraftExit:
 
     def learn(self, accepted: int, drafted: int) -> None:
         """One round's draft tokens."""
-        if drafted:
-            self.rate = self.rate_memory * self.rate + (1.0 - self.rate_memory) * accepted / drafted
-        up = drafted > 0 and self.rate <= self.wanted
-        moved = self.threshold + (self.step if up else -self.step)
+        if not drafted:
+            return
+        self.rate = self.rate_memory * self.rate + (1.0 - self.rate_memory) * accepted / drafted
+        moved = self.threshold + (self.step if self.rate <= self.wanted else -self.step)
         kept = self.threshold_memory
         self.threshold = min(1.0, max(0.0, kept * self.threshold + (1.0 - kept) * moved))
+
+
+class ExitGrowth(ChainGrowth):
+    """A chain that ends with the first token that the model is less sure of than ``budget.confidence``."""
+
+    def grow(self, logits: Tensor) -> bool:
+        distribution, node = self._distribution(logits), len(self._drafted) - 1
+        if distribution.dead_end(node) or not self.budget.wants(self._depth + 1):
+            return False
+        confidence = self._confidence(distribution, node)  # of the row, whatever is drawn from it
+        self._draw(distribution, node)
+        return self.budget.wants(self._depth + 1, confidence) and self._run_last()
 
 
 @dataclass(slots=True)
@@ -99,21 +113,21 @@ class SelfDraft(Drafter, Generic[S]):
         self._own.pop(sequence, None)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        groups: dict[Hashable, tuple[SubGraph, list[tuple[Sequence, ChainGrowth]]]] = {}
-        growths: list[ChainGrowth | None] = []
+        groups: dict[Hashable, tuple[SubGraph, list[tuple[Sequence, ExitGrowth]]]] = {}
+        growths: list[ExitGrowth | None] = []
         for sequence, whole in zip(sequences, budgets, strict=True):
             self._own[sequence].last = None
             graph, budget = self.plan(sequence, whole)
             growths.append(None)
             if budget.depth > 0 and budget.nodes > 0:
-                growth = growths[-1] = ChainGrowth(sequence, budget, self.chance(sequence))
+                growth = growths[-1] = ExitGrowth(sequence, budget, self.chance(sequence))
                 key = graph.start, graph.stop, graph.skip_attention, graph.skip_mlp
                 groups.setdefault(key, (graph, []))[1].append((sequence, growth))
         for graph, members in groups.values():
             self._run(graph, members)
         return [TokenTree() if growth is None else growth.proposal() for growth in growths]
 
-    def _run(self, graph: SubGraph, members: Seq[tuple[Sequence, ChainGrowth]]) -> None:
+    def _run(self, graph: SubGraph, members: Seq[tuple[Sequence, ExitGrowth]]) -> None:
         boundary = graph.first_difference(self.target.num_layers)
         lower = [layer for layer in self.taps if layer <= boundary]  # the verifying forward will want them too
         scores = grow_together(self.target, [one for one, _ in members], [one for _, one in members], graph, lower)

@@ -38,7 +38,7 @@ class SwiftSettings(ExitSettings):
         0.2, gt=0.0, lt=1.0, description="share of the sublayers between first and last layer that are skipped"
     )
     window: int = Field(32, ge=1, le=512, description="generated tokens that a set is tried on")
-    every: int = Field(4, ge=1, description="rounds between two tries")
+    every: int = Field(8, ge=1, description="rounds between two tries")
     steps: int = Field(200, ge=0, description="most sets to try in a namespace; 0 keeps the first")
     patience: int = Field(60, ge=1, description="tries without a better set that end the search")
     enough: float = Field(0.95, ge=0.0, le=1.0, description="share of predicted tokens that ends the search")
