@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -53,14 +53,13 @@ def decode(
     name: str,
     source: Seq[int],
     answer: Seq[int],
-    prompt: Seq[int] = PROMPT,
+    settings: Mapping[str, bool] | None = None,
     in_prompt: bool = False,
-    **settings: object,
 ) -> Generation:
     """The answer, decoded greedily with the source as the reference (or within the prompt)."""
-    prompt = (*prompt, *source, 0) if in_prompt else tuple(prompt)
+    prompt = (*PROMPT, *source, 0) if in_prompt else PROMPT
     target = writes(answer, len(prompt))
-    method = registry.build(name, Context(target, lambda: target), {"length": 8, **settings})
+    method = registry.build(name, Context(target, lambda: target), {"length": 8, **(settings or {})})
     decoder = Decoder(target)
     one = decoder.submit(
         Request(prompt, method, max_new_tokens=len(answer), references=() if in_prompt else (tuple(source),))
@@ -70,8 +69,8 @@ def decode(
     return one
 
 
-def rounds(name: str, source: Seq[int], answer: Seq[int], in_prompt: bool = False, **settings: object) -> int:
-    return decode(name, source, answer, in_prompt=in_prompt, **settings).metrics.rounds
+def rounds(name: str, source: Seq[int], answer: Seq[int], in_prompt: bool = False, **settings: bool) -> int:
+    return decode(name, source, answer, settings, in_prompt=in_prompt).metrics.rounds
 
 
 # ------------------------------------------------------------------------------------------- finding the place

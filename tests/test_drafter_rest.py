@@ -1,0 +1,198 @@
+"""REST: the trie of continuations against brute force, what is drafted of it, and what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace import method as registry
+from outpace.certify.exact import certify_exact, matrix, rotating_slice
+from outpace.controllers.base import Budget
+from outpace.datastore import Datastore, build_datastore, open_datastore
+from outpace.datastore.corpus import TokenPiece
+from outpace.decoding import Decoder, Request
+from outpace.drafters.rest import SHARES, Rest, prior
+from outpace.errors import BadInput
+from outpace.method import Context, Method
+from outpace.targets.base import Sequence
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import TokenTree
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=14), min_size=1, max_size=6).filter(any)
+TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=10)
+
+
+def begun(drafter: Rest, tokens: Seq[int], namespace: str = "") -> Sequence:
+    sequence = TableTarget(200).sequence(tokens, namespace=namespace)
+    drafter.begin(sequence)
+    return sequence
+
+
+def draft(drafter: Rest, tokens: Seq[int], budget: Budget | None = None) -> TokenTree:
+    return drafter.propose([begun(drafter, tokens)], [budget or Budget(8, nodes=64)])[0]
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path_tokens(node)) for node in range(len(tree))}
+
+
+def continuations(documents: Seq[Seq[int]], tail: Seq[int]) -> list[list[int]]:
+    n = len(tail)
+    return [list(one[at:]) for one in documents for at in range(n, len(one)) if list(one[at - n : at]) == list(tail)]
+
+
+@given(DOCUMENTS, TEXT)
+def test_every_path_followed_the_match_or_half_of_it(documents: list[list[int]], text: list[int]) -> None:
+    tree = draft(Rest(Datastore.of(documents), depth=3), text, Budget(3, nodes=500))
+    longest = max((n for n in range(1, len(text) + 1) if continuations(documents, text[len(text) - n :])), default=0)
+    lengths = {longest, longest // 2, longest // 4} - {0}
+    rows = [row for n in lengths for row in continuations(documents, text[len(text) - n :])]
+    expected = {tuple(row[:depth]) for row in rows for depth in range(1, 1 + min(3, len(row)))}
+    assert paths(tree) <= expected
+    if longest:  # nothing that followed the longest match is left out, but what is too unlikely to look at
+        best = continuations(documents, text[len(text) - longest :])
+        assert {tuple(row[:1]) for row in best} <= paths(tree)
+    assert tree.is_deterministic
+
+
+def test_frequent_branches_come_first() -> None:
+    documents = [[1, 2, 7, 8], [1, 2, 7, 9], [1, 2, 7, 8], [1, 2, 5, 6]]
+    rest = Rest(Datastore.of(documents))
+    whole = draft(rest, [1, 2])
+    assert paths(whole) == {(7,), (5,), (7, 8), (7, 9), (5, 6)}
+    order = [tuple(whole.path_tokens(node)) for node in range(len(whole))]
+    assert order[0] == (7,) and order.index((7, 8)) < order.index((7, 9))
+    assert whole.estimates == sorted(whole.estimates, reverse=True)
+    for nodes in range(len(whole)):
+        assert draft(rest, [1, 2], Budget(8, nodes=nodes)).tokens == whole.tokens[:nodes]
+    assert paths(draft(rest, [1, 2], Budget(1, nodes=64))) == {(7,), (5,)}
+
+
+def test_the_longest_match_decides_and_shorter_ones_add() -> None:
+    documents = [[1, 2, 3, 4, 50], *([9, 3, 4, 60], [8, 3, 4, 61])]
+    tree = draft(Rest(Datastore.of(documents)), [1, 2, 3, 4])
+    assert tree.tokens[0] == 50
+    assert set(tree.tokens) == {50, 60, 61}
+    assert set(draft(Rest(Datastore.of(documents), occurrences=1), [1, 2, 3, 4]).tokens) == {50}
+
+
+def test_many_occurrences_are_sampled_over_all_of_them() -> None:
+    documents = [[100 + number, 7, 1 + number % 3] for number in range(80)]
+    tree = draft(Rest(Datastore.of(documents), occurrences=8), [7])
+    assert paths(tree) == {(1,), (2,), (3,)}
+
+
+def test_short_matches_are_left_alone_on_demand() -> None:
+    store = Datastore.of([[1, 2, 3]])
+    assert draft(Rest(store, min_match=2), [9, 2]).tokens == []
+    assert draft(Rest(store, min_match=2), [1, 2]).tokens == [3]
+    assert draft(Rest(store), [9]).tokens == []
+    assert draft(Rest(store), [1], Budget(0)).tokens == []
+
+
+def test_only_what_pays_is_drafted() -> None:
+    store = Datastore.of([[*range(1, 30)], [15, 99], [15, 98]])
+    free = tuple([1.0] * 65)
+    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=free))) == 16
+    dear = tuple(1.0 + 3.0 * count for count in range(65))
+    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=dear))) == 0
+    fair = tuple(1.0 + 0.3 * count for count in range(65))
+    assert 0 < len(draft(Rest(store), [1, 2, 3, 4, 5, 6], Budget(16, prices=fair))) < 16
+
+
+def test_what_fails_is_believed_less() -> None:
+    rest = Rest(Datastore.of([list(range(1, 100))]))
+    sequence = begun(rest, [1, 2, 3])
+    before = rest.propose([sequence], [Budget(1)])[0].estimates[0]
+    for _ in range(20):
+        sequence.tokens.append(150)
+        rest.observe([sequence], [None], [None])  # type: ignore[list-item]
+        sequence.tokens.extend([1, 2, 3])
+        after = rest.propose([sequence], [Budget(1)])[0].estimates[0]
+    assert after < 0.5 * before
+
+
+def test_rates_stay_within_their_namespace() -> None:
+    """Only rates are learned, and even these would show, through how fast a text is drafted, what others accept."""
+    rest = Rest(Datastore.of([list(range(1, 100))]))
+    first = begun(rest, [1, 2, 3], "a")
+    for _ in range(20):
+        rest.propose([first], [Budget(1)])
+        first.tokens.extend([150, 1, 2, 3])
+        rest.observe([first], [None], [None])  # type: ignore[list-item]
+    seen = {}
+    for name in ("a", "b", ""):
+        other = begun(rest, [1, 2, 3], name)
+        seen[name] = rest.propose([other], [Budget(1)])[0].estimates[0]
+        rest.end(other)
+    assert seen["a"] < seen["b"] == seen[""]
+    rest.end(first)
+    assert not rest._grown
+
+
+def test_priors_ascend_with_what_speaks_for_a_branch() -> None:
+    for level in range(3):
+        for match in range(1, 6):
+            for occurrences in range(1, 5):
+                rates = [prior((level, match, occurrences, share)) for share in range(SHARES + 1)]
+                assert rates == sorted(rates) and rates[0] > 0 and rates[-1] < 1
+                assert prior((level, match, occurrences, 4)) < prior((level, match + 1, occurrences, 4))
+
+
+# ---------------------------------------------------------------------------------------------------- the method
+
+
+def context(target: TableTarget, store: Datastore | None) -> Context:
+    if store is None:
+        return Context(target, lambda: target)
+    return Context(target, lambda: target, datastore=lambda: store)
+
+
+def test_it_asks_for_a_datastore() -> None:
+    with pytest.raises(BadInput, match="outpace datastore build"):
+        registry.build("rest", context(TableTarget(6), None))
+
+
+def test_greedy_decoding_is_plain_decoding_in_fewer_rounds(tmp_path: Path) -> None:
+    """The corpus holds what the target says, from a file, among texts that begin alike and go on otherwise."""
+    target = TableTarget(12, random_table(12, 3))
+    plain = Decoder(target)
+    expected = plain.submit(Request((1, 2), registry.build("none", context(target, None)), max_new_tokens=80))
+    plain.run()
+    others = [[*expected.tokens[at : at + 3], 0, 1] for at in range(0, 60, 4)]
+    path = tmp_path / "store"
+    build_datastore(path, (TokenPiece(one, True) for one in [expected.tokens, *others]), "toy")
+    decoder = Decoder(target)
+    method = registry.build("rest", context(target, open_datastore(path, "toy")), {"nodes": 12, "depth": 6})
+    running = [decoder.submit(Request((1, 2), method, max_new_tokens=80)) for _ in range(2)]
+    decoder.run()
+    for one in running:
+        assert one.tokens == expected.tokens
+        assert one.metrics.rounds < 25
+        assert one.metrics.figures()["mean_acceptance_length"] > 3
+
+
+def test_it_differs_from_a_chain() -> None:
+    """One round tries both ways to go on, which copying the latest cannot."""
+    tree = draft(Rest(Datastore.of([[1, 2, 3], [1, 2, 4]])), [1, 2])
+    assert set(tree.tokens) == {3, 4} and not tree.is_chain
+
+
+@pytest.mark.parametrize("settings", [{"nodes": 3, "depth": 2, "occurrences": 4}, {"nodes": 5, "depth": 1}])
+def test_exactly_lossless(settings: dict[str, int]) -> None:
+    def make(context: Context) -> Method:
+        return registry.build("rest", context, settings)
+
+    certificate = certify_exact("rest", make, rotating_slice(matrix(2), 2, 6))
+    assert certificate.lossless is True, certificate.verdict
+
+
+def test_settings_are_checked() -> None:
+    store = Datastore.of([[1, 2]])
+    for name in ("nodes", "depth", "min_match", "occurrences"):
+        with pytest.raises(BadInput, match=name):
+            registry.build("rest", context(TableTarget(6), store), {name: -1})
