@@ -153,7 +153,7 @@ def certify_exact(
 ) -> Certificate:
     """Compare the law of whole outputs with plain decoding's in every setting.
 
-    Settings with continuous noise, or more than ``outcomes`` outcomes, are sampled: for them are ``samples``, ``alpha``.
+    Settings with continuous noise, or with more than ``outcomes``, are sampled: for them are ``samples`` and ``alpha``.
     """
     checks: list[Check] = []
     freedoms: list[int] = []
