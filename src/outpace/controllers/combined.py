@@ -25,7 +25,7 @@ class CombinedController(Controller):
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         parts = tuple(part.budget(metrics, batch, sampled) for part in self.parts)
-        nodes = [part.nodes for part in parts]
+        nodes = [part.nodes for part in parts if part.depth > 0] or [0]
         return Budget(
             depth=max(part.depth for part in parts),
             nodes=sum(nodes) if self.united else max(nodes),

@@ -1,0 +1,130 @@
+"""Merged trees: every draw kept, deterministic nodes cut where they stop paying, and the law exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.certify.exact import certify_exact
+from outpace.controllers.base import Budget
+from outpace.controllers.combined import CombinedController
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Proposal
+from outpace.drafters.merge import Merge, cut
+from outpace.method import build
+from outpace.metrics import RequestMetrics
+from outpace.targets.base import Scores, TreeScores
+from outpace.targets.table import TableTarget
+from outpace.tree import ROOT, QRow, SideNode, TokenTree
+from test_combined import FEW, Witness
+
+
+@st.composite
+def certain_trees(draw: st.DrawFn) -> TokenTree:
+    tree = TokenTree()
+    for _ in range(draw(st.integers(0, 12))):
+        parent = draw(st.integers(ROOT, len(tree) - 1))
+        above = 1.0 if parent == ROOT else tree.estimates[parent]
+        tree.add(parent, draw(st.integers(0, 3)), estimate=above * draw(st.floats(0.05, 1.0)))
+    return tree
+
+
+@given(st.lists(certain_trees(), min_size=1, max_size=3), st.integers(0, 15), st.floats(0.0, 0.5))
+@settings(max_examples=100, deadline=None)
+def test_the_cut_keeps_the_likeliest_paths_that_pay(trees: list[TokenTree], nodes: int, price: float) -> None:
+    whole = TokenTree.merge(trees)
+    prices = tuple(1.0 + price * count for count in range(40)) if price > 0.1 else ()
+    kept = cut(whole, Budget(9, nodes, prices=prices))
+    paths = {tuple(whole.path_tokens(node)): whole.estimates[node] for node in range(len(whole))}
+    left = {tuple(kept.path_tokens(node)): kept.estimates[node] for node in range(len(kept))}
+    assert all(paths[path] == estimate for path, estimate in left.items())
+    assert len(kept) <= nodes
+    out = [estimate for path, estimate in paths.items() if path not in left]
+    if not prices:
+        assert len(kept) == min(nodes, len(whole))
+    else:  # no node beyond the cut, nor any fewer, would have promised more tokens for the price
+        best = sorted(paths.values(), reverse=True)[:nodes]
+        pace = [(1.0 + sum(best[:count])) / prices[count] for count in range(len(best) + 1)]
+        assert (1.0 + sum(left.values())) / prices[len(left)] == pytest.approx(max(pace))
+    reachable = min(left.values(), default=1.0)
+    assert all(estimate <= reachable or nodes == 0 for estimate in out) or not left
+
+
+def test_a_union_is_cut_as_one_and_sampled_draws_never() -> None:
+    class Sampled(Witness):
+        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
+            row = QRow(torch.ones(9))
+            return [TokenTree.chain([self.token, 0], [row, row]) for _ in sequences]
+
+    one, two = Witness(1, estimate=0.9), Witness(2, estimate=0.1)
+    sequence = TableTarget(9).sequence([0])
+    budget = Budget(1, 8, prices=(1.0, 1.2, 1.4), parts=(Budget(1), Budget(1)))
+    assert Merge([one, two], ["a", "b"]).propose([sequence], [budget])[0].tokens == [1]
+    assert Merge([two, one], ["b", "a"]).propose([sequence], [budget])[0].tokens == [1]
+    free = Budget(1, 8, parts=(Budget(1), Budget(1)))
+    assert sorted(Merge([two, one], ["b", "a"]).propose([sequence], [free])[0].tokens) == [1, 2]
+    three = Sampled(3)
+    three.proposal = Proposal(sampled=True)
+    dear = Budget(2, 8, prices=(1.0, 9.0, 9.0, 9.0), parts=(Budget(1), Budget(2)))
+    assert Merge([one, three], ["a", "c"]).propose([sequence], [dear])[0].tokens == [3, 0]
+
+
+def test_side_nodes_come_along() -> None:
+    class Looking(Witness):
+        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
+            trees = super().propose(sequences, budgets)
+            for tree in trees:
+                tree.side.append(SideNode(5, 2, (ROOT, 0), owner=self))
+            return trees
+
+    one, two, three = Looking(1), Looking(2), Witness(3)
+    merge = Merge([one, two, three], ["a", "b", "c"])
+    target = TableTarget(9)
+    sequence = target.sequence([0])
+    budget = CombinedController([Fixed(1)] * 3, united=True).budget(RequestMetrics(), 1)
+    [tree] = merge.propose([sequence], [budget])
+    scores = target.score([(sequence, tree)])[0]
+    for part in (one, two):
+        [row] = scores.side_rows(part)
+        assert scores.logits[row].equal(target.table((0, part.token, 5)))
+
+
+def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
+    class Passing(Witness):
+        done = 1
+
+        def head_start(self, sequences: Any) -> Scores | None:
+            tree = TokenTree.chain([self.token])
+            return Scores([TreeScores(sequences[0], tree, None, {})], self.token)  # type: ignore[arg-type]
+
+    sequence = TableTarget(9).sequence([0])
+    budget = Budget(1, 8, parts=(Budget(1), Budget(1)))
+    for parts, expected in (([Passing(1), Witness(2)], 1), ([Witness(2), Passing(1)], None)):
+        merge = Merge(parts, ["a", "b"])
+        assert merge.head_start([sequence]) is None
+        merge.propose([sequence], [budget])
+        start = merge.head_start([sequence])
+        assert (None if start is None else start.side) == expected
+
+
+COMBINATIONS: list[dict[str, Any]] = [
+    {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
+    {"parts": ("draft-model", "sam"), "settings": {"draft-model": {"length": 2}, "sam": {"length": 2}}},
+    {"parts": ("rsd", "sam"), "settings": {"rsd": {"branching": (2,)}, "sam": {"length": 1}}},
+    {"parts": ("rsd", "draft-model"), "settings": {"rsd": {"branching": (2,)}, "draft-model": {"length": 1}}},
+    {"parts": ("pld", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,)}, "pld": {"length": 1}}},
+    {"parts": ("sam", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,), "draws": "greedy"}}},
+]
+
+
+@pytest.mark.parametrize("rule", [None, "recursive-rejection"])
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=lambda one: "+".join(one["parts"]))
+def test_exact_with_parts_of_every_kind(settings: dict[str, Any], rule: str | None) -> None:
+    certificate = certify_exact(
+        "merge", lambda context: build("merge", context, settings, rule), FEW[2:] if rule else FEW[1:]
+    )
+    assert certificate.lossless, certificate.verdict
