@@ -97,11 +97,12 @@ class ChainGrowth(Growth):
 
     def _draw(self, distribution: TreeDistribution, node: int) -> None:
         """The next token of the chain, after ``node``."""
+        last = len(self._chain) - 1
         if self.sequence.params.greedy:
-            self._chain.add(node, distribution.argmax(node))
+            self._chain.add(last, distribution.argmax(node))
         else:
             q = distribution.p(node)
-            self._chain.add(node, self.chance.categorical(q), QRow(q))
+            self._chain.add(last, self.chance.categorical(q), QRow(q))
         self._depth += 1
 
     def _run_last(self) -> bool:
