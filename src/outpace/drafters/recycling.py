@@ -4,7 +4,7 @@ Every forward scores more than it is asked for: after each token, drafted or not
 recycling (Luo et al. 2024, arXiv 2408.08696) keeps the ``k`` likeliest successors of every token it has scored, one row
 of an adjacency matrix, and drafts a tree along them. Rows are replaced whenever their token is scored again.
 
-Beside the paper: rows of the last two tokens are asked before rows of one; a row keeps how sure the target was; the
+Beside the paper: rows of the last tokens, up to three, are asked before rows of one; a row keeps how sure the target was; the
 tree is not a fixed template but grows best first by the acceptance that successors of that certainty have had, as far
 as it pays; and the text itself fills rows before the target has been there.
 """
@@ -89,9 +89,9 @@ class Memory:
 
 
 class Recycling(BestFirst):
-    """Drafts along the adjacency matrix. ``context``: the longest key, 1 or 2 tokens."""
+    """Drafts along the adjacency matrix. ``context``: tokens of the longest key."""
 
-    def __init__(self, k: int = 8, context: int = 2, entries: int = 50_000) -> None:
+    def __init__(self, k: int = 8, context: int = 3, entries: int = 50_000) -> None:
         super().__init__()
         self.k, self.context = k, context
         self._memories = Namespaces(lambda: Memory(entries))
@@ -161,7 +161,7 @@ class RecyclingSettings(BaseModel):
     nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where nodes are given")
     k: int = Field(8, ge=1, le=64, description="successors that are kept of each key")
-    context: int = Field(2, ge=1, le=4, description="most tokens of a key; the paper has 1")
+    context: int = Field(3, ge=1, le=4, description="most tokens of a key; the paper has 1")
     entries: int = Field(50_000, ge=1, description="most keys of a namespace; the least recently used leave first")
 
 
