@@ -24,6 +24,7 @@ class Chunks:
         self._counts = torch.zeros(0)
         self._query: Tensor | None = None
 
+    @torch.inference_mode()  # targets' states are inference tensors, and what is added to them must be too
     def add(self, position: int, states: Tensor) -> None:
         """States (rows, hidden) of the tokens at ``position``, ``position + 1``, ..."""
         if not len(states):
@@ -39,8 +40,11 @@ class Chunks:
             self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
         self._sums.index_add_(0, where, states)
         self._counts.index_add_(0, where, torch.ones(len(states)))
-        for state in states[-8:]:  # the query fades: one token alone says little about where the text is
-            self._query = state if self._query is None else self._recent * self._query + state
+        # The query fades: one token alone says little about where the text is.
+        faded = self._recent ** torch.arange(len(states) - 1, -1, -1, dtype=torch.float32)
+        self._query = (
+            faded @ states if self._query is None else faded @ states + self._recent ** len(states) * self._query
+        )
 
     def alike(self) -> Tensor:
         """How much every chunk resembles the latest tokens: cosines, (chunks,); -inf where nothing is known."""

@@ -1,0 +1,368 @@
+"""triforce: what the middle level reads, who drafts for it, and that both levels are exact."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import method as registry
+from outpace.certify.exact import certify_exact, matrix
+from outpace.chance import ChanceSource, Enumeration, SeededChance
+from outpace.controllers.base import Budget
+from outpace.decoding import Decoder, Request
+from outpace.drafters.growth import ChainGrowth, grow_together
+from outpace.drafters.retrieval import Chunks, streaming
+from outpace.drafters.triforce import Lookup, Streaming, TriForce
+from outpace.errors import BadInput
+from outpace.method import Context, Method
+from outpace.sampling import SamplingParams
+from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import ROOT, QRow, TokenTree
+from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
+from support import NeverTwice, distance, plain_law, whole_law
+from target_suite import near, random_tokens
+
+RNG = random.Random(6)
+PROMPTS = [random_tokens(count, RNG) for count in (60, 41)]
+SMALL: dict[str, Any] = {"length": 4, "inner": 2, "retrieved": 8, "chunk": 4, "window": 6, "sink": 2}
+
+
+def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple[Method, TriForce]:
+    made = context(target) if draft is None else Context(target, lambda: draft, lambda: (draft,))
+    method = registry.build("triforce", made, {**SMALL, **settings})
+    assert isinstance(method.drafter, TriForce)
+    return method, method.drafter
+
+
+# ------------------------------------------------------------------------------------------------------------ exact
+
+
+@pytest.mark.parametrize("bottom", ["model", "lookup"])
+def test_lossless_on_a_slice_of_the_matrix(bottom: str) -> None:
+    def make(context: Context) -> Method:
+        return registry.build("triforce", context, {**registry.find("triforce").tiny, "bottom": bottom})
+
+    certificate = certify_exact("triforce", make, [matrix(2)[index] for index in (13, 16)])
+    assert certificate.lossless, certificate.verdict
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.0, repetition_penalty=1.6),
+        SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+    ],
+    ids=["plain", "penalty", "processor"],
+)
+@pytest.mark.parametrize("vocab", [2, 3])
+def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingParams) -> None:
+    """The chain that is handed up, over all outcomes, against drawing from the middle level token by token."""
+    table, count = random_table(vocab, 1), 3 if vocab == 2 else 2
+    target, draft = TableTarget(vocab, table), TableTarget(vocab, random_table(vocab, 2))
+    prompt = (0, 1, 1, 0, 1)
+
+    def middle(path: tuple[int, ...]) -> torch.Tensor:
+        sequence = target.sequence(prompt)
+        target.prefill([sequence])
+        read = SubGraph(kv={0: torch.tensor([0, 1, 3])})
+        return target.score([(sequence, TokenTree.chain(path[len(prompt) :]))], graph=read)[0].logits[-1]
+
+    class Fixed(TriForce):
+        def read(self, sequence: Sequence) -> torch.Tensor:
+            return torch.tensor([0, 1, 3])
+
+    def program(chance: ChanceSource) -> tuple[int, ...]:
+        drafter = Fixed(target, Streaming(draft, 1, 2), inner=1, layer=2)
+        sequence = target.sequence(prompt, params, chance=chance)
+        drafter.begin(sequence)
+        target.prefill([sequence])
+        [tree] = drafter.propose([sequence], [Budget(count)])
+        assert len(tree) == count
+        for draw in tree.draws:
+            expected = plain_law(
+                middle, params, prompt, len(tree.path(draw.node)), tuple(tree.path_tokens(draw.parent))
+            )
+            row = tree.q_rows[draw.q_row].dense(vocab)
+            for path, weight in expected.items():
+                assert float(row[path[-1]]) == pytest.approx(weight, abs=1e-6)
+        return tuple(tree.tokens)
+
+    law: dict[tuple[int, ...], float] = {}
+    for outcome, weight in Enumeration.outcomes(program):
+        law[outcome] = law.get(outcome, 0.0) + weight
+    assert distance(law, plain_law(middle, params, prompt, count)) < 1e-6
+
+
+class Swapped(TriForce):
+    """Planted: the whole target's distribution is handed up as the middle level's."""
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = super().propose(sequences, budgets)
+        out = []
+        for sequence, tree in zip(sequences, trees, strict=True):
+            part = self.target.score([(sequence, tree)])[0]
+            out.append(TokenTree.chain(tree.tokens, [QRow(part.p(node - 1)) for node in range(len(tree))]))
+        return out
+
+
+@pytest.mark.parametrize("kind", [TriForce, Swapped])
+def test_a_wrong_row_would_be_caught(kind: type[TriForce]) -> None:
+    table = random_table(3, 5)
+    target, draft = TableTarget(3, table), TableTarget(3, random_table(3, 6))
+    made = built(target, draft, length=2, inner=1, retrieved=0, window=1, sink=1)[0]
+    drafter = kind(target, Streaming(draft, 1, 1), inner=1, retrieved=0, window=1, sink=1)
+    method = Method("triforce", drafter, made.rule, made.controller)
+    params = SamplingParams(temperature=1.0)
+    law = whole_law(target, [Request((0, 2, 1, 1), method, params, max_new_tokens=3)])
+    error = distance({one: p for (one,), p in law.items()}, plain_law(table, params, (0, 2, 1, 1), 3))
+    assert (error < 1e-6) is (kind is TriForce)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("bottom", ["model", "lookup"])
+def test_greedy_decoding_is_plain_decoding(kind: str, bottom: str) -> None:
+    target = TARGETS[kind](spare_model())
+    draft = TARGETS[kind](spare_model(seed=2)) if bottom == "model" else None
+    found = decode(target, built(target, draft)[0], PROMPTS, 8)
+    assert texts(found) == texts(decode(target, plain(), PROMPTS, 8))
+    assert all(one.metrics.drafted > 0 for one in found)
+
+
+def test_greedy_drafts_are_the_middle_levels_own() -> None:
+    target = TARGETS["dense"](spare_model())
+    for inner in (0, 1, 3):
+        _, drafter = built(target, inner=inner)
+        sequences = [target.sequence(one) for one in PROMPTS]
+        for one in sequences:
+            drafter.begin(one)
+        target.prefill(sequences, drafter.taps, drafter.on_prefill)
+        trees = drafter.propose(sequences, [Budget(4), Budget(3)])
+        for sequence, tree, count in zip(sequences, trees, (4, 3), strict=True):
+            read = drafter.read(sequence)
+            assert read is not None
+            chain: list[int] = []
+            for _ in range(count):
+                part = target.score([(sequence, TokenTree.chain(chain))], graph=SubGraph(kv={0: read}))[0]
+                chain.append(int(part.logits[-1].argmax()))
+            assert tree.tokens == chain
+
+
+class Counted(TableTarget):
+    """Counts the passes that read a part of the K/V of ``watched``."""
+
+    watched: Sequence | None = None
+    passes = 0
+
+    def score(
+        self,
+        batch: Seq[tuple[Sequence, TokenTree]],
+        taps: Seq[int] = (),
+        graph: SubGraph = FULL,
+        resume: Scores | None = None,
+    ) -> Scores:
+        self.passes += batch[0][0] is self.watched
+        return super().score(batch, taps, graph, resume)
+
+
+def test_an_inner_draft_saves_passes_of_the_middle_level() -> None:
+    """A bottom that reads what the middle level reads: as many tokens in fewer passes. Without it, one pass a token."""
+    passes = {}
+    for inner in (0, 3):
+        target = Counted(7)
+        _, drafter = built(target, target, inner=inner, retrieved=0, window=20, sink=20)
+        target.watched = sequence = target.sequence([one % 7 for one in PROMPTS[0]])
+        drafter.begin(sequence)
+        target.prefill([sequence], drafter.taps, drafter.on_prefill)
+        assert len(drafter.propose([sequence], [Budget(4)])[0]) == 4
+        passes[inner] = target.passes
+    assert passes == {0: 4, 3: 1}
+
+
+def test_no_more_is_handed_up_than_was_fixed_before() -> None:
+    target = TARGETS["dense"](spare_model())
+    _, drafter = built(target, target, inner=8)
+    sequence = target.sequence(PROMPTS[0], SamplingParams(temperature=1.0))
+    drafter.begin(sequence)
+    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    for depth in range(6):
+        assert len(drafter.propose([sequence], [Budget(depth)])[0]) == depth
+    assert len(drafter.propose([sequence], [Budget(5, nodes=2)])[0]) == 2
+
+
+def test_short_contexts_are_drafted_for_directly() -> None:
+    """While the middle level would read everything there is nothing for it to save."""
+    target = TARGETS["dense"](spare_model())
+    draft = TARGETS["dense"](spare_model(seed=2))
+    _, drafter = built(target, draft, window=100)
+    sequence = target.sequence(PROMPTS[0])
+    drafter.begin(sequence)
+    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    [tree] = drafter.propose([sequence], [Budget(3)])
+    other = draft.sequence(PROMPTS[0])
+    draft.prefill([other])
+    growth = ChainGrowth(other, Budget(3), SeededChance(0).at(0, "draft"))
+    read = streaming(draft.length(other.kv), 2, 100)
+    grow_together(draft, [other], [growth], FULL if read is None else SubGraph(kv={0: read}))
+    assert tree.tokens == growth.proposal().tokens
+
+
+# ---------------------------------------------------------------------------------------------------- what is read
+
+
+def test_positions_are_sinks_recent_tokens_and_the_chunks_most_alike() -> None:
+    rng = torch.Generator().manual_seed(0)
+    states = torch.randn(100, 8, generator=rng)
+    states[41:44] = 4 * torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
+    states[97:] = torch.tensor([2.0, 0, 0, 0, 0, 0, 0, 0])
+    chunks = Chunks(4)
+    for start in range(0, 100, 7):  # in pieces, as prefill brings them
+        chunks.add(start, states[start : start + 7])
+    read = chunks.positions(100, sink=3, window=10, retrieved=4)
+    assert read is not None
+    assert read.tolist() == [0, 1, 2, 40, 41, 42, 43, *range(90, 100)]
+    whole = Chunks(4)
+    whole.add(0, states)
+    near(chunks.alike()[:25], whole.alike()[:25])
+    assert chunks.positions(100, 3, 10, 87) is None
+    for retrieved in (0, 4, 11, 40, 86):
+        found = chunks.positions(100, 3, 10, retrieved)
+        assert found is not None
+        assert found.tolist() == sorted(set(found.tolist()))
+        assert 13 <= len(found) <= 13 + retrieved
+        assert {0, 1, 2, *range(90, 100)} <= set(found.tolist())
+
+
+def test_streaming_reads_the_ends() -> None:
+    read = streaming(20, 2, 3)
+    assert read is not None
+    assert read.tolist() == [0, 1, 17, 18, 19]
+    assert streaming(5, 2, 3) is None
+
+
+def test_what_the_target_committed_is_remembered() -> None:
+    """Chunks of a request that decoded are those of a request that prefilled the same text."""
+    target = TARGETS["dense"](spare_model())
+    method, drafter = built(target)
+    decoder = Decoder(target)
+    generation = decoder.submit(Request(tuple(PROMPTS[0]), method, max_new_tokens=20))
+    for _ in range(4):
+        decoder.step()
+    kept = drafter._chunks[generation.sequence]
+    tokens = generation.sequence.tokens
+    assert len(tokens) > len(PROMPTS[0]) + 4
+    fresh = target.sequence(tokens)
+    drafter.begin(fresh)
+    target.prefill([fresh], drafter.taps, drafter.on_prefill)
+    other = drafter._chunks[fresh]
+    count = len(tokens) // 4
+    assert kept._sums is not None
+    assert other._sums is not None
+    near(kept._sums[:count], other._sums[:count])
+    near(kept.alike()[:count], other.alike()[:count])
+
+
+class Reciting(TableTarget):
+    """After a token that was read before, what followed it there; after any other, nothing in particular.
+
+    States are the tokens' embeddings, so that chunks with the same tokens are alike.
+    """
+
+    def score(
+        self,
+        batch: Seq[tuple[Sequence, TokenTree]],
+        taps: Seq[int] = (),
+        graph: SubGraph = FULL,
+        resume: Scores | None = None,
+    ) -> Scores:
+        scores = super().score(batch, taps)
+        for index, part in enumerate(scores.parts):
+            kv = part.sequence.kv
+            read = set(graph.kv[index].tolist()) if index in graph.kv else set(range(len(kv)))
+            text = [*kv, part.sequence.tokens[len(kv)]]
+            for node in range(-1, len(part.tree)):
+                last = part.tree.tokens[node] if node != ROOT else text[-1]
+                after = [text[at + 1] for at in range(len(kv)) if at in read and at + 1 in read and text[at] == last]
+                part.logits[node + 1] = 0.0
+                part.logits[node + 1, after[-1] if after else 0] = 10.0
+            part.taps = {layer: self.embed(torch.tensor([text[-1], *part.tree.tokens])) for layer in taps}
+        scores.side = graph
+        return scores
+
+
+def test_retrieval_finds_what_sinks_and_recent_tokens_have_not() -> None:
+    """A text that goes on with a passage of its middle: retrieved, the middle level knows it; without it does not."""
+    vocab = 60
+    passage = list(range(20, 50))
+    filler = [1 + index % 15 for index in range(200)]
+    prompt = [*filler[:90], *passage, *filler[90:], *passage[:4]]
+    rates = {}
+    for retrieved in (0, 32):
+        target = Reciting(vocab, context_length=400)
+        method, _ = built(target, length=3, inner=0, retrieved=retrieved, chunk=8, window=8, sink=2, layer=0)
+        [one] = decode(target, method, [prompt], 20)
+        assert list(one.tokens) == passage[4:24]
+        rates[retrieved] = one.metrics.accepted / one.metrics.drafted
+    assert rates[32] > 0.8
+    assert rates[0] < 0.2
+
+
+# -------------------------------------------------------------------------------------------------------- the bottom
+
+
+def test_the_lookup_continues_what_is_not_committed_yet() -> None:
+    target = TableTarget(9)
+    lookup = Lookup()
+    sequence = target.sequence([1, 2, 3, 4, 5, 1, 2])
+    lookup.begin(sequence)
+    chance = SeededChance(0).at(0, "x")
+    assert lookup.draft([sequence], [()], [2], [chance])[0].tokens == [3, 4]
+    assert lookup.draft([sequence], [(3, 4)], [3], [chance])[0].tokens == [5, 1, 2]
+    assert lookup.draft([sequence], [(8,)], [3], [chance])[0].tokens == []
+    sequence.tokens += [3, 7]
+    assert lookup.draft([sequence], [(3,)], [1], [chance])[0].tokens == [7]
+    lookup.end(sequence)
+    assert not lookup._indices
+
+
+def test_the_draft_model_reads_the_ends_and_goes_on_after_the_path() -> None:
+    model = TARGETS["dense"](spare_model())
+    bottom = Streaming(model, 2, 5)
+    target = TableTarget(97)
+    sequence = target.sequence(PROMPTS[1], SamplingParams(temperature=0.7))
+    bottom.begin(sequence)
+    twin = model.sequence(PROMPTS[1])
+    model.prefill([twin])
+    for path in ((), (4, 7)):
+        [tree] = bottom.draft([sequence], [path], [2], [SeededChance(1).at(0, "x")])
+        read = streaming(len(PROMPTS[1]) - 1, 2, 5)
+        assert read is not None
+        chain = TokenTree.chain([*path, *tree.tokens])
+        logits = model.score([(twin, chain)], graph=SubGraph(kv={0: read}))[0].logits
+        for index, row in enumerate(tree.q_rows):
+            near(row.probs, (logits[len(path) + index] / 0.7).softmax(-1))
+    # What was committed since rides along, or is prefilled when it is much.
+    sequence.tokens += random_tokens(5, RNG)
+    bottom.draft([sequence], [()], [2], [SeededChance(1).at(0, "x")])
+    assert model.length(bottom._twins[sequence].kv) == len(PROMPTS[1]) - 1
+    sequence.tokens += random_tokens(20, RNG)
+    bottom.draft([sequence], [()], [2], [SeededChance(1).at(0, "x")])
+    assert model.length(bottom._twins[sequence].kv) == len(sequence.tokens) - 1
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(BadInput, match="no layer 9"):
+        built(TableTarget(5), layer=9)
+    with pytest.raises(BadInput, match="no draft model"):
+        built(TableTarget(5), bottom="model")
+    with pytest.raises(BadInput, match="7 tokens and the target 5"):
+        built(TableTarget(5), TableTarget(7))
+    method, drafter = built(TableTarget(5))
+    assert isinstance(drafter.bottom, Lookup)
+    assert isinstance(built(TableTarget(5), TableTarget(5))[1].bottom, Streaming)
+    assert method.lossless
