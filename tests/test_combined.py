@@ -179,16 +179,16 @@ def test_what_a_part_learned_stays_in_its_namespace(name: str) -> None:
     settings |= {"confidence": 0.0} if name == "cascade" else {}
     method = registry.build(name, context, settings)
 
-    def drafted(namespace: str) -> int:
+    def accepted(namespace: str) -> int:
         decoder = Decoder(target)
         generation = decoder.submit(Request((0, 1), method, max_new_tokens=8, namespace=namespace))
         decoder.run()
-        return generation.metrics.drafted
+        return generation.metrics.accepted
 
-    first = drafted("a")
-    assert drafted("b") == first, "another namespace starts as the first did"
-    assert drafted("a") > first, "its own goes on from what it knows"
-    assert drafted("") == first
+    first = accepted("a")
+    assert accepted("b") == first, "another namespace starts as the first did"
+    assert accepted("a") > first, "its own goes on from what it knows"
+    assert accepted("") == first
 
 
 # ---------------------------------------------------------------------------------------------------- proposals

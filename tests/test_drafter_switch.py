@@ -1,0 +1,288 @@
+"""Bandits and routers: rewards, exact laws, and that the choice learns what it should."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import method as registry
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.certify.exact import certify_exact, tiny_context
+from outpace.controllers.bandit import Bandit, Policy
+from outpace.controllers.base import Budget
+from outpace.controllers.combined import CombinedController
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters.base import Drafter
+from outpace.drafters.clusters import Clusters
+from outpace.drafters.rewards import Pull, divergence_reward, length_reward, pace_reward
+from outpace.drafters.switch import Switch, bandits
+from outpace.drafters.task_switch import TaskSwitch
+from outpace.errors import BadInput
+from outpace.method import Context, Method, build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import QRow, TokenTree
+from test_combined import FEW
+
+POLICIES: tuple[Policy, ...] = ("ucb", "thompson", "exp3")
+
+
+# ------------------------------------------------------------------------------------------------------ bandits
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_best_arm_is_found(policy: Policy) -> None:
+    rng, bandit = random.Random(0), Bandit(3, policy)
+    pulls: Counter[int] = Counter()
+    for _ in range(1500):
+        p = bandit.probabilities()
+        assert float(p.sum()) == pytest.approx(1.0)
+        arm = rng.choices(range(3), p.tolist())[0]
+        pulls[arm] += 1
+        bandit.learn(arm, float(rng.random() < (0.3, 0.7, 0.4)[arm]), float(p[arm]))
+    assert pulls[1] > 900
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_a_discounting_bandit_follows_rewards_that_turn(policy: Policy) -> None:
+    def late_pulls(discount: float) -> int:
+        rng, bandit = random.Random(1), Bandit(2, policy, discount, 0.2)
+        late = 0
+        for round_ in range(1600):
+            before = round_ < 1000
+            p = bandit.probabilities()
+            arm = rng.choices(range(2), p.tolist())[0]
+            late += round_ >= 1100 and arm == 1
+            bandit.learn(arm, 0.5 if arm == 0 else 0.1 if before else 0.9, float(p[arm]))
+        return late
+
+    assert late_pulls(0.97) > 300
+    assert late_pulls(0.97) > 1.2 * late_pulls(1.0)
+
+
+def test_thompson_choices_are_how_often_a_sampled_rate_is_the_largest() -> None:
+    bandit = Bandit(3, "thompson")
+    bandit.rewards, bandit.pulls = [2.0, 5.5, 1.0], [4.0, 8.0, 1.0]
+    generator = torch.distributions.Beta(torch.tensor([3.0, 6.5, 2.0]), torch.tensor([3.0, 3.5, 1.0]))
+    torch.manual_seed(0)
+    wins = generator.sample((200_000,)).argmax(1).bincount().double() / 200_000
+    assert (bandit.probabilities() - wins).abs().max() < 0.005
+
+
+# ------------------------------------------------------------------------------------------------------ rewards
+
+
+def pulled(tree: TokenTree, at: int = 2, depth: int = 4, **more: Any) -> Pull:
+    return Pull(0, 1.0, tree, at, Budget(depth, **more))
+
+
+def test_rewards_by_their_definitions() -> None:
+    target = TableTarget(4, seed=1)
+    sequence = target.sequence([0, 1], SamplingParams(temperature=1.0))
+    row = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    tree = TokenTree.chain([2, 3], [QRow(row), QRow(row)])
+    scores = target.score([(sequence, tree)])[0]
+    overlap = [float(torch.minimum(row, scores.p(node)).sum()) for node in (-1, 0)]
+    sequence.tokens.extend([2, 1])
+    assert length_reward(pulled(tree), sequence) == 1 / 4
+    assert divergence_reward(pulled(tree), sequence, scores) == pytest.approx(sum(overlap) / 4)
+    certain = TokenTree.chain([2])
+    assert divergence_reward(pulled(certain), sequence, scores) == pytest.approx(float(scores.p(-1)[2]) / 4)
+    free = pace_reward(pulled(tree, prices=(1.0, 1.0, 1.0, 1.0, 1.0)), sequence)
+    assert free == pytest.approx(2 / 5)
+    dear = pace_reward(replace(pulled(tree, prices=(1.0, 1.0, 2.0, 2.0, 2.0)), steps=2.0), sequence)
+    assert dear == pytest.approx((2 / 4) / (5 / 2))
+
+
+def test_draws_that_live_on_are_not_looked_at() -> None:
+    """The reward of a draft whose rest is carried on must be the same whatever that rest is."""
+    target = TableTarget(4, seed=1)
+    sequence = target.sequence([0, 1], SamplingParams(temperature=1.0))
+    values = []
+    for later in (0, 1, 2):
+        row = torch.full((4,), 0.25)
+        tree = TokenTree.chain([2, 3, later], [QRow(row)] * 3)
+        scores = target.score([(sequence, tree)])[0]
+        after = target.sequence([0, 1], SamplingParams(temperature=1.0))
+        after.tokens.extend([1])
+        values.append(divergence_reward(replace(pulled(tree, depth=3), carried=True), after, scores))
+    assert values[0] == values[1] == values[2] > 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- switch
+
+
+class Constant(Drafter):
+    """Drafts one token over and over."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        return [TokenTree.chain([self.token] * budget.depth) for budget in budgets]
+
+
+def loop_target(vocab: int) -> TableTarget:
+    """Repeats the last token."""
+    return TableTarget(vocab, lambda path: 20.0 * torch.nn.functional.one_hot(torch.tensor(path[-1]), vocab).float())
+
+
+def decode(target: TableTarget, method: Method, prompt: Seq[int], tokens: int, namespace: str = "") -> Generation:
+    decoder = Decoder(target)
+    generation = decoder.submit(Request(tuple(prompt), method, max_new_tokens=tokens, namespace=namespace))
+    decoder.run()
+    return generation
+
+
+def switch(parts: Seq[Drafter], target: TableTarget, policy: Policy = "ucb", most: int = 64) -> Method:
+    names = [str(index) for index in range(len(parts))]
+    drafter = Switch(parts, names, target, lambda: bandits(len(parts), policy, 1.0, 0.3), most=most)
+    return Method("switch", drafter, RecursiveRejection(), CombinedController([Fixed(4)] * len(parts)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_part_that_is_right_comes_to_draft(policy: Policy) -> None:
+    target = loop_target(6)
+    method = switch([Constant(1), Constant(2), Constant(3)], target, policy)
+    rounds = decode(target, method, [0, 3], 200, "n").metrics.rounds
+    alone = decode(target, switch([Constant(1)], target), [0, 3], 200).metrics.rounds
+    assert alone == 200 and rounds < 110
+
+
+def test_what_was_learned_stays_in_its_namespace() -> None:
+    target = loop_target(6)
+    method = switch([Constant(1), Constant(3)], target)
+    first = decode(target, method, [0, 3], 30, "a").metrics.rounds
+    assert decode(target, method, [0, 3], 30, "b").metrics.rounds == first
+    assert decode(target, method, [0, 3], 30, "").metrics.rounds == first
+    assert decode(target, method, [0, 3], 30, "a").metrics.rounds < first
+
+
+def test_greedy_and_sampled_requests_do_not_share_statistics() -> None:
+    target = loop_target(6)
+    method = switch([Constant(1), Constant(3)], target)
+    decode(target, method, [0, 3], 30, "a")
+    drafter = method.drafter
+    assert isinstance(drafter, Switch)
+    state = drafter.memory.open(target.sequence([0], namespace="a"))
+    assert sum(state[True].pulls) > 0 == sum(state[False].pulls)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("reward", ["length", "divergence", "pace"])
+def test_a_switch_is_exact(policy: Policy, reward: str) -> None:
+    settings = {
+        "parts": ("pld", "draft-model"),
+        "settings": {"pld": {"length": 2}, "draft-model": {"length": 1}},
+        "policy": policy,
+        "reward": reward,
+    }
+    cells = FEW[2:] if policy == "ucb" else FEW[:1]
+    certificate = certify_exact("metasd", lambda context: build("metasd", context, settings), cells)
+    assert certificate.lossless, certificate.verdict
+
+
+def test_measured_times_never_reach_a_sampled_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = tiny_context(4, 3)
+    settings = {"parts": ("pld", "draft-model"), "reward": "pace", "policy": "thompson"}
+
+    def drafts(slow: float) -> list[Any]:
+        clock = iter(range(10**6))
+        monkeypatch.setattr("outpace.drafters.switch.perf_counter", lambda: slow * next(clock) ** 2)
+        method = build("metasd", context, settings)
+        decoder = Decoder(context.target)
+        params = SamplingParams(temperature=1.0)
+        generation = decoder.submit(Request((0, 1, 0, 1), method, params, max_new_tokens=40, trace=True))
+        decoder.run()
+        return [one.tree.tokens for one in generation.rounds]
+
+    assert drafts(1.0) == drafts(1e-9)
+
+
+# ----------------------------------------------------------------------------------------------------- taskspec
+
+
+def workload(count: int) -> list[list[int]]:
+    """Prompts of two kinds, told apart by the words they hold; the answer repeats the last token, 1 or 2."""
+    rng = random.Random(5)
+    out = []
+    for index in range(count):
+        words = range(10, 30) if index % 2 else range(30, 50)
+        out.append([*rng.choices(words, k=12), 3, 4, 5, 1 if index % 2 else 2])
+    return out
+
+
+def router(target: TableTarget, clusters: int, likeness: float = 0.2) -> Method:
+    parts = [Constant(1), Constant(2)]
+
+    def make() -> Clusters[Any]:
+        return Clusters(lambda: bandits(2, "ucb", 1.0, 0.1), clusters, likeness)
+
+    drafter = TaskSwitch(parts, ["one", "two"], target, make)
+    return Method("taskspec", drafter, RecursiveRejection(), CombinedController([Fixed(4), Fixed(4)]))
+
+
+def test_each_kind_of_prompt_comes_to_its_part() -> None:
+    target = loop_target(50)
+
+    def late_rounds(clusters: int, namespace: str = "n") -> int:
+        method = router(target, clusters)
+        rounds = [decode(target, method, prompt, 10, namespace).metrics.rounds for prompt in workload(30)]
+        return sum(rounds[10:])
+
+    assert late_rounds(4) == 20 * 2, "every prompt after the first few is drafted by the part that is right"
+    assert late_rounds(1) > 1.5 * 20 * 2, "one kind for all prompts: no routing"
+    assert late_rounds(4, "") > 1.5 * 20 * 2, "without a namespace there is no past"
+
+
+def test_clusters_are_bounded_and_the_least_used_leaves() -> None:
+    clusters: Clusters[list[int]] = Clusters(list, 2, 0.3)
+    kinds = [[base + one for one in range(8)] for base in (0, 100, 200)]
+    first = clusters.assign(kinds[0])
+    second = clusters.assign(kinds[1])
+    assert clusters.assign(kinds[0][:6]) is first
+    clusters.assign(kinds[2])
+    assert len(clusters) == 2 and clusters.evicted == 1
+    assert clusters.assign(kinds[0]) is first
+    assert clusters.assign(kinds[1]) is not second
+
+
+class Words:
+    """Token i reads as word i."""
+
+    def decode(self, ids: Seq[int]) -> str:
+        return " ".join(["translate", "sum", "summary", "Sum"][token] for token in ids)
+
+
+def test_the_users_rules_come_first() -> None:
+    target = TableTarget(4, random_table(4, 1))
+    context = Context(target, lambda: target, tokenizer=Words())  # type: ignore[arg-type]
+    settings = {"parts": ["sam", "pld", "llma"], "rules": {"sum": "llma", "translate": "pld"}}
+    drafter = build("taskspec", context, settings).drafter
+    assert isinstance(drafter, TaskSwitch)
+    routes = []
+    for prompt in ([0], [2], [2, 3], [0, 1]):
+        sequence = target.sequence(prompt)
+        drafter.begin(sequence)
+        routes.append(drafter.routes[sequence][0])
+        drafter.end(sequence)
+    assert routes == [1, 0, 2, 2]
+    with pytest.raises(BadInput, match="none of the parts"):
+        build("taskspec", context, {"parts": ["sam"], "rules": {"sum": "pld"}})
+    with pytest.raises(BadInput, match="tokenizer"):
+        build("taskspec", Context(target, lambda: target), settings)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_router_is_exact(policy: Policy) -> None:
+    settings = {**registry.find("taskspec").tiny, "policy": policy}
+    certificate = certify_exact("taskspec", lambda context: build("taskspec", context, settings), FEW[2:])
+    assert certificate.lossless, certificate.verdict
