@@ -32,6 +32,12 @@ class Letters:
     def token_text(self, token: int) -> str:
         return WORDS[token]
 
+    def token_bytes(self, token: int) -> bytes | None:
+        return None if token == EOS else WORDS[token].encode()
+
+    def __len__(self) -> int:
+        return len(WORDS)
+
     def chat(self, messages: Sequence[Message]) -> list[int]:
         return self.encode("\n".join(f"{one['role'][0]} {one['content']}" for one in messages) + "\na ")
 

@@ -48,6 +48,12 @@ class Letters:
     def token_text(self, token: int) -> str:
         return chr(64 + token)
 
+    def token_bytes(self, token: int) -> bytes | None:
+        return self.token_text(token).encode()
+
+    def __len__(self) -> int:
+        return VOCAB
+
     def chat(self, messages: Seq[Message]) -> list[int]:
         return [token for message in messages for token in (1, *self.encode(message["content"]))]
 
