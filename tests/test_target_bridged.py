@@ -127,7 +127,7 @@ def test_every_row_is_the_draft_models_after_the_translation(seed: int) -> None:
         for sequence, tree, path in zip(sequences, trees, paths, strict=True):
             sequence.tokens += [*(tree.tokens[node] for node in path), rng.randrange(len(OURS))]
             assert target.length(sequence.kv) == len(sequence.tokens) - 1
-            assert sequence.kv.inner.kv == sequence.kv.ids  # nothing is run twice, nothing left behind
+            assert sequence.kv.inner.sequence.kv == sequence.kv.ids  # nothing is run twice, nothing left behind
 
 
 def test_forks_go_their_own_ways() -> None:
@@ -152,13 +152,13 @@ def test_a_text_longer_than_the_draft_models_context_goes_on_in_a_window() -> No
         tree = TokenTree.chain([2, 0])
         scores = target.score([(sequence, tree)])
         near(scores[0].logits[2], expected(target, [*sequence.tokens, 2, 0]))
-        inner = sequence.kv.inner
+        inner = sequence.kv.inner.sequence
         assert len(inner.tokens) + 2 + 1 <= 16
         again = target.sequence(sequence.tokens)  # a function of the committed tokens alone
         target.prefill([again])
         target.score([(again, tree)])
-        assert again.kv.start == sequence.kv.start and again.kv.inner.tokens == inner.tokens
-        starts.add(sequence.kv.start)
+        assert again.kv.inner.start == sequence.kv.inner.start and again.kv.inner.sequence.tokens == inner.tokens
+        starts.add(sequence.kv.inner.start)
         target.commit(scores, [[0] if step % 3 else []])
         sequence.tokens += [2, 1] if step % 3 else [4]
     assert len(starts) > 5
@@ -228,7 +228,7 @@ def test_the_intersection_is_what_is_drafted_from() -> None:
     target.prefill([sequence])
     p = target.score([(sequence, TokenTree())])[0].p(ROOT)
     assert p.nonzero().flatten().tolist() == [0, 1, 4]  # "a", "b", "ba"
-    inner = sequence.kv.inner
+    inner = sequence.kv.inner.sequence
     row = target.draft.table(tuple(inner.tokens))[[3, 0, 1]].softmax(-1)  # type: ignore[attr-defined]
     near(p[[0, 1, 4]], row)
 

@@ -13,25 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.errors import BadInput
-from outpace.sampling import Sampler, SamplingParams
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TapChunk, Target, TreeScores
+from outpace.targets.following import Follower
 from outpace.tree import ROOT, TokenTree
 from outpace.vocabulary.shared import VocabularyMap
+from outpace.vocabulary.strings import StringSum
 
 
 @dataclass(eq=False, slots=True)
 class BridgedKV:
-    """What is kept of one sequence. ``inner`` is the draft model's: its tokens are the translation, from ``start`` on,
-    and its K/V may lag behind. ``ids`` translate the committed tokens; ``ends[i]`` of them the first i + 1."""
+    """What is kept of one sequence: the draft model's own, whose tokens are the translation and whose K/V may lag
+    behind. ``ids`` translate the committed tokens; ``ends[i]`` of them the first i + 1."""
 
-    inner: Sequence
-    start: int = 0
+    inner: Follower
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
@@ -66,10 +65,7 @@ class BridgedTarget(Target):
         self.context_length = context_length
 
     def open(self) -> BridgedKV:
-        return BridgedKV(self._inner([], self.draft.open()))
-
-    def _inner(self, tokens: list[int], kv: Any) -> Sequence:
-        return Sequence(tokens, 0, kv, Sampler(SamplingParams(), (), self.draft.vocab_size))
+        return BridgedKV(Follower(self.draft))
 
     def length(self, kv: BridgedKV) -> int:
         return len(kv.ends)
@@ -91,28 +87,6 @@ class BridgedTarget(Target):
             return (*words.start, *pieces)
         return pieces or (words.filler,)
 
-    def _place(self, kv: BridgedKV, ids: list[int], deep: int) -> None:
-        """Let the draft model's sequence hold ``ids`` as far as its context goes, ``deep`` more rows to come."""
-        context = self.draft.context_length
-        half = max(1, context // 2)
-        over = len(ids) + max(deep, context // 4) - context
-        start = half * -(-over // half) if over > 0 else 0
-        if start >= len(ids):
-            raise BadInput(
-                f"the draft tree is {deep} of the draft model's tokens deep, its context {context}; draft fewer"
-            )
-        inner = kv.inner
-        if start != kv.start:
-            self.draft.close(inner.kv)
-            kv.inner, kv.start = self._inner(ids[start:], self.draft.open()), start
-            self.draft.prefill([kv.inner])
-            return
-        inner.tokens[:] = ids[start:]
-        if self.draft.length(inner.kv) >= len(inner.tokens):  # the root added nothing: its row is the last one's
-            shorter = self.draft.fork(inner.kv, len(inner.tokens) - 1)
-            self.draft.close(inner.kv)
-            inner.kv = shorter
-
     # ------------------------------------------------------------------------------------------------- protocol
 
     def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
@@ -121,9 +95,9 @@ class BridgedTarget(Target):
         pending = [one for one in sequences if len(one.kv.ends) < len(one.tokens) - 1]
         for one in pending:
             self._append(one.kv, one.tokens[len(one.kv.ends) : -1])
-            self._place(one.kv, [*one.kv.ids, *self._pieces(one.kv, one.tokens[-1])], 0)
+            one.kv.inner.place([*one.kv.ids, *self._pieces(one.kv, one.tokens[-1])], 0)
         if pending:
-            self.draft.prefill([one.kv.inner for one in pending])
+            self.draft.prefill([one.kv.inner.sequence for one in pending])
 
     def score(
         self,
@@ -171,8 +145,7 @@ class BridgedTarget(Target):
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
             deep.append(len(self.vocabulary.pieces(token)) + (0 if parent == ROOT else deep[parent]))
         ids = [*kv.ids, *self._pieces(kv, sequence.tokens[len(kv.ends)])]
-        self._place(kv, ids, self._reach + max(deep, default=0))
-        return kv.inner
+        return kv.inner.place(ids, self._reach + max(deep, default=0))
 
     def _catch_up(self, inner: Sequence) -> tuple[TokenTree, list[int], list[tuple[int, ...]]]:
         """A tree of the tokens that are committed, or the root's, but have not been run."""
@@ -226,16 +199,15 @@ class BridgedTarget(Target):
             if path is not None:
                 kv: BridgedKV = part.sequence.kv
                 self._append(kv, [part.sequence.tokens[len(kv.ends)], *(part.tree.tokens[node] for node in path)])
+                kv.inner.follow(kv.ids)
 
     def fork(self, kv: BridgedKV, length: int | None = None) -> BridgedKV:
         ends = kv.ends[:length]
         ids = kv.ids[: ends[-1]] if ends else []
-        held = min(self.draft.length(kv.inner.kv), max(0, len(ids) - kv.start))
-        inner = self._inner(ids[kv.start :], self.draft.fork(kv.inner.kv, held))
-        return BridgedKV(inner, kv.start, ids, list(ends))
+        return BridgedKV(kv.inner.fork(ids), ids, list(ends))
 
     def close(self, kv: BridgedKV) -> None:
-        self.draft.close(kv.inner.kv)
+        kv.inner.close()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings of each token's last draft token."""
@@ -244,3 +216,30 @@ class BridgedTarget(Target):
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._spread(self.draft.head(hidden))
+
+
+class StringTarget(BridgedTarget):
+    """``draft`` seen over the target's vocabulary through its strings: the logits of a token are the log-probability
+    that the draft model writes a string that begins with it (SLRS in Timor et al. 2025, arXiv 2502.05202).
+
+    Every node runs the draft model in all contexts of ``strings``.
+    """
+
+    def __init__(self, draft: Target, vocabulary: VocabularyMap, strings: StringSum, context_length: int) -> None:
+        super().__init__(draft, vocabulary, context_length)
+        self.strings = strings
+        self._reach = strings.depth
+
+    def _reads(self, run: TokenTree, end: int) -> tuple[int, ...]:
+        nodes = [end]
+        for before, token in self.strings.contexts:
+            known = run.child(nodes[before], token)
+            nodes.append(run.add(nodes[before], token) if known is None else known)
+        return tuple(nodes)
+
+    def _logits(self, logits: Tensor, reads: Seq[tuple[int, ...]]) -> Tensor:
+        rows = [self.strings.logits(logits[[node + 1 for node in nodes]]) for nodes in reads]
+        return torch.stack(rows) if rows else logits.new_zeros(0, self.vocab_size)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        raise BadInput("strings are not read off one hidden state")

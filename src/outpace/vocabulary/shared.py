@@ -120,7 +120,9 @@ def _names(tokenizer: ChatTokenizer, size: int) -> dict[tuple[bool, bytes], int]
 
 def vocabulary_map(target: ChatTokenizer, draft: ChatTokenizer, target_size: int, draft_size: int) -> VocabularyMap:
     """The map of a pair, made once: it takes a few tenths of a second for real vocabularies."""
-    return _made(target, draft, target_size, draft_size)
+    ours: Any = target  # hashed by identity
+    theirs: Any = draft
+    return _made(ours, theirs, target_size, draft_size)
 
 
 @lru_cache(maxsize=8)

@@ -105,7 +105,7 @@ def written(tokenizer: ChatTokenizer, encode: Encode, committed: Seq[int], text:
     if not text:
         return []
     before: list[bytes] = []
-    for token in reversed(committed[-LOOK_BACK:]):
+    for token in reversed(committed[max(0, len(committed) - LOOK_BACK) :]):
         piece = tokenizer.token_bytes(token)
         if piece is None:
             break

@@ -1,0 +1,213 @@
+"""Draft models of another vocabulary (Timor et al. 2025, arXiv 2502.05202): three ways over.
+
+``tli`` (token-level intersection): the draft model says only tokens that both vocabularies have, its distribution
+renormalised over them; a sampled chain with its true q. What every other draft-model method does with such a model.
+
+``slem`` (string-level exact match): the draft model speaks in its own tokens, whatever the two vocabularies share; its
+text is read again in the target's tokens, which are proposed as certain. Greedy, for a certain draft token is accepted
+with the target's own probability of it.
+
+``slrs`` (string-level rejection sampling): a target token is drafted with the probability that the draft model writes a
+string that begins with it, an exact sum over draft token sequences. Only small vocabularies leave few enough of them;
+others are refused when the method is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Drafter
+from outpace.drafters.draft_model import CATCH_UP, DraftModel
+from outpace.errors import BadInput
+from outpace.method import Context, Parts, register
+from outpace.models.base import ChatTokenizer
+from outpace.targets.base import Scores, Sequence, Target, TreeScores
+from outpace.targets.bridged import BridgedTarget, StringTarget
+from outpace.targets.following import Follower
+from outpace.tree import ROOT, TokenTree
+from outpace.vocabulary.shared import exact, vocabulary_map
+from outpace.vocabulary.strings import StringSum
+from outpace.vocabulary.text import Reader, Reading, written
+
+
+@dataclass(slots=True)
+class _Voice:
+    """The draft model's side of one request: what it has read, and what it says in this round."""
+
+    reading: Reading
+    follower: Follower
+    run: TokenTree
+    text: bytes = b""
+    ending: int | None = None
+    """The target's token of the special one that the draft model ended with."""
+    left: int = 0
+    """Draft tokens that it may still say."""
+    confidence: float = 0.0
+    scores: Scores | None = None
+    index: int = 0
+
+
+class TextDrafter(Drafter):
+    """String-level exact match: up to ``steps`` greedy tokens of ``draft``, read again in the tokens of ``ours``."""
+
+    def __init__(self, draft: Target, theirs: ChatTokenizer, ours: ChatTokenizer, steps: int) -> None:
+        self.draft, self.steps = draft, steps
+        self._ours, self._theirs = ours, theirs
+        self._reader = Reader(theirs)
+        self._encode = exact(ours)
+        special = (token for token in range(len(ours)) if ours.token_bytes(token) is None)
+        self._special = {ours.token_text(token): token for token in special}
+        self._voices: dict[Sequence, _Voice] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        self._voices[sequence] = _Voice(Reading(self._ours, self._reader), Follower(self.draft), TokenTree())
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        pairs = [(self._voices[one], one, budget) for one, budget in zip(sequences, budgets, strict=True)]
+        self._speak([voice for voice, one, budget in pairs if self._listen(voice, one, budget)])
+        return [self._tree(*pair) for pair in pairs]
+
+    def _listen(self, voice: _Voice, sequence: Sequence, budget: Budget) -> bool:
+        """Read what was committed. False where nothing is to be said, or there is nothing to go on from."""
+        voice.text, voice.ending, voice.scores, voice.confidence = b"", None, None, budget.confidence
+        voice.left = self.steps if min(budget.depth, budget.nodes) > 0 else 0
+        voice.reading.extend(sequence.tokens[voice.reading.read :])
+        if not voice.left or not voice.reading.ids:
+            return False
+        voice.follower.place(voice.reading.ids, self.steps)
+        return True
+
+    def _speak(self, voices: Seq[_Voice]) -> None:
+        """Run the draft model over all requests, a token at a time."""
+        behind = [one.follower.sequence for one in voices if one.follower.lag > CATCH_UP]
+        if behind:
+            self.draft.prefill(behind)
+        for voice in voices:
+            tokens = voice.follower.sequence.tokens
+            voice.run = TokenTree.chain(tokens[len(tokens) - voice.follower.lag :])
+        scores: Scores | None = None
+        growing = list(voices)
+        while growing:  # those that are done stay in the batch: their rows are not run again
+            scores = self.draft.score([(one.follower.sequence, one.run) for one in voices], resume=scores)
+            last = {id(voice): part.logits[-1] for voice, part in zip(voices, scores.parts, strict=True)}
+            growing = [voice for voice in growing if self._say(voice, last[id(voice)])]
+        for index, voice in enumerate(voices):
+            voice.scores, voice.index = scores, index
+
+    def _say(self, voice: _Voice, logits: Tensor) -> bool:
+        """Say the likeliest token. False when that was the last."""
+        logits = logits[: len(self._theirs)]
+        token = int(logits.argmax())
+        if voice.confidence > 0.0 and float(logits.softmax(-1)[token]) < voice.confidence:
+            return False
+        text = self._theirs.token_bytes(token)
+        if text is None:
+            voice.ending = self._special.get(self._theirs.token_text(token))
+            return False
+        voice.text += text
+        voice.left -= 1
+        if voice.left:
+            voice.run.add(len(voice.run) - 1, token)
+        return voice.left > 0
+
+    def _tree(self, voice: _Voice, sequence: Sequence, budget: Budget) -> TokenTree:
+        """What was said, in the target's tokens. What the target has said of a character, the draft must say first."""
+        held = voice.reading.held
+        if not voice.text.startswith(held):
+            return TokenTree()
+        tokens = written(self._ours, self._encode, sequence.tokens, voice.text[len(held) :])
+        if voice.ending is not None:
+            tokens.append(voice.ending)
+        return TokenTree.chain(tokens[: max(0, min(budget.depth, budget.nodes))])
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        """Keep the draft model's K/V of what it ran and, read as text, was committed."""
+        paths: dict[int, tuple[Scores, list[list[int] | None]]] = {}
+        kept: list[_Voice] = []
+        for sequence in sequences:
+            voice = self._voices[sequence]
+            voice.reading.extend(sequence.tokens[voice.reading.read :])
+            if voice.scores is None:
+                continue
+            _, own = paths.setdefault(id(voice.scores), (voice.scores, [None] * len(voice.scores)))
+            path = self._run_path(voice)
+            voice.scores = None
+            if path is not None:
+                own[voice.index] = path
+                kept.append(voice)
+        for drafted, own in paths.values():
+            self.draft.commit(drafted, own)
+        for voice in kept:
+            voice.follower.follow(voice.reading.ids)
+
+    def _run_path(self, voice: _Voice) -> list[int] | None:
+        """The nodes of its tree that spell what it now reads after its root, but the last of these. None where it reads
+        the text up to the root otherwise than before."""
+        follower, run = voice.follower, voice.follower.run
+        now = voice.reading.ids[follower.start :]
+        if now[: run + 1] != follower.sequence.tokens[: run + 1] or len(now) == run + 1:
+            return None
+        path: list[int] = []
+        node = ROOT
+        for token in now[run + 1 : -1]:
+            child = voice.run.child(node, token)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def end(self, sequence: Sequence) -> None:
+        if (voice := self._voices.pop(sequence, None)) is not None:
+            voice.follower.close()
+
+
+class HetvocabSettings(BaseModel):
+    """Settings of ``hetvocab``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    algorithm: Literal["tli", "slem", "slrs"] = Field(
+        "tli", description="tokens that both vocabularies have (tli), exact match of strings (slem), or their rejection"
+    )
+    length: int = Field(4, ge=0, le=128, description="the target's tokens drafted a round")
+    steps: int = Field(6, ge=1, le=512, description="slem: the draft model's tokens that they are read from")
+    terms: int = Field(256, ge=1, le=65536, description="slrs: most draft token sequences summed over for a token")
+    confidence: float = Field(
+        0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
+    )
+
+
+@register(
+    "hetvocab",
+    family="draft-model",
+    paper="Timor et al. 2025, arXiv 2502.05202",
+    summary="A draft model of another vocabulary: shared tokens, exact match of strings, or their rejection sampling.",
+    pays="When the only small model that writes like the target has another tokenizer: tli where most of the text is "
+    "in shared tokens, slem whatever they share, slrs for small vocabularies alone. Not beside one of the target's own.",
+    tiny={"length": 2},
+)
+def build(context: Context, settings: HetvocabSettings) -> Parts:
+    """A draft model, as the caller named it, whatever its tokenizer."""
+    controller = Fixed(settings.length, confidence=settings.confidence)
+    models = context.models()
+    if not models or context.tokenizer is None:
+        raise BadInput("method 'hetvocab' needs a draft model and both tokenizers: give --draft-model NAME")
+    theirs, ours, model = models[0].tokenizer, context.tokenizer, models[0].target
+    if settings.algorithm == "slem":
+        return Parts(TextDrafter(model, theirs, ours, settings.steps), controller)
+    words = vocabulary_map(ours, theirs, context.target.vocab_size, model.vocab_size)
+    if settings.algorithm == "slrs":
+        strings = StringSum(ours, theirs, words.target_size, words.draft_size, settings.terms)
+        return Parts(DraftModel(StringTarget(model, words, strings, context.target.context_length)), controller)
+    if not len(words):
+        raise BadInput("the two vocabularies share no token; use algorithm=slem")
+    return Parts(DraftModel(BridgedTarget(model, words, context.target.context_length)), controller)

@@ -1,0 +1,79 @@
+"""A draft model's own sequence that follows a text which is written elsewhere, within the draft model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from outpace.errors import BadInput
+from outpace.sampling import Sampler, SamplingParams
+from outpace.targets.base import Sequence, Target
+
+
+class Follower:
+    """``sequence`` holds the ids that the draft model reads, from ``start`` on, and the K/V of a beginning of them.
+
+    A text that outgrows the draft model's context is read from a later start, moved on by half a context at a time: a
+    function of the text's length, so that two followers of one text agree. Its K/V is computed anew then.
+    """
+
+    def __init__(self, draft: Target, kv: Any = None) -> None:
+        self.draft = draft
+        self.start = 0
+        self.sequence = self._sequence([], draft.open() if kv is None else kv)
+
+    def _sequence(self, tokens: list[int], kv: Any) -> Sequence:
+        return Sequence(tokens, 0, kv, Sampler(SamplingParams(), (), self.draft.vocab_size))
+
+    @property
+    def run(self) -> int:
+        """How many tokens of ``sequence`` have K/V."""
+        return self.draft.length(self.sequence.kv)
+
+    @property
+    def lag(self) -> int:
+        """How many tokens lie between the first without K/V, the root, and the last."""
+        return len(self.sequence.tokens) - 1 - self.run
+
+    def place(self, ids: Seq[int], deep: int) -> Sequence:
+        """Follow the text to ``ids`` (at least one), ``deep`` more rows to come. K/V of what it no longer says is
+        dropped, and never covers the last id. Raises BadInput where the rows to come fill the context."""
+        context = self.draft.context_length
+        half = max(1, context // 2)
+        over = len(ids) + max(deep, context // 4) - context
+        start = half * -(-over // half) if over > 0 else 0
+        if start >= len(ids):
+            raise BadInput(
+                f"the draft is {deep} of the draft model's tokens deep, and its context has {context}; draft fewer"
+            )
+        if start != self.start:
+            self.close()
+            self.start, self.sequence = start, self._sequence(list(ids[start:]), self.draft.open())
+            self.draft.prefill([self.sequence])
+            return self.sequence
+        run, tokens = self.run, list(ids[start:])
+        same = run
+        if self.sequence.tokens[:run] != tokens[:run]:
+            same = next(at for at, token in enumerate(self.sequence.tokens[:run]) if [token] != tokens[at : at + 1])
+        if min(same, len(tokens) - 1) < run:
+            shorter = self.draft.fork(self.sequence.kv, min(same, len(tokens) - 1))
+            self.close()
+            self.sequence.kv = shorter
+        self.sequence.tokens[:] = tokens
+        return self.sequence
+
+    def follow(self, ids: Seq[int]) -> None:
+        """The draft model has just committed K/V of these ids, the first of them as before."""
+        self.sequence.tokens[:] = ids[self.start :]
+
+    def fork(self, ids: Seq[int]) -> Follower:
+        """A copy that keeps what it ran of ``ids``, a beginning of the text."""
+        same = min(self.run, max(0, len(ids) - self.start))
+        twin = Follower(self.draft, self.draft.fork(self.sequence.kv, same))
+        twin.start = self.start
+        twin.sequence.tokens[:] = ids[self.start :]
+        return twin
+
+    def close(self) -> None:
+        """Release the K/V."""
+        self.draft.close(self.sequence.kv)
