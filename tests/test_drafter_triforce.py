@@ -19,6 +19,7 @@ from outpace.drafters.retrieval import Chunks, streaming
 from outpace.drafters.triforce import Lookup, Streaming, TriForce
 from outpace.errors import BadInput
 from outpace.method import Context, Method
+from outpace.models.base import Model
 from outpace.sampling import SamplingParams
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.table import TableTarget, random_table
@@ -33,7 +34,11 @@ SMALL: dict[str, Any] = {"length": 4, "inner": 2, "retrieved": 8, "chunk": 4, "w
 
 
 def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple[Method, TriForce]:
-    made = context(target) if draft is None else Context(target, lambda: draft, lambda: (draft,))
+    made = context(target)
+    if draft is not None:
+        words: Any = None
+        named = Model("draft", draft, words, frozenset())
+        made = Context(target, lambda: draft, models=lambda: (named,))
     method = registry.build("triforce", made, {**SMALL, **settings})
     assert isinstance(method.drafter, TriForce)
     return method, method.drafter

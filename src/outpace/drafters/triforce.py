@@ -303,6 +303,13 @@ class TriForceSettings(BaseModel):
     layer: int | None = Field(None, ge=0, description="whose states chunks are chosen by; by default the middle one")
 
 
+def _names_a_model(context: Context) -> bool:
+    try:
+        return bool(context.models())
+    except BadInput:
+        return False
+
+
 @register(
     "triforce",
     family="self-speculative",
@@ -320,8 +327,8 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
     layer = target.num_layers // 2 if settings.layer is None else settings.layer
     if layer > target.num_layers:
         raise BadInput(f"there is no layer {layer} to take states from: the model has {target.num_layers}")
-    named = settings.bottom == "model" or (settings.bottom == "auto" and bool(context.drafts()))
-    bottom = Streaming(draft_of(context), settings.sink, settings.window) if named else Lookup()
+    with_model = settings.bottom == "model" or (settings.bottom == "auto" and _names_a_model(context))
+    bottom = Streaming(draft_of(context), settings.sink, settings.window) if with_model else Lookup()
     drafter = TriForce(
         target,
         bottom,
