@@ -27,7 +27,7 @@ from outpace.models.tokenizers import HFTokenizer
 from outpace.sampling import SamplingParams
 from outpace.targets.bridged import StringTarget
 from outpace.targets.hf import HFTarget
-from outpace.targets.table import TableTarget, random_table
+from outpace.targets.table import Table, TableTarget, random_table
 from outpace.tree import ROOT, TokenTree
 from outpace.vocabulary import text as text_module
 from outpace.vocabulary.shared import VocabularyMap
@@ -324,10 +324,14 @@ def test_a_confident_draft_goes_on_and_another_stops() -> None:
     assert len(drafter.propose([sequence], [Budget(0)])[0]) == 0
 
 
+def constant(row: Tensor) -> Table:
+    return lambda path: row
+
+
 def test_a_character_that_the_target_has_begun_is_finished_or_nothing_is_drafted() -> None:
     ours, theirs = Letters([b"\xc3", b"\xa9", b"\xa0", "a"]), Letters(["é", "a", "à"])
     for favourite, expected in ((0, [1]), (2, [2]), (1, [])):
-        draft = TableTarget(3, lambda path, favourite=favourite: 5.0 * torch.eye(3)[favourite])
+        draft = TableTarget(3, constant(torch.eye(3)[favourite]))
         drafter, sequence = TextDrafter(draft, theirs, ours, 1), TableTarget(4).sequence([3, 0])
         drafter.begin(sequence)
         assert drafter.propose([sequence], [Budget(3)])[0].tokens == expected

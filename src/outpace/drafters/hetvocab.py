@@ -192,7 +192,7 @@ class HetvocabSettings(BaseModel):
     paper="Timor et al. 2025, arXiv 2502.05202",
     summary="A draft model of another vocabulary: shared tokens, exact match of strings, or their rejection sampling.",
     pays="When the only small model that writes like the target has another tokenizer: tli where most of the text is "
-    "in shared tokens, slem whatever they share, slrs for small vocabularies alone. Not beside one of the target's own.",
+    "in shared tokens, slem whatever they share, slrs for small vocabularies. Not beside a model of the target's own.",
     tiny={"length": 2},
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:
