@@ -96,6 +96,8 @@ def test_commands_in_the_documents_are_valid(
         words = [words[0], "--help"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("notes")
+    if "notes.datastore" in words:
+        assert cli("datastore", "build", "notes.txt", "--out", "notes.datastore").code == 0
     stdin = "what is this?"
     if "<" in words:
         words = words[: words.index("<")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.base import Drafter
-from outpace.drafters.copying import continuation, separated
+from outpace.drafters.copying import check_references, continuation, separated
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import NgramIndex, Prefer, PromptLookup
 from outpace.drafters.suffix_automaton import SuffixAutomaton, SuffixLookup
@@ -261,3 +262,39 @@ def test_nothing_is_drafted_beyond_the_budget() -> None:
         assert len(drafter.propose([one], [Budget(0)])[0]) == 0
         assert len(drafter.propose([one], [Budget(9, nodes=4)])[0]) == 4
         assert len(drafter.propose([one], [Budget(3)])[0]) == 3
+
+
+def test_references_beyond_memory_are_refused() -> None:
+    check_references([], 0)
+    check_references([(1, 2), (3,)], 1800)
+    with pytest.raises(BadInput, match=r"the references have 3 tokens.*outpace datastore build") as caught:
+        check_references([(1, 2), (3,)], 1799)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_request_with_too_many_references_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    target = TableTarget(6)
+    decoder, method = Decoder(target), registry.build("pld", context(target), {"length": 2})
+    first = decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
+    free = type("Memory", (), {"available": 600})()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(BadInput, match="references"):
+        decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
+    decoder.run()
+    assert len(first.tokens) == 3
+
+
+def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    from outpace.cli.session import read_texts
+
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 1000)
+    assert read_texts([path]) == ("x" * 1000,)
+    free = type("Memory", (), {"available": 15_999})()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(BadInput, match="more than memory holds"):
+        read_texts([path])

@@ -97,11 +97,12 @@ def test_short_matches_are_left_alone_on_demand() -> None:
 def test_only_what_pays_is_drafted() -> None:
     store = Datastore.of([[*range(1, 30)], [15, 99], [15, 98]])
     free = tuple([1.0] * 65)
-    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=free))) == 16
+    everything = len(draft(Rest(store), [1, 2, 3], Budget(16)))
+    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=free))) == everything > 3
     dear = tuple(1.0 + 3.0 * count for count in range(65))
     assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=dear))) == 0
-    fair = tuple(1.0 + 0.3 * count for count in range(65))
-    assert 0 < len(draft(Rest(store), [1, 2, 3, 4, 5, 6], Budget(16, prices=fair))) < 16
+    fair = tuple(1.0 + 0.2 * count for count in range(65))
+    assert 0 < len(draft(Rest(store), [1, 2, 3], Budget(16, prices=fair))) < everything
 
 
 def test_what_fails_is_believed_less() -> None:
@@ -136,7 +137,7 @@ def test_rates_stay_within_their_namespace() -> None:
 
 def test_priors_ascend_with_what_speaks_for_a_branch() -> None:
     for level in range(3):
-        for match in range(1, 6):
+        for match in range(1, 5):
             for occurrences in range(1, 5):
                 rates = [prior((level, match, occurrences, share)) for share in range(SHARES + 1)]
                 assert rates == sorted(rates) and rates[0] > 0 and rates[-1] < 1

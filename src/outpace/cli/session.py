@@ -87,12 +87,29 @@ def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:
     texts = []
     for path in paths or ():
         try:
+            check_size(path)
             texts.append(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise BadInput(f"reference {path} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:
             raise BadInput(f"cannot read reference {path}: {error.strerror}") from None
     return tuple(texts)
+
+
+def check_size(path: Path) -> None:
+    """Raise BadInput for a file that memory cannot hold as text and tokens; drafters' indices are larger still."""
+    import psutil
+
+    size, free = path.stat().st_size, psutil.virtual_memory().available
+    if size * _BYTES_PER_BYTE > free:
+        raise BadInput(
+            f"reference {path} has {size / 1e6:,.0f} MB, more than memory holds ({free / 1e6:,.0f} MB are free); give "
+            "a shorter one, or build a datastore of it (outpace datastore build) and use method rest"
+        )
+
+
+_BYTES_PER_BYTE = 16
+"""Memory for a byte of text: the text itself, and a token for every four bytes, with what the tokenizer notes of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,15 @@ Kind = tuple[int, int, int, int]
 """Level (0: the longest match); match, and occurrences, by their number of binary digits; share in parts of SHARES."""
 
 
+_AFTER_ONE = (0.1, 0.25, 0.45, 0.65, 0.8)
+"""Acceptance of what followed a match of 1, 2 to 3, 4 to 7, 8 to 15, 16 or more tokens in the one place it occurs."""
+
+
 def prior(kind: Kind) -> float:
-    """Acceptance before anything is known: what a copied token has after such a match, times its share."""
+    """Acceptance before anything is known (``benchmarks/priors.py``): many occurrences speak for more than one."""
     level, match, occurrences, share = kind
-    frequency = (share + 0.5) / (SHARES + 1) if occurrences > 1 else 1.0
-    return (1.0 - 0.77 / math.pow(2.0 ** (match - 1), 0.8)) * frequency * math.pow(0.5, level)
+    trust = math.pow(_AFTER_ONE[match - 1], 1.0 / occurrences)
+    return trust * (share + 0.3) / (SHARES + 0.3) * math.pow(0.5, level)
 
 
 class Level(NamedTuple):
