@@ -20,6 +20,7 @@ from torch import Tensor
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.controllers.base import Budget
 from outpace.drafters.base import Drafter
+from outpace.drafters.copying import check_references
 from outpace.errors import BadInput, OutpaceError
 from outpace.generation import Generation, Logprob, Request, Round
 from outpace.metrics import PHASES, Timed
@@ -48,6 +49,7 @@ class Decoder:
             raise BadInput("stop strings need a tokenizer; load the model with one, or use stop_ids")
         if "" in request.stop_strings:
             raise BadInput("an empty stop string would stop everything; leave it out")
+        check_references(request.references)
         rule = request.method.rule_for(request.params)
         sequence = self.target.sequence(
             request.prompt, request.params, references=request.references, namespace=request.namespace
