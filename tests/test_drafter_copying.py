@@ -273,13 +273,10 @@ def test_references_beyond_memory_are_refused() -> None:
 
 
 def test_a_request_with_too_many_references_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
     target = TableTarget(6)
     decoder, method = Decoder(target), registry.build("pld", context(target), {"length": 2})
     first = decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
-    free = type("Memory", (), {"available": 600})()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr("outpace.machine.free_memory", lambda: 600)
     with pytest.raises(BadInput, match="references"):
         decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
     decoder.run()
@@ -287,14 +284,11 @@ def test_a_request_with_too_many_references_is_refused_alone(monkeypatch: pytest
 
 
 def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
     from outpace.cli.session import read_texts
 
     path = tmp_path / "long.txt"
     path.write_text("x" * 1000)
     assert read_texts([path]) == ("x" * 1000,)
-    free = type("Memory", (), {"available": 15_999})()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr("outpace.machine.free_memory", lambda: 15_999)
     with pytest.raises(BadInput, match="more than memory holds"):
         read_texts([path])

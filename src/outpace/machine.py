@@ -159,3 +159,10 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def free_memory() -> int:
+    """Bytes of main memory that programs could have now."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)

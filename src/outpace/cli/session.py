@@ -98,9 +98,9 @@ def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:
 
 def check_size(path: Path) -> None:
     """Raise BadInput for a file that memory cannot hold as text and tokens; drafters' indices are larger still."""
-    import psutil
+    from outpace.machine import free_memory
 
-    size, free = path.stat().st_size, psutil.virtual_memory().available
+    size, free = path.stat().st_size, free_memory()
     if size * _BYTES_PER_BYTE > free:
         raise BadInput(
             f"reference {path} has {size / 1e6:,.0f} MB, more than memory holds ({free / 1e6:,.0f} MB are free); give "

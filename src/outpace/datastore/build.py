@@ -102,8 +102,8 @@ def build_datastore(
     """Write the datastore of a tokenised corpus to ``path``; what was there is replaced in one step, at the end.
 
     ``fingerprint``, ``model``: the tokenizer's, and the name it goes by. ``depth``: the longest context that can be
-    matched. Whatever interrupts it, ``path`` is left as it was and nothing is left beside it. Needs about 18 bytes of
-    memory a token and 300 MB. Raises BadInput for an empty corpus and where the file cannot be written.
+    matched. Whatever interrupts it, ``path`` is left as it was and nothing is left beside it. Needs about 20 bytes of
+    memory a token and 100 MB. Raises BadInput for an empty corpus and where the file cannot be written.
     """
     place = Path(path).expanduser()
     if place.exists() and not place.is_file():

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from outpace import machine
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
@@ -58,9 +59,7 @@ def check_references(references: Seq[Seq[int]], memory: int | None = None) -> No
     if not tokens:
         return
     if memory is None:
-        import psutil
-
-        memory = psutil.virtual_memory().available
+        memory = machine.free_memory()
     if tokens * _BYTES_PER_TOKEN > memory:
         raise BadInput(
             f"the references have {tokens:,} tokens, and memory holds the index of {memory // _BYTES_PER_TOKEN:,}; "
