@@ -4,9 +4,9 @@ Every forward scores more than it is asked for: after each token, drafted or not
 recycling (Luo et al. 2024, arXiv 2408.08696) keeps the ``k`` likeliest successors of every token it has scored, one row
 of an adjacency matrix, and drafts a tree along them. Rows are replaced whenever their token is scored again.
 
-Beside the paper: rows of the last tokens, up to three, are asked before rows of one; a row keeps how sure the target was; the
-tree is not a fixed template but grows best first by the acceptance that successors of that certainty have had, as far
-as it pays; and the text itself fills rows before the target has been there.
+Beside the paper: rows of the last tokens, up to three, are asked before rows of one; a row keeps how sure the target
+was; the tree is not a fixed template but grows best first by the acceptance that successors of that certainty have had,
+as far as it pays; and the text itself fills rows before the target has been there.
 """
 
 from __future__ import annotations
