@@ -93,7 +93,7 @@ def main() -> None:
         sequence = target.sequence(made[0])
         target.prefill([sequence])
         committed = target.length(sequence.kv)
-        read = torch.cat([torch.arange(options.sink), torch.arange(committed - most, committed)]).unique()
+        read = torch.tensor(sorted({*range(options.sink), *range(max(0, committed - most), committed)}))
         print(f"context {committed + 1}, of which the middle level reads {len(read)}")
         for rows in (1, 1 + options.length):
             batch = [(sequence, TokenTree.chain([1] * (rows - 1)))]

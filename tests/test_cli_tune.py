@@ -72,7 +72,7 @@ def test_an_interrupt_keeps_what_was_found(
         count += 1
         if count == 4:
             raise KeyboardInterrupt
-        write(*arguments)  # type: ignore[arg-type]
+        write(*arguments)
 
     monkeypatch.setattr(tune, "write_whole", interrupted)
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), "--trials", "9", *SHORT)

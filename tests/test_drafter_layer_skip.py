@@ -66,13 +66,15 @@ def test_greedy_decoding_is_plain_decoding(name: str, kind: str) -> None:
 
 def test_what_the_settings_name_is_skipped(tmp_path: Path) -> None:
     target = spare()
-    assert chosen_skips(target, LayerSkipSettings(attention=(1,), mlp=(2, 3))) == Skips((1,), (2, 3))
+    assert chosen_skips(target, LayerSkipSettings.model_validate({"attention": (1,), "mlp": (2, 3)})) == Skips(
+        (1,), (2, 3)
+    )
     file = tmp_path / "skips.json"
     file.write_text(json.dumps({"format": FORMAT, "layers": 4, "attention": [2], "mlp": []}))
     method = registry.build("dv", context(target), {"skips": str(file)})
     assert isinstance(method.drafter, LayerSkip)
     assert method.drafter.graph == SubGraph(skip_attention=frozenset({2}))
-    default = chosen_skips(target, LayerSkipSettings())
+    default = chosen_skips(target, LayerSkipSettings.model_validate({}))
     assert default.attention
     assert not default.mlp
 

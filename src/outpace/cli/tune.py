@@ -81,7 +81,9 @@ def _tuning(
         for text in texts:
             prompt = model.tokenizer.chat([{"role": "user", "content": text}])
             decoder = Decoder(model.target)
-            request = Request(prompt, model.method("none"), max_new_tokens=max_new_tokens, stop_ids=model.eos_ids)
+            request = Request(
+                tuple(prompt), model.method("none"), max_new_tokens=max_new_tokens, stop_ids=model.eos_ids
+            )
             generation = decoder.submit(request)
             decoder.run()
             answers.append((prompt, generation.tokens))

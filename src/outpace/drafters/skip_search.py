@@ -109,7 +109,8 @@ class MaskSearch:
         mean, deviation = _posterior(masks, (values - centre) / scale, np.array(pool, dtype=bool))
         gain = mean - (float(values.max()) - centre) / scale
         z = gain / deviation
-        return np.asarray(gain * norm.cdf(z) + deviation * norm.pdf(z))
+        worth: Array = gain * norm.cdf(z) + deviation * norm.pdf(z)
+        return worth
 
     def _known(self) -> tuple[Flags, Array]:
         items = list(self.tries.items())

@@ -243,8 +243,8 @@ class TriForce(Drafter):
         kv: dict[int, Tensor] = {}
         for sequence, budget in zip(sequences, budgets, strict=True):
             at = len(sequence.tokens)
-            chances = [sequence.chance.at(at, f"{self.purpose}/{level}") for level in ("bottom", "middle")]
-            draft = _Middle(sequence, min(budget.depth, budget.nodes), *chances)
+            bottom, inner = (sequence.chance.at(at, f"{self.purpose}/{level}") for level in ("bottom", "middle"))
+            draft = _Middle(sequence, min(budget.depth, budget.nodes), bottom, inner)
             read = self.read(sequence)
             if read is None:
                 draft.chain, draft.wanted = self._direct(draft), 0
