@@ -89,7 +89,8 @@ def test_the_algorithm_against_a_sequential_one(model: Any, target: Target, wind
     got = run(target, lookahead(drafter), 12)
 
     sequence = target.sequence(PROMPT)
-    tokens, pool = list(PROMPT), set()
+    tokens = list(PROMPT)
+    pool: set[tuple[int, ...]] = set()
     levels = Grid(window, ngram - 1, sequence.tokens).levels
     for one in got.rounds[:-1]:  # in the last, nothing may be drafted
         for node in range(len(one.tree)):
@@ -216,9 +217,9 @@ def test_the_window_is_kept_where_it_brings_tokens() -> None:
         request.side = True
         request.weigh(tokens=3, gained=2)
     assert request.gain > 1.0
-    assert request.pays([1.0 + 0.1 * count for count in range(17)], 3)
+    assert request.pays([1.0 + 0.1 * count for count in range(17)], 0, 3)
     request.gain = 0.0
-    assert not request.pays([1.0 + 0.1 * count for count in range(17)], 3)
+    assert not request.pays([1.0 + 0.1 * count for count in range(17)], 0, 3)
 
 
 # ------------------------------------------------------------------------------------------------------- the pool

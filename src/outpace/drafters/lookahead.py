@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -148,8 +148,6 @@ class _Request:
     """Accepted tokens a round that came from the window alone, lately."""
     pace: float = 1.0
     """All other tokens a round, lately."""
-    drafted: int = 0
-    """Draft tokens of the latest round."""
     side: bool = False
     """Whether the window is part of this round."""
     root: int = 0
@@ -163,12 +161,13 @@ class _Request:
         else:
             self.gain += FADING * (GAIN - self.gain)
 
-    def pays(self, prices: Seq[float], rows: int) -> bool:
-        """Whether a window of ``rows`` brings more than it costs. Always where no prices are known."""
+    def pays(self, prices: Seq[float], drafted: int, rows: int) -> bool:
+        """Whether a window of ``rows`` beside the draft brings more than it costs. Always where no prices are known."""
         if not prices:
             return True
-        drafted = min(self.drafted, len(prices) - 1 - rows)
-        return drafted >= 0 and (self.pace + self.gain) * prices[drafted] >= self.pace * prices[drafted + rows]
+        if drafted + rows >= len(prices):
+            return False
+        return (self.pace + self.gain) * prices[drafted] >= self.pace * prices[drafted + rows]
 
 
 class Lookahead(BestFirst):
@@ -219,17 +218,13 @@ class Lookahead(BestFirst):
             yield Successor(following, kind, Ahead(following, place + 1, [one for one in grams if one[0]]))
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        request = self._requests[sequence]
+        request, tree = self._requests[sequence], super()._propose(sequence, budget)
         rows = self.window * (self.ngram - 1) - 1
         room = len(sequence.tokens) + self.window + self.ngram - 3 < self._context
-        request.side = budget.depth > 0 and room and request.pays(budget.prices, rows)
         request.root = sequence.tokens[-1]
-        if request.side:  # its rows are there whatever is drafted
-            budget = replace(budget, prices=budget.prices[rows:])
-        tree = super()._propose(sequence, budget)
+        request.side = budget.depth > 0 and room and request.pays(budget.prices, len(tree), rows)
         if request.side:
             tree.side = request.grid.side(self, len(tree))
-        request.drafted = len(tree)
         return tree
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
