@@ -230,11 +230,12 @@ class Lookahead(BestFirst):
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         for sequence, scored in zip(sequences, scores, strict=True):
             request, grown = self._requests[sequence], self._grown.get(sequence)
+            rows = scored.side_rows(self)
+            request.side = request.side and bool(rows)  # another drafter's tree may have been scored
             if grown is not None:
                 came = sequence.tokens[grown.length :]
                 request.weigh(len(came), _gained(grown, came))
-            rows = scored.side_rows(self)
-            if request.side and rows:
+            if request.side:
                 self._look(sequence, request, scored, rows)
             request.side = False
         super().observe(sequences, scores, verdicts)
