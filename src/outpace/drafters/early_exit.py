@@ -151,7 +151,7 @@ class EarlyExit(SelfDraft[Exiting]):
         # One pass for all exits: it is reading the head's weights that takes the time.
         states = torch.cat([scores.taps[record.layer][rows] for record in own.exits])
         logits = self.target.head(states).float() / (temperature or 1.0)
-        for record, exit_ in zip(own.exits, logits.softmax(-1).unflatten(0, (-1, len(rows))), strict=True):
+        for record, exit_ in zip(own.exits, logits.softmax(-1).view(len(own.exits), len(rows), -1), strict=True):
             sure, guesses = exit_.max(-1)
             for index, token in enumerate(said[: len(rows)]):
                 if target is None:

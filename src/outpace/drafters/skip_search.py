@@ -109,8 +109,7 @@ class MaskSearch:
         mean, deviation = _posterior(masks, (values - centre) / scale, np.array(pool, dtype=bool))
         gain = mean - (float(values.max()) - centre) / scale
         z = gain / deviation
-        worth: Array = gain * norm.cdf(z) + deviation * norm.pdf(z)
-        return worth
+        return np.asarray(gain * norm.cdf(z) + deviation * norm.pdf(z), dtype=np.float64)
 
     def _known(self) -> tuple[Flags, Array]:
         items = list(self.tries.items())
@@ -122,7 +121,9 @@ class MaskSearch:
 
 def _covariance(one: Flags, other: Flags, weight: float, reach: float) -> Array:
     distance = (one[:, None, :] != other[None, :, :]).sum(-1).astype(float)
-    return weight * (1.0 - 2.0 * distance / one.shape[1]) + (1.0 - weight) * np.exp(-distance / reach)
+    alone, together = 1.0 - 2.0 * distance / one.shape[1], np.exp(-distance / reach)
+    covariance: Array = weight * alone + (1.0 - weight) * together
+    return covariance
 
 
 def _posterior(masks: Flags, values: Array, pool: Flags) -> tuple[Array, Array]:
