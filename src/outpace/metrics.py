@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
-_PRIOR = (2.0, 1.0)  # before anything is known, two of three draft tokens are expected to be accepted
 PHASES = ("draft", "score", "accept", "other")
 
 
@@ -60,8 +59,6 @@ class RequestMetrics:
     drafted: int = 0
     accepted: int = 0
     accepted_at_depth: list[int] = field(default_factory=list)
-    recent: tuple[float, float] = _PRIOR
-    """Draft tokens accepted and rejected lately, older ones weighing less: what controllers go by."""
     seconds: float = 0.0
     """From the start of the request to its last token."""
     first_token_seconds: float = 0.0
@@ -71,10 +68,6 @@ class RequestMetrics:
 
     def count_round(self, drafted: int, accepted: int, committed: int) -> None:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""
-        gone, kept = self.recent, 0.9 if drafted else 0.98
-        # Without drafts there is nothing to learn from: what was learned fades, so that drafting is tried again.
-        new = (accepted, float(accepted < drafted)) if drafted else tuple(0.02 * prior for prior in _PRIOR)
-        self.recent = kept * gone[0] + new[0], kept * gone[1] + new[1]
         self.rounds += 1
         self.drafting += drafted > 0
         self.drafted += drafted
@@ -84,12 +77,6 @@ class RequestMetrics:
             self.accepted_at_depth.append(0)
         for depth in range(accepted):
             self.accepted_at_depth[depth] += 1
-
-    @property
-    def recent_acceptance(self) -> float:
-        """Chance that a draft token is accepted when those before it were, by the latest rounds."""
-        accepted, rejected = self.recent
-        return accepted / (accepted + rejected)
 
     @property
     def decode_seconds(self) -> float:
