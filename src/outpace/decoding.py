@@ -24,6 +24,7 @@ from outpace.drafters.copying import check_references
 from outpace.errors import BadInput, OutpaceError
 from outpace.generation import Generation, Logprob, Request, Round
 from outpace.metrics import PHASES, Timed
+from outpace.sampling import Sampler
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.text import TextStream, Tokenizer
 from outpace.tree import ROOT, TokenTree
@@ -90,15 +91,37 @@ class Decoder:
 
     def step(self) -> bool:
         """Let requests leave and join, then run one round over all. False when there is nothing left to do."""
-        self._leave([one for one in self.active if one.finish_reason is not None])
-        self._join()
+        self.admit()
         if not self.active:
             return False
-        self._round(self.active)
+        self.round(self.active)
         self._leave([one for one in self.active if one.finish_reason is not None])
         return bool(self.active or self._joining)
 
-    def _round(self, active: Seq[Generation]) -> None:
+    def admit(self) -> None:
+        """Let requests that ended leave, and those that were submitted join."""
+        self._leave([one for one in self.active if one.finish_reason is not None])
+        self._join()
+
+    def rewind(self, moved: Seq[tuple[Generation, Seq[int]]]) -> None:
+        """Let active requests go on from other tokens (prompt included): what these do not begin with is taken back."""
+        for one, tokens in moved:
+            sequence = one.sequence
+            before, most = sequence.tokens, min(len(sequence.tokens), len(tokens))
+            kept = next((at for at in range(sequence.prompt_length, most) if before[at] != tokens[at]), most)
+            sequence.tokens[kept:] = tokens[kept:]
+            one.tokens[:] = tokens[sequence.prompt_length :]
+            if self.target.length(sequence.kv) > (rows := min(kept, len(tokens) - 1)):
+                sequence.kv = self.target.truncate(sequence.kv, rows)
+            if sequence.params.path_dependent:
+                sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size)
+                sequence.sampler.extend(one.tokens)
+            one.rule_state = one.rule.begin(sequence)
+            one.request.method.drafter.rewind(sequence, kept)
+        self._prefill([one for one, _ in moved])
+
+    def round(self, active: Seq[Generation]) -> None:
+        """One round over some of the active requests."""
         began = perf_counter()
         split: list[dict[str, float]] = [{} for _ in active]
         trees = self._draft(active, split)
@@ -225,7 +248,12 @@ class Decoder:
             return
         for one in joining:
             one.request.method.drafter.begin(one.sequence)
-        for taps, members in grouped(joining, lambda one: tuple(one.request.method.drafter.taps)):
+        self._prefill(joining)
+        self.active.extend(joining)
+
+    def _prefill(self, generations: Seq[Generation]) -> None:
+        """K/V of all their tokens but the last."""
+        for taps, members in grouped(generations, lambda one: tuple(one.request.method.drafter.taps)):
             drafters = {id(one.sequence): one.request.method.drafter for one in members}
 
             def hand_over(
@@ -234,7 +262,6 @@ class Decoder:
                 to[id(sequence)].on_prefill(sequence, position, states)
 
             self.target.prefill([one.sequence for one in members], taps, hand_over if taps else None)
-        self.active.extend(joining)
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:

@@ -96,6 +96,14 @@ class Drafter(ABC):
         """``twin`` starts as a copy of ``sequence``. The default starts afresh."""
         self.begin(twin)
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        """Tokens from index ``kept`` on were taken back, and perhaps others committed instead.
+
+        Only requests of a decoder inside a drafter live through this. The default starts afresh.
+        """
+        self.end(sequence)
+        self.begin(sequence)
+
     def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
         """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
         return ()

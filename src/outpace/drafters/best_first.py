@@ -104,5 +104,8 @@ class BestFirst(Drafter, ABC):
             if grown is not None:
                 self.calibration(sequence).learn_tree(grown.tree, grown.kinds, sequence.tokens[grown.length :])
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        self._grown.pop(sequence, None)
+
     def end(self, sequence: Sequence) -> None:
         self._grown.pop(sequence, None)

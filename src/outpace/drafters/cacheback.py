@@ -112,6 +112,10 @@ class Cacheback(BestFirst):
             tail = (*state.tail, token)[-self.leader :]
             yield Successor(token, (leader, members[0][1], place), Place(tail, leader, place + 1, rest))
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        super().rewind(sequence, kept)
+        self._fed[sequence] = min(self._fed[sequence], kept)
+
     def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
         table = self._memories[sequence].table
         return (CacheUse("leaders", len(table), table.bound, table.evicted),)

@@ -93,6 +93,10 @@ class Combined(Drafter, ABC):
         for part in self.parts:
             part.fork(sequence, twin)
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        for part in self.parts:
+            part.rewind(sequence, kept)
+
     def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
         return tuple(
             replace(use, name=f"{name}: {use.name}")

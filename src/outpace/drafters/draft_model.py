@@ -132,6 +132,14 @@ class DraftModel(Drafter):
         same = min(self.draft.length(kv), len(twin.tokens) - 1)
         self._twins[twin] = self._twin(twin, self.draft.fork(kv, same))
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        twin = self._twins[sequence]
+        same = min(kept, len(sequence.tokens) - 1)
+        if self.draft.length(twin.sequence.kv) > same:
+            twin.sequence.kv = self.draft.truncate(twin.sequence.kv, same)
+        # Tokens are shared with the request's own sequence; the sampler was replaced there.
+        twin.sequence.sampler = sequence.sampler
+
     def end(self, sequence: Sequence) -> None:
         twin = self._twins.pop(sequence, None)
         if twin is not None:

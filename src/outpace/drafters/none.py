@@ -15,6 +15,9 @@ from outpace.tree import TokenTree
 class NoDraft(Drafter):
     """Empty trees."""
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        """It knows nothing to forget."""
+
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         return [TokenTree() for _ in sequences]
 

@@ -102,6 +102,15 @@ class PromptLookup(CopyDrafter):
         found = index.find(tokens[-self.max_ngram :])
         return None if found is None else Match(index.text, *found, periodic=self.own_text)
 
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        if self.align:
+            super().rewind(sequence, kept)
+        elif self._fed[sequence] > kept:
+            self._fed[sequence] = kept
+            if self.own_text:  # what was taken back stays, as a text that came near to being said
+                again = sequence.tokens[max(0, kept - self.max_ngram) : kept]
+                self._indices[sequence].extend([-1, *again])
+
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
         self._indices.pop(sequence, None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.drafters.copying import CopyDrafter, Length, Match, length_controller, separated
+from outpace.drafters.copying import LONGEST, CopyDrafter, Length, Match, length_controller, separated
 from outpace.drafters.prompt_lookup import Prefer
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
@@ -149,6 +149,15 @@ class SuffixLookup(CopyDrafter):
 
     def length(self, match: Match) -> int:
         return int(self.base + self.slope * match.length)
+
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        if self.static is not None:
+            super().rewind(sequence, kept)
+        elif self._fed[sequence] > kept:  # what was taken back stays, as a text that came near to being said
+            automaton = self._automata[sequence]
+            self._fed[sequence] = kept
+            again = sequence.tokens[max(0, kept - LONGEST) : kept]
+            automaton.extend([-len(automaton.text) - 1_000_000, *again])
 
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)

@@ -182,6 +182,16 @@ class Target(ABC):
     def fork(self, kv: Any, length: int | None = None) -> Any:
         """An independent copy of the first ``length`` tokens' K/V (all of them by default)."""
 
+    def truncate(self, kv: Any, length: int) -> Any:
+        """The first ``length`` tokens' K/V, the others given up; ``kv`` itself must not be used again.
+
+        For sequences that go on differently: no round needs it, a decoder inside a drafter does. Where a state cannot
+        be shortened in place it is copied.
+        """
+        shorter = self.fork(kv, length)
+        self.close(kv)
+        return shorter
+
     def close(self, kv: Any) -> None:  # noqa: B027 - most targets have nothing to release
         """Release the state; it must not be used again."""
 

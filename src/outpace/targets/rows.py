@@ -131,6 +131,12 @@ class RowTarget(Target):
     def fork(self, kv: Store, length: int | None = None) -> Store:
         return kv.fork(length)
 
+    def truncate(self, kv: Store, length: int) -> Store:
+        if not 0 <= length <= kv.length:
+            raise ValueError(f"cannot keep {length} of {kv.length} committed tokens")
+        kv.length = length  # rows behind the committed ones are scratch, which nothing reads
+        return kv
+
     def close(self, kv: Store) -> None:
         kv.clear()
 

@@ -143,6 +143,12 @@ class TableTarget(Target):
     def fork(self, kv: Any, length: int | None = None) -> list[int]:
         return list(kv[:length])
 
+    def truncate(self, kv: Any, length: int) -> Any:
+        if not 0 <= length <= len(kv):
+            raise ValueError(f"cannot keep {length} of {len(kv)} committed tokens")
+        del kv[length:]
+        return kv
+
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(tokens, self.vocab_size).float()
 
