@@ -16,11 +16,12 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.base import Drafter
-from outpace.drafters.copying import check_references, continuation, separated
+from outpace.drafters.copying import continuation, separated
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import NgramIndex, Prefer, PromptLookup
 from outpace.drafters.suffix_automaton import SuffixAutomaton, SuffixLookup
 from outpace.errors import BadInput
+from outpace.generation import check_references
 from outpace.method import Context, Method
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table

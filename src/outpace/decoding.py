@@ -20,9 +20,8 @@ from torch import Tensor
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.controllers.base import Budget
 from outpace.drafters.base import Drafter
-from outpace.drafters.copying import check_references
 from outpace.errors import BadInput, OutpaceError
-from outpace.generation import Generation, Logprob, Request, Round
+from outpace.generation import Generation, Logprob, Request, Round, check_references
 from outpace.metrics import PHASES, Timed
 from outpace.sampling import Sampler
 from outpace.targets.base import Scores, Sequence, Target

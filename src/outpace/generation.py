@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
+from outpace import machine
 from outpace.acceptance.base import AcceptanceRule
-from outpace.errors import OutpaceError
+from outpace.errors import BadInput, OutpaceError
 from outpace.method import Method
 from outpace.metrics import RequestMetrics
 from outpace.sampling import SamplingParams
@@ -52,6 +54,24 @@ class Logprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+_BYTES_PER_TOKEN = 600
+"""What an index keeps of a token of reference text: the largest is that of the suffix automaton."""
+
+
+def check_references(references: Seq[Seq[int]], memory: int | None = None) -> None:
+    """Raise BadInput for references of which an index would not fit into ``memory`` bytes (what is free now)."""
+    tokens = sum(map(len, references))
+    if not tokens:
+        return
+    if memory is None:
+        memory = machine.free_memory()
+    if tokens * _BYTES_PER_TOKEN > memory:
+        raise BadInput(
+            f"the references have {tokens:,} tokens, and memory holds the index of {memory // _BYTES_PER_TOKEN:,}; "
+            "give fewer, or build a datastore of them (outpace datastore build) and use method rest"
+        )
 
 
 @dataclass(eq=False, slots=True)

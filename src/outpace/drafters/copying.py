@@ -12,14 +12,12 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from outpace import machine
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
 from outpace.drafters.calibration import Calibration
-from outpace.errors import BadInput
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.tree import ROOT, TokenTree
 
@@ -47,24 +45,6 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
         period = len(copied)
         copied.extend(copied[index % period] for index in range(count - period))
     return copied
-
-
-_BYTES_PER_TOKEN = 600
-"""What an index keeps of a token of reference text: the largest is that of the suffix automaton."""
-
-
-def check_references(references: Seq[Seq[int]], memory: int | None = None) -> None:
-    """Raise BadInput for references of which an index would not fit into ``memory`` bytes (what is free now)."""
-    tokens = sum(map(len, references))
-    if not tokens:
-        return
-    if memory is None:
-        memory = machine.free_memory()
-    if tokens * _BYTES_PER_TOKEN > memory:
-        raise BadInput(
-            f"the references have {tokens:,} tokens, and memory holds the index of {memory // _BYTES_PER_TOKEN:,}; "
-            "give fewer, or build a datastore of them (outpace datastore build) and use method rest"
-        )
 
 
 Length = Annotated[
