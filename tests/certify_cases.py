@@ -20,6 +20,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "rsd": [{"branching": (1, 1), "beam": 2}],
     "sampled-tree": [{"draws": "greedy"}],
     "pld": [{"length": 1}],
+    "hetvocab": [{"algorithm": "slem"}, {"algorithm": "slrs"}],
+    "specinfer": [{"expansion": "top-k", "branching": (2, 1)}],
 }
 """Settings beside the registered tiny ones that change what is drafted or how."""
 

@@ -87,7 +87,7 @@ class SpecInferSettings(BaseModel):
     summary="Several draft models' trees merged into one, each draw with its own q.",
     pays="With draft models that are right in different places, where rows are cheap. Not with models that agree: the "
     "second then costs its forwards and adds nothing.",
-    tiny={"branching": (1, 1)},
+    tiny={"branching": (1,)},
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:
     """All draft models that the caller named."""
