@@ -256,3 +256,11 @@ def test_combinations_of_combinations_decode_greedily_as_plain() -> None:
         decoder.run()
     assert answers[0].tokens == answers[1].tokens
     assert answers[0].metrics.accepted > 0
+
+
+@pytest.mark.parametrize("name", ["merge", "cascade", "metasd"])
+def test_kept_draft_tokens_have_no_say_in_what_is_drafted_before_them(name: str) -> None:
+    """Successor tables read what follows draft tokens that no rule has judged yet: with these kept, that would bias."""
+    with pytest.raises(BadInput, match="'mcsjd' keeps draft tokens"):
+        registry.build(name, tiny_context(3, 0), {"parts": ("recycling", "mcsjd")})
+    registry.build(name, tiny_context(3, 0), {"parts": ("pld", "mcsjd")})

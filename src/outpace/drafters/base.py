@@ -59,6 +59,8 @@ class Drafter(ABC):
     proposal: Proposal = Proposal()
     purpose: str = "draft"
     """Names its stream of random numbers; parts of a combination have one each."""
+    reads_all: bool = False
+    """Whether it learns from every row that was scored, those of other drafters' rejected draft tokens included."""
     taps: tuple[int, ...] = ()
     """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
 

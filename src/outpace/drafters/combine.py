@@ -68,6 +68,7 @@ class Combined(Drafter, ABC):
         self.parts = tuple(parts)
         self.names = tuple(names)
         self.proposal = proposal
+        self.reads_all = any(part.reads_all for part in parts)
         self.taps = tuple(sorted({layer for part in parts for layer in part.taps}))
         self.nest(self.purpose)
 
@@ -174,7 +175,16 @@ def build_parts(context: Context, settings: CombinationSettings) -> Built:
     if stray is not None:
         raise BadInput(f"settings are given for '{stray}', which is none of the parts ({', '.join(settings.parts)})")
     built = [context.parts(name, settings.settings.get(name)) for name in settings.parts]
-    for name, part in zip(settings.parts, built, strict=True):
+    named = list(zip(settings.parts, built, strict=True))
+    for name, part in named:
         if part.rule is not None and not part.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{part.rule.name}', which changes the output")
+    keeps = [name for name, part in named if part.drafter.proposal.carried]
+    reads = [name for name, part in named if part.drafter.reads_all]
+    if keeps and reads:
+        # A draft token that is still to be judged must not have a say in what is drafted before it.
+        raise BadInput(
+            f"'{keeps[0]}' keeps draft tokens that were not reached, and '{reads[0]}' learns from what followed them; "
+            "combine either with others"
+        )
     return Built(settings.parts, [part.drafter for part in built], [part.controller for part in built])

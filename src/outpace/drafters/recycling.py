@@ -91,6 +91,8 @@ class Memory:
 class Recycling(BestFirst):
     """Drafts along the adjacency matrix. ``context``: tokens of the longest key."""
 
+    reads_all = True
+
     def __init__(self, k: int = 8, context: int = 3, entries: int = 50_000) -> None:
         super().__init__()
         self.k, self.context = k, context
