@@ -73,7 +73,7 @@ run: $(BASE) ## compare plain decoding with drafted decoding on the embedded mod
 test: $(DEV) ## all tests, certification on a rotating slice of settings
 	@$(BIN)/python -m pytest -m "not slow"
 
-certify-all: $(DEV) ## the full certification: every method, rule and setting (half an hour)
+certify-all: $(DEV) ## the full certification: every method, every rule on every kind of tree (half an hour)
 	@$(BIN)/python -m pytest -m slow -n $(THREADS)
 
 peers: $(PEERS) $(VLLM)/.outpace-vllm ## install the libraries that bench-peers compares with

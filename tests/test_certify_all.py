@@ -12,7 +12,7 @@ from certify_cases import Case, cases, hidden_choices
 from outpace.certify.exact import Setting, certify_exact, matrix
 from outpace.method import Context, Method, build
 
-OUTCOMES = 5_000
+OUTCOMES = 12_000
 """Cells with more are sampled; those of chains and certain trees have fewer."""
 ALPHA = 1e-4
 """Of one certificate: there are dozens of them, and a lossless method should pass all."""
