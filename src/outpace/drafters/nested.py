@@ -5,13 +5,20 @@ registered method, so with a draft model of its own, down to prompt lookup. The 
 :class:`~outpace.decoding.Decoder`, over the inner model's sequence.
 
 Exactness. Inner rounds are lossless, so the tokens they put out follow the inner model's law, one after the other, and
-q of each is the inner model's processed distribution where it was put out. But *how many* tokens a round puts out
-depends on what they are. So the number handed up is fixed before any is drawn. What the last inner round put out
-beyond it is the surplus: no rule has seen it, so it is kept while the committed tokens continue with it, and dropped
-with the first that differs. ``handover: variable`` hands up what whole rounds gave. That is exact where inner rules
-judge a token without a look at later ones: then it is known, before token i is drawn, whether there will be an i-th,
-as with every threshold that stops before the next draw. Rules that judge prefixes by what follows (block, traversal,
-univer) are refused for it: a longer acceptance favours some tokens over others.
+q of each is the inner model's processed distribution where it was put out. ``handover: fixed`` hands up a number of
+tokens that is known before any is drawn. What the last inner round put out beyond it is the surplus: no rule has seen
+it, so it is kept while the committed tokens continue with it, and dropped with the first that differs.
+
+``handover: variable`` hands up what whole inner rounds gave, C tokens. C depends on what they are, but no token on
+whether there is one: a rule is lossless for answers of every length, and for lengths i and i + 1 that says, with
+S_i(x) = P(C >= i and the first i tokens are x)::
+
+    sum_c<i  P(C = c, x_1..c) p(x_c+1..i)   + S_i(x_1..i)     = p(x_1..i)
+    sum_c<=i P(C = c, x_1..c) p(x_c+1..i+1) + S_i+1(x_1..i+1) = p(x_1..i+1)
+
+The second less p(x_i+1) times the first is S_i+1(x_1..i+1) = P(C > i, x_1..i) p(x_i+1): given the tokens before it and
+that there is one more, the next is a draw from the inner model, under every lossless rule. So whether there is a draw
+is settled before it is made. To hold back a round's tokens for having been few would be a bias.
 
 Where a user's processor allows no token at all after some draft tokens, the inner round that met it counts as none.
 """
@@ -26,7 +33,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.default import default_rule
-from outpace.acceptance.rejection import RecursiveRejection
 from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
@@ -108,11 +114,6 @@ class Nested(Drafter):
             raise BadInput(
                 f"the inner rule '{method.rule.name}' changes the inner model's law, so its tokens have no true q; "
                 "choose a lossless one"
-            )
-        if handover == "variable" and not method.rule.takes_carried:
-            raise BadInput(
-                f"handover 'variable' needs an inner rule that judges a token without a look at later ones, which "
-                f"'{method.rule.name}' is not; use handover 'fixed', or inner_rule 'recursive-rejection'"
             )
         self.model = model
         self.handover, self.least = handover, least
@@ -261,11 +262,9 @@ def _stacked(context: Context, models: Seq[Target], levels: int, lengths: Seq[in
         drafter, length = Nested(models[1], below, settings.handover, lengths[0]), _most(settings, lengths[0])
         if rule is not None:
             return Method("hsd", drafter, rules()[rule](), Fixed(length))
-        judge = RecursiveRejection() if settings.handover == "variable" else default_rule(drafter.proposal)
-        return Method("hsd", drafter, judge, Fixed(length))
+        return Method("hsd", drafter, default_rule(drafter.proposal), Fixed(length))
     inside = replace(context, target=models[0], draft=next_draft, drafts=lambda: tuple(models[1:]))
-    rule = settings.inner_rule or ("recursive-rejection" if settings.handover == "variable" else None)
-    return build(settings.inner, inside, settings.inner_settings, rule)
+    return build(settings.inner, inside, settings.inner_settings, settings.inner_rule)
 
 
 def _most(settings: NestedSettings, length: int) -> int:
