@@ -49,12 +49,13 @@ def main() -> None:
     parser.add_argument("--methods", default="pld,sam,recycling,cacheback")
     parser.add_argument("--limit", type=int, default=40)
     parser.add_argument("--length", type=int, default=96)
+    parser.add_argument("--datastore", type=Path, help="for rest, and sam's static automaton")
     parser.add_argument("--namespace", default="", help="share what is learned among the prompts")
     args = parser.parse_args()
     model = outpace.load("smollm2")
     prompts = [prompt for path in args.prompts for prompt in load_prompts(path, args.limit)]
     for name in args.methods.split(","):
-        method = model.method(name)
+        method = model.method(name, datastore=args.datastore)
         with Counting() as counting:
             for prompt in prompts:
                 decoder = Decoder(model.target, model.tokenizer)
