@@ -11,6 +11,7 @@ as far as it pays; and the text itself fills rows before the target has been the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
@@ -34,35 +35,38 @@ Key = tuple[int, ...]
 _COLUMNS = 256
 
 
-def top(logits: Tensor, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Values and ids of the ``k`` largest of every row of (n, V), largest first: two of (n, min(k, V)).
+def top(logits: Tensor, k: int) -> Iterator[tuple[list[float], list[int]]]:
+    """Values and ids of the ``k`` largest of every row of (n, V), largest first; fewer where V is smaller.
 
-    Laid out in columns, the k largest lie in the k columns with the largest maxima: quick to find out, by one thread,
-    where waking others would cost more than they help.
+    By one thread: waking others would cost more than they help.
     """
-    rows, vocab = logits.shape
-    k = min(k, vocab)
     if logits.device.type != "cpu":
-        best = logits.float().topk(k, dim=-1)
-        return best.values.cpu().numpy(), best.indices.cpu().numpy()
-    values = logits.float().numpy()
-    whole = vocab - vocab % _COLUMNS
-    if whole // _COLUMNS > 1 and k < _COLUMNS:
-        held = _largest(values[:, :whole].reshape(rows, -1, _COLUMNS).max(1), k)
-        ids = (np.arange(0, whole, _COLUMNS)[:, None] + held[:, None, :]).reshape(rows, -1)
-        ids = np.concatenate([ids, np.broadcast_to(np.arange(whole, vocab), (rows, vocab - whole))], axis=-1)
-        values = np.take_along_axis(values, ids, -1)
-    else:
-        ids = np.broadcast_to(np.arange(vocab), values.shape)
-    where = _largest(values, k)
-    values, ids = np.take_along_axis(values, where, -1), np.take_along_axis(ids, where, -1)
-    order = np.argsort(-values, axis=-1, kind="stable")
-    return np.take_along_axis(values, order, -1), np.take_along_axis(ids, order, -1)
+        best = logits.float().topk(min(k, logits.shape[-1]), dim=-1)
+        yield from zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return
+    for row in logits.float().numpy():
+        values, ids = _at_least_kth(row, k)
+        order = np.argsort(-values, kind="stable")[:k]
+        yield values[order].tolist(), ids[order].tolist()
 
 
-def _largest(values: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Places of the ``k`` largest of every row, in any order."""
-    return np.argpartition(values, values.shape[-1] - k, axis=-1)[:, -k:]
+def _at_least_kth(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Few values of a row with their places, the ``k`` largest among them.
+
+    Laid out in columns, at least k values reach the k-th largest of the columns' maxima, all of them in k columns.
+    """
+    whole = len(row) - len(row) % _COLUMNS
+    if whole < 2 * _COLUMNS or k >= _COLUMNS:
+        return row, np.arange(len(row))
+    columns = row[:whole].reshape(-1, _COLUMNS)
+    maxima = columns.max(0)
+    held = np.argpartition(maxima, _COLUMNS - k)[-k:]
+    block = columns[:, held]
+    at, which = np.nonzero(block >= maxima[held].min())
+    values, ids = block[at, which], at * _COLUMNS + held[which]
+    if whole == len(row):
+        return values, ids
+    return np.concatenate([values, row[whole:]]), np.concatenate([ids, np.arange(whole, len(row))])
 
 
 Row = list[tuple[int, int]]
@@ -136,15 +140,18 @@ class Recycling(BestFirst):
         """Replace the rows of every token that was scored, the drafted ones that were rejected included."""
         rows, tree = self._memories[sequence].rows, scored.tree
         before = sequence.tokens[max(0, scored.length - self.context) : scored.length]
-        values, ids = top(scored.logits[: 1 + len(tree)], self.k)
-        # Of the best k alone: the sum over the whole vocabulary would cost more than it tells.
-        shares = np.exp(values - values[:, :1])
-        certainties = np.rint(_BINS * shares / shares.sum(-1, keepdims=True)).astype(int)
-        found = [list(zip(*row, strict=True)) for row in zip(ids.tolist(), certainties.tolist(), strict=True)]
+        found = [self._row(values, ids) for values, ids in top(scored.logits[: 1 + len(tree)], self.k)]
         for node in range(len(tree) - 1, ROOT - 1, -1):  # a key that several paths end with is the likeliest path's
             tail = [*before, *tree.path_tokens(node)][-self.context :]
             for key in self._keys(tail):
                 rows.put(key, found[1 + node])
+
+    @staticmethod
+    def _row(values: list[float], ids: list[int]) -> Row:
+        # Of the best k alone: the sum over the whole vocabulary would cost more than it tells.
+        shares = [math.exp(value - values[0]) for value in values]
+        scale = _BINS / sum(shares)
+        return [(token, round(scale * share)) for token, share in zip(ids, shares, strict=True)]
 
     def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
         rows = self._memories[sequence].rows
