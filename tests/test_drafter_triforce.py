@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from outpace import method as registry
+from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import certify_exact, matrix
 from outpace.chance import ChanceSource, Enumeration, SeededChance
 from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Request
 from outpace.drafters.growth import ChainGrowth, grow_together
 from outpace.drafters.retrieval import Chunks, streaming
@@ -371,3 +373,17 @@ def test_settings_are_checked() -> None:
     assert isinstance(drafter.bottom, Lookup)
     assert isinstance(built(TableTarget(5), TableTarget(5))[1].bottom, Streaming)
     assert method.lossless
+
+
+def test_an_answer_that_is_cut_within_an_accepted_path_ends_well() -> None:
+    """A stop token may come before the path's end: what was not committed has no place in the context."""
+    follow = [1, 2, 3, 4, 5, 6, 7, 0]
+    target = TableTarget(8, lambda path: 9.0 * torch.nn.functional.one_hot(torch.tensor(follow[path[-1]]), 8).float())
+    drafter = TriForce(target, Lookup(), inner=3, chunk=1, sink=1, window=1, retrieved=1, layer=1)
+    method = Method("triforce", drafter, RecursiveRejection(), Fixed(6))
+    decoder = Decoder(target)
+    prompt = tuple(list(range(8)) * 2 + [0])
+    generation = decoder.submit(Request(prompt, method, max_new_tokens=20, stop_ids=frozenset([3])))
+    decoder.run()
+    assert (generation.tokens, generation.finish_reason) == ([1, 2], "stop")
+    assert generation.metrics.accepted >= 2

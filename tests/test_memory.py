@@ -18,6 +18,7 @@ from outpace.drafters.memory import Lru, Namespaces
 from outpace.drafters.none import NoDraft
 from outpace.method import Method
 from outpace.metrics import CacheUse
+from outpace.sampling import SamplingParams
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget
 from outpace.tree import TokenTree
@@ -175,3 +176,15 @@ def test_reading_an_entry_saves_it(bound: int) -> None:
 
 def test_drafters_without_memory_report_none() -> None:
     assert NoDraft().caches(sequence("us")) == ()
+
+
+def test_greedy_and_sampled_requests_of_a_name_learn_apart() -> None:
+    """What a greedy request drafts goes by the clock, and so what it learns: no seed would reproduce a sampled one."""
+    target = TableTarget(5)
+    memory: Namespaces[list[int]] = Namespaces(list)
+    greedy = target.sequence([0], SamplingParams(), namespace="mine")
+    sampled = target.sequence([0], SamplingParams(temperature=1.0), namespace="mine")
+    memory.open(greedy).append(1)
+    assert memory.open(sampled) == []
+    again = target.sequence([0], SamplingParams(), namespace="mine")
+    assert memory.open(again) == [1]

@@ -29,6 +29,10 @@ class Result:
         return self.text
 
 
+REMEMBERED = 16
+"""Methods that a model keeps for the namespaces in them; the least recently used leave first."""
+
+
 def prompt_ids(model: Model, prompt: Prompt, raw: bool = False) -> list[int]:
     """Token ids of a prompt: a text is one user turn unless ``raw``; a list of messages is a conversation."""
     if isinstance(prompt, str):
@@ -61,11 +65,7 @@ def request(
     """
     if isinstance(method, str) and namespace:
         drafts = (draft_model,) if isinstance(draft_model, Model) else tuple(draft_model or ())
-        # Memory belongs to a built method; the models stay in it, so that their ids stay theirs.
-        key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), str(datastore))
-        if key not in model.learned:
-            model.learned[key] = model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore)
-        method = model.learned[key]
+        method = _remembered(model, method, settings, rule, drafts, datastore)
     return Request(
         prompt=tuple(prompt_ids(model, prompt, raw)),
         method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore),
@@ -77,6 +77,33 @@ def request(
         namespace=namespace,
         trace=trace,
     )
+
+
+def _remembered(
+    model: Model,
+    method: str,
+    settings: Mapping[str, Any] | None,
+    rule: str | None,
+    drafts: tuple[Model, ...],
+    datastore: str | Path | None,
+) -> Method:
+    """The method as it was built for an earlier request: what namespaces have learned is kept in it."""
+    store = None if datastore is None else (str(datastore), _changed(datastore))
+    key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), store)
+    known = model.learned.get(key)
+    if known is None:
+        # The models are kept beside it, so that their ids stay theirs.
+        known = drafts, model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore)
+    model.learned.pop(key, None)
+    model.learned[key] = known  # the latest last
+    while len(model.learned) > REMEMBERED:
+        del model.learned[next(iter(model.learned))]
+    return known[1]
+
+
+def _changed(datastore: str | Path) -> int | None:
+    path = Path(datastore)
+    return path.stat().st_mtime_ns if path.exists() else None  # what is not there is refused in words, later
 
 
 def result(generation: Generation) -> Result:

@@ -52,9 +52,14 @@ class Decoder:
         check_references(request.references)
         rule = request.method.rule_for(request.params)
         sequence = self.target.sequence(
-            request.prompt, request.params, references=request.references, namespace=request.namespace
+            request.prompt,
+            request.params,
+            references=request.references,
+            namespace=request.namespace,
+            stop_ids=request.stop_ids,
         )
-        if request.kept is not None:
+        # A drafter that reads hidden states needs those of the whole prompt, and K/V keep none.
+        if request.kept is not None and not request.method.drafter.taps:
             self.target.close(sequence.kv)
             sequence.kv = self._continue(request.kept, request.prompt)
         generation = Generation(
@@ -113,7 +118,8 @@ class Decoder:
             if self.target.length(sequence.kv) > (rows := min(kept, len(tokens) - 1)):
                 sequence.kv = self.target.truncate(sequence.kv, rows)
             if sequence.params.path_dependent:
-                sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size)
+                stops = sequence.sampler.stop_ids
+                sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size, stops)
                 sequence.sampler.extend(one.tokens)
             one.rule_state = one.rule.begin(sequence)
             one.request.method.drafter.rewind(sequence, kept)

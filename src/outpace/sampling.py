@@ -156,8 +156,15 @@ class Sampler:
     Raises BadInput when a logit bias names a token outside the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.params = params
+        self.stop_ids = stop_ids
         self.vocab_size = vocab_size
         self._bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
@@ -176,15 +183,17 @@ class Sampler:
             self._seen[torch.tensor(list(prompt), dtype=torch.long)] = True
         if params.presence_penalty or params.frequency_penalty:
             self._counts = torch.zeros(vocab_size, dtype=torch.float32)
-        self._states = [processor.begin(prompt) for processor in params.processors]
+        self._states: list[Any] | None = [processor.begin(prompt) for processor in params.processors]
+        """None behind a stop token: no answer goes on there, and a grammar need not know how one would."""
 
     def fork(self) -> Sampler:
         """An independent copy."""
         twin = object.__new__(Sampler)
         twin.params, twin.vocab_size, twin._bias = self.params, self.vocab_size, self._bias
+        twin.stop_ids = self.stop_ids
         twin._seen = None if self._seen is None else self._seen.clone()
         twin._counts = None if self._counts is None else self._counts.clone()
-        twin._states = list(self._states)
+        twin._states = self._states
         return twin
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -194,12 +203,17 @@ class Sampler:
                 self._seen[token] = True
             if self._counts is not None:
                 self._counts[token] += 1
-            self._states = [
-                processor.advance(state, token)
-                for processor, state in zip(self.params.processors, self._states, strict=True)
-            ]
+            self._states = self._advanced(self._states, token)
 
-    def _penalise(self, row: Tensor, path: Sequence[int], states: Sequence[Any]) -> Tensor:
+    def _advanced(self, states: list[Any] | None, token: int) -> list[Any] | None:
+        """The processors' states after one more token."""
+        if states is None or token in self.stop_ids:
+            return None
+        return [
+            processor.advance(state, token) for processor, state in zip(self.params.processors, states, strict=True)
+        ]
+
+    def _penalise(self, row: Tensor, path: Sequence[int], states: list[Any] | None) -> Tensor:
         params = self.params
         if self._seen is not None:
             seen = self._seen
@@ -215,8 +229,9 @@ class Sampler:
                 counts = counts.index_add(0, index, torch.ones(len(path)))
             counts = counts.to(row.device)
             row = row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-        for processor, state in zip(params.processors, states, strict=True):
-            row = processor.process(state, row)
+        if states is not None:
+            for processor, state in zip(params.processors, states, strict=True):
+                row = processor.process(state, row)
         return row
 
 
@@ -232,17 +247,13 @@ class TreeDistribution:
         self.tree = tree
         self.logits = logits
         self._probs: dict[int, Tensor] = {}
-        self._states: dict[int, list[Any]] = {ROOT: sampler._states}
+        self._states: dict[int, list[Any] | None] = {ROOT: sampler._states}
 
-    def _states_at(self, node: int) -> list[Any]:
-        states = self._states.get(node)
-        if states is None:
+    def _states_at(self, node: int) -> list[Any] | None:
+        if node not in self._states:
             before = self._states_at(self.tree.parents[node])
-            token = self.tree.tokens[node]
-            processors = self.sampler.params.processors
-            states = [processor.advance(state, token) for processor, state in zip(processors, before, strict=True)]
-            self._states[node] = states
-        return states
+            self._states[node] = self.sampler._advanced(before, self.tree.tokens[node])
+        return self._states[node]
 
     def processed(self, nodes: Sequence[int]) -> Tensor:
         """Float32 logits after bias, penalties and the user's processors, before temperature: (len(nodes), V)."""

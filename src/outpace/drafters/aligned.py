@@ -149,7 +149,7 @@ class AlignedCopy(CopyDrafter):
         super().begin(sequence)
         # A prompt says what to do before it comes to the text, so where the text begins is not known.
         self._alignments[sequence] = Alignment(
-            sequence.references or (sequence.tokens,),
+            sequence.references or (sequence.tokens[: sequence.prompt_length],),
             started=bool(sequence.references),
             min_match=self.min_match,
             window=self.window,

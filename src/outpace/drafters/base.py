@@ -61,6 +61,8 @@ class Drafter(ABC):
     """Names its stream of random numbers; parts of a combination have one each."""
     reads_all: bool = False
     """Whether it learns from every row that was scored, those of other drafters' rejected draft tokens included."""
+    needs_whole: bool = False
+    """Whether it needs more of the target than scores of trees: sub-graphs, side nodes, taps."""
     taps: tuple[int, ...] = ()
     """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
 

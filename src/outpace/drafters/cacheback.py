@@ -79,10 +79,12 @@ class Place(NamedTuple):
 class Cacheback(BestFirst):
     """Drafts the followers of the last tokens, and theirs."""
 
-    def __init__(self, leader: int = 3, follower: int = 3, branches: int = 4, entries: int = 50_000) -> None:
+    def __init__(
+        self, leader: int = 3, follower: int = 3, branches: int = 4, entries: int = 50_000, namespaces: int = 64
+    ) -> None:
         super().__init__()
         self.leader = leader
-        self._memories = Namespaces(lambda: Memory(leader, follower, branches, entries))
+        self._memories = Namespaces(lambda: Memory(leader, follower, branches, entries), namespaces)
         self._fed: dict[Sequence, int] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -137,6 +139,7 @@ class CachebackSettings(BaseModel):
     follower: int = Field(3, ge=1, le=16, description="tokens of a follower")
     branches: int = Field(4, ge=1, le=64, description="followers that are kept of each leader")
     entries: int = Field(50_000, ge=1, description="most leaders of a namespace; the least recently used leave first")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
 
 
 @register(
@@ -149,7 +152,7 @@ class CachebackSettings(BaseModel):
 )
 def build(context: Context, settings: CachebackSettings) -> Parts:
     """Branches from LRU tables."""
-    drafter = Cacheback(settings.leader, settings.follower, settings.branches, settings.entries)
+    drafter = Cacheback(settings.leader, settings.follower, settings.branches, settings.entries, settings.namespaces)
     if settings.nodes is None:
         return Parts(drafter, CostModel(context.target.costs))
     return Parts(drafter, Fixed(settings.depth, nodes=settings.nodes, width=settings.branches))

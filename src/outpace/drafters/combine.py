@@ -69,6 +69,7 @@ class Combined(Drafter, ABC):
         self.names = tuple(names)
         self.proposal = proposal
         self.reads_all = any(part.reads_all for part in parts)
+        self.needs_whole = any(part.needs_whole for part in parts)
         self.taps = tuple(sorted({layer for part in parts for layer in part.taps}))
         self.nest(self.purpose)
 

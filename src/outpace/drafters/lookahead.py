@@ -173,6 +173,8 @@ class _Request:
 class Lookahead(BestFirst):
     """Drafts n-grams of the pool as a tree, and carries the window along as side nodes."""
 
+    needs_whole = True
+
     def __init__(
         self,
         window: int = 2,
@@ -182,11 +184,12 @@ class Lookahead(BestFirst):
         *,
         text: bool = True,
         context_length: int = 2**31,
+        namespaces: int = 64,
     ) -> None:
         super().__init__()
         self.window, self.ngram, self.text = window, ngram, text
         self._context = context_length
-        self._pools = Namespaces(lambda: Pool(guesses, entries))
+        self._pools = Namespaces(lambda: Pool(guesses, entries), namespaces)
         self._requests: dict[Sequence, _Request] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -285,6 +288,7 @@ class LookaheadSettings(BaseModel):
     depth: int = Field(8, ge=1, le=64, description="draft tokens on a path, where nodes are given")
     text: bool = Field(True, description="whether n-grams of prompt and answer enter the pool as well")
     entries: int = Field(10_000, ge=1, description="most first tokens of a namespace; least recently used leave first")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
 
 
 @register(
@@ -305,6 +309,7 @@ def build(context: Context, settings: LookaheadSettings) -> Parts:
         settings.entries,
         text=settings.text,
         context_length=context.target.context_length,
+        namespaces=settings.namespaces,
     )
     if settings.nodes is None:
         return Parts(drafter, CostModel(context.target.costs))

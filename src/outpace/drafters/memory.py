@@ -21,13 +21,15 @@ V = TypeVar("V")
 class Namespaces(Generic[T]):
     """One state a namespace, made by ``make``; at most ``most`` are kept, the least recently used leaves first.
 
-    Those of running requests stay, so there may be more for a while.
+    Those of running requests stay, so there may be more for a while. Greedy and sampled requests of a name have states
+    of their own: what a greedy request drafts, and so what is learned from it, goes by the clock, and a sampled answer
+    must not.
     """
 
     def __init__(self, make: Callable[[], T], most: int = 64) -> None:
         self._make = make
         self._most = most
-        self._named: OrderedDict[str, T] = OrderedDict()
+        self._named: OrderedDict[tuple[str, bool], T] = OrderedDict()
         self._open: dict[Sequence, T] = {}
 
     def __len__(self) -> int:
@@ -35,8 +37,8 @@ class Namespaces(Generic[T]):
 
     def open(self, sequence: Sequence) -> T:
         """The state for a request that joins: its namespace's, or its own."""
-        name = sequence.namespace
-        if not name:
+        name = sequence.namespace, sequence.params.greedy
+        if not sequence.namespace:
             state = self._make()
         else:
             state = self._named[name] if name in self._named else self._make()
@@ -58,7 +60,7 @@ class Namespaces(Generic[T]):
     def _shrink(self) -> None:
         spare = len(self._named) - self._most
         if spare > 0:
-            running = {one.namespace for one in self._open}
+            running = {(one.namespace, one.params.greedy) for one in self._open}
             for name in [name for name in self._named if name not in running][:spare]:
                 del self._named[name]
 

@@ -115,6 +115,13 @@ class Nested(Drafter):
                 f"the inner rule '{method.rule.name}' changes the inner model's law, so its tokens have no true q; "
                 "choose a lossless one"
             )
+        if method.rule.greedy_only:
+            raise BadInput(f"the inner rule '{method.rule.name}' is for temperature 0; choose one that samples")
+        if method.drafter.needs_whole and not model.whole:
+            raise BadInput(
+                f"'{method.name}' reads inside the model that it drafts for, and a draft model of another vocabulary "
+                "shows only its logits; choose another inner method"
+            )
         self.model = model
         self.handover, self.least = handover, least
         self.decoder = Decoder(model)
@@ -147,7 +154,8 @@ class Nested(Drafter):
             self._drop(sequence)
             run = None
         room = self.model.context_length - len(sequence.tokens)
-        if budget.depth <= 0 or budget.nodes <= 0 or room <= budget.depth:
+        # A processor may allow nothing after some tokens: the inner round that meets them fails for what they are.
+        if budget.depth <= 0 or budget.nodes <= 0 or room <= budget.depth or sequence.params.processors:
             return None
         if run is None:
             run = self._runs[sequence] = _Run(self._submit(sequence), len(sequence.tokens))

@@ -85,7 +85,9 @@ class PromptLookup(CopyDrafter):
             index.extend(sequence.tokens)
         self._indices[sequence] = index
         if self.align:
-            self._alignments[sequence] = Alignment(sequence.references or (sequence.tokens,), started=False)
+            self._alignments[sequence] = Alignment(
+                sequence.references or (sequence.tokens[: sequence.prompt_length],), started=False
+            )
         self._fed[sequence] = len(sequence.tokens)
 
     def match(self, sequence: Sequence) -> Match | None:

@@ -97,10 +97,10 @@ class Recycling(BestFirst):
 
     reads_all = True
 
-    def __init__(self, k: int = 8, context: int = 3, entries: int = 50_000) -> None:
+    def __init__(self, k: int = 8, context: int = 3, entries: int = 50_000, namespaces: int = 64) -> None:
         super().__init__()
         self.k, self.context = k, context
-        self._memories = Namespaces(lambda: Memory(entries))
+        self._memories = Namespaces(lambda: Memory(entries), namespaces)
 
     def begin(self, sequence: Sequence) -> None:
         rows = self._memories.open(sequence).rows
@@ -172,6 +172,7 @@ class RecyclingSettings(BaseModel):
     k: int = Field(8, ge=1, le=64, description="successors that are kept of each key")
     context: int = Field(3, ge=1, le=4, description="most tokens of a key; the paper has 1")
     entries: int = Field(50_000, ge=1, description="most keys of a namespace; the least recently used leave first")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
 
 
 @register(
@@ -186,7 +187,7 @@ class RecyclingSettings(BaseModel):
 )
 def build(context: Context, settings: RecyclingSettings) -> Parts:
     """A tree along the adjacency matrix."""
-    drafter = Recycling(settings.k, settings.context, settings.entries)
+    drafter = Recycling(settings.k, settings.context, settings.entries, settings.namespaces)
     if settings.nodes is None:
         return Parts(drafter, CostModel(context.target.costs))
     return Parts(drafter, Fixed(settings.depth, nodes=settings.nodes, width=settings.k))

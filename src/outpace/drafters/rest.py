@@ -63,10 +63,17 @@ class Place(NamedTuple):
 class Rest(BestFirst):
     """Drafts the trie of ``occurrences`` continuations, ``depth`` tokens each, of matches of at least ``min_match``."""
 
-    def __init__(self, datastore: Datastore, depth: int = 16, min_match: int = 1, occurrences: int = 64) -> None:
+    def __init__(
+        self,
+        datastore: Datastore,
+        depth: int = 16,
+        min_match: int = 1,
+        occurrences: int = 16,
+        namespaces: int = 64,
+    ) -> None:
         super().__init__()
         self.datastore, self.depth, self.min_match, self.occurrences = datastore, depth, min_match, occurrences
-        self._calibrations = Namespaces(lambda: Calibration(prior))
+        self._calibrations = Namespaces(lambda: Calibration(prior), namespaces)
 
     def begin(self, sequence: Sequence) -> None:
         self._calibrations.open(sequence)
@@ -119,7 +126,8 @@ class RestSettings(BaseModel):
     nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path")
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
-    occurrences: int = Field(64, ge=1, le=4096, description="most occurrences whose continuations are read")
+    occurrences: int = Field(16, ge=1, le=4096, description="most occurrences whose continuations are read")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose acceptance rates are kept")
 
 
 @register(
@@ -133,7 +141,7 @@ class RestSettings(BaseModel):
 )
 def build(context: Context, settings: RestSettings) -> Parts:
     """A trie of continuations in the datastore."""
-    drafter = Rest(context.datastore(), settings.depth, settings.min_match, settings.occurrences)
+    drafter = Rest(context.datastore(), settings.depth, settings.min_match, settings.occurrences, settings.namespaces)
     if settings.nodes is None:
         return Parts(drafter, CostModel(context.target.costs))
     return Parts(drafter, Fixed(settings.depth, nodes=settings.nodes, width=settings.occurrences))

@@ -41,6 +41,7 @@ class Rewarded(OneAtATime):
         super().__init__(parts, names)
         self.target = target
         self.reward = reward
+        self.reads_all |= reward == "divergence"
         self._pulls: dict[Sequence, Pull] = {}
 
     @abstractmethod
@@ -124,6 +125,10 @@ class Switch(Rewarded):
     def begin(self, sequence: Sequence) -> None:
         super().begin(sequence)
         self.memory.open(sequence)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self.memory.open(twin)
 
     def bandit(self, sequence: Sequence) -> Bandit:
         return self.memory[sequence][sequence.params.greedy]

@@ -64,6 +64,11 @@ class TaskSwitch(Rewarded):
         wanted = self.rule(sequence)
         self.routes[sequence] = self.draw(sequence) if wanted is None else (wanted, 1.0)
 
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self.memory.open(twin)
+        self.routes[twin], self._bandits[twin] = self.routes[sequence], self._bandits[sequence]
+
     def bandit(self, sequence: Sequence) -> Bandit:
         return self._bandits[sequence]
 

@@ -198,6 +198,7 @@ class TriForce(Drafter):
     """Three levels. ``inner``: most tokens that the bottom drafts at a time. ``layer``: whose states chunks go by."""
 
     proposal = Proposal(sampled=True)
+    needs_whole = True
 
     def __init__(
         self,
@@ -233,10 +234,10 @@ class TriForce(Drafter):
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         for sequence, part, verdict in zip(sequences, scores, verdicts, strict=True):
-            rows = [0, *(node + 1 for node in verdict.path)]
-            known = len(sequence.tokens) - 1 - len(rows)
+            # An answer may have been cut before the end of the path.
+            rows = [0, *(node + 1 for node in verdict.path)][: len(sequence.tokens) - part.length]
             for layer in self.taps:
-                self._chunks[sequence].add(known, part.taps[layer][rows])
+                self._chunks[sequence].add(part.length - 1, part.taps[layer][rows])
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         drafts: list[_Middle] = []
@@ -328,7 +329,12 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
     if layer > target.num_layers:
         raise BadInput(f"there is no layer {layer} to take states from: the model has {target.num_layers}")
     with_model = settings.bottom == "model" or (settings.bottom == "auto" and _names_a_model(context))
-    bottom = Streaming(draft_of(context), settings.sink, settings.window) if with_model else Lookup()
+    draft = draft_of(context) if with_model else None
+    if draft is not None and not draft.whole:
+        if settings.bottom == "model":
+            raise BadInput("a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup")
+        draft = None
+    bottom = Lookup() if draft is None else Streaming(draft, settings.sink, settings.window)
     drafter = TriForce(
         target,
         bottom,

@@ -66,7 +66,9 @@ class Model:
     tokenizer: ChatTokenizer
     eos_ids: frozenset[int]
     info: dict[str, Any] = field(default_factory=dict)
-    learned: dict[Any, Method] = field(default_factory=dict, init=False, repr=False, compare=False)
+    learned: dict[Any, tuple[Sequence[Model], Method]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Methods that were named together with a namespace: what they learned there is theirs (:mod:`outpace.api`)."""
 
     def method(

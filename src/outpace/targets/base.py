@@ -139,6 +139,8 @@ class Target(ABC):
     dtype: str
     """Name of the precision that scores are computed in, as torch has it ("float32", "bfloat16", ...)."""
     context_length: int
+    whole: bool = True
+    """Whether it takes sub-graphs, side nodes and taps of its prefill."""
     context_note: str = ""
     """Why the context ends where it does, when that is not the model's own limit."""
 
@@ -211,6 +213,7 @@ class Target(ABC):
         chance: ChanceSource | None = None,
         references: tuple[tuple[int, ...], ...] = (),
         namespace: str = "",
+        stop_ids: frozenset[int] = frozenset(),
         kv: Any = None,
     ) -> Sequence:
         """A sequence of this target, ready for ``prefill``. Raises BadInput for an empty or too long prompt."""
@@ -230,7 +233,7 @@ class Target(ABC):
             tokens=list(prompt),
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
-            sampler=Sampler(params, prompt, self.vocab_size),
+            sampler=Sampler(params, prompt, self.vocab_size, stop_ids),
             chance=chance or SeededChance(params.seed),
             references=references,
             namespace=namespace,

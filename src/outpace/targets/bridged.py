@@ -55,6 +55,8 @@ class BridgedTarget(Target):
     rows. Numerics: the draft model's.
     """
 
+    whole = False
+
     def __init__(self, draft: Target, vocabulary: VocabularyMap, context_length: int) -> None:
         self.draft = draft
         self.vocabulary = vocabulary

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from functools import lru_cache
 
 from outpace.models.base import ChatTokenizer
 from outpace.vocabulary.shared import exact
@@ -47,11 +46,11 @@ def whole_characters(text: bytes) -> int:
 
 
 class Reader:
-    """Encodes pieces between borders, remembering the latest."""
+    """Encodes pieces between borders. It remembers none: texts belong to their requests."""
 
-    def __init__(self, tokenizer: ChatTokenizer, most: int = 8192) -> None:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         encode = exact(tokenizer)
-        self.piece: Callable[[bytes], tuple[int, ...]] = lru_cache(most)(lambda text: tuple(encode(text)))
+        self.piece: Callable[[bytes], tuple[int, ...]] = lambda text: tuple(encode(text))
         self.start: tuple[int, ...] = tuple(tokenizer.encode(""))
         special = (token for token in range(len(tokenizer)) if tokenizer.token_bytes(token) is None)
         self.special: dict[str, int] = {tokenizer.token_text(token): token for token in special}
