@@ -15,10 +15,12 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.calibration import Calibration
-from outpace.drafters.recycling import Recycling, top
+from outpace.drafters.recycling import Recycling
 from outpace.method import Context, Method
 from outpace.targets.base import Sequence
+from outpace.targets.dense import binding
 from outpace.targets.table import Table, TableTarget, random_table
+from outpace.targets.top import _top, top
 from outpace.tree import ROOT, TokenTree
 
 PRICED = Budget(8, 8, 8, prices=(1.0, *(1.0 + 0.25 * n for n in range(1, 9))))
@@ -57,7 +59,10 @@ def test_the_top_is_the_top(rows: int, vocab: int, k: int, seed: int) -> None:
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
     best = logits.topk(min(k, vocab), dim=-1)
     expected = list(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+    assert list(_top(logits, k)) == expected
     assert list(top(logits, k)) == expected
+    if binding.loaded():
+        assert list(zip(*binding.top(logits, min(k, vocab)), strict=True)) == expected
 
 
 def test_a_loop_is_drafted_whole_once_the_target_has_been_round_it() -> None:

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 MARGIN = 1.05
 """Drafting must promise this much more than the plain step: estimates are not exact, and drafts cost a little."""
-NOMINAL = 0.06
-"""What a draft token costs a sampled request, in plain steps: about what it does where drafting pays at all."""
+NOMINAL, AMPLE, BEYOND = 0.05, 7, 0.2
+"""What a draft token costs a sampled request, in plain steps: up to AMPLE of them and after. About what it does on
+processors where drafting pays at all; rows stop being cheap at some number everywhere."""
+
+
+def nominal(count: int) -> float:
+    """The price of a round with ``count`` draft tokens where no clock may be asked, in plain steps."""
+    return MARGIN + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE) if count else 1.0
 
 
 class CostModel(Controller):
@@ -33,7 +39,7 @@ class CostModel(Controller):
         self._most = most
         self._width = width
         self._measured: dict[int, Budget] = {}
-        self._nominal = self._budget([MARGIN + NOMINAL * count for count in range(1, most + 1)])
+        self._nominal = self._budget([nominal(count) for count in range(1, most + 1)])
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         if sampled:

@@ -15,10 +15,7 @@ import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.cost_model import CostModel
@@ -29,44 +26,10 @@ from outpace.drafters.memory import Lru, Namespaces
 from outpace.method import Context, Parts, register
 from outpace.metrics import CacheUse
 from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.top import top
 from outpace.tree import ROOT
 
 Key = tuple[int, ...]
-_COLUMNS = 256
-
-
-def top(logits: Tensor, k: int) -> Iterator[tuple[list[float], list[int]]]:
-    """Values and ids of the ``k`` largest of every row of (n, V), largest first; fewer where V is smaller.
-
-    By one thread: waking others would cost more than they help.
-    """
-    if logits.device.type != "cpu":
-        best = logits.float().topk(min(k, logits.shape[-1]), dim=-1)
-        yield from zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        return
-    for row in logits.float().numpy():
-        values, ids = _at_least_kth(row, k)
-        order = np.argsort(-values, kind="stable")[:k]
-        yield values[order].tolist(), ids[order].tolist()
-
-
-def _at_least_kth(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Few values of a row with their places, the ``k`` largest among them.
-
-    Laid out in columns, at least k values reach the k-th largest of the columns' maxima, all of them in k columns.
-    """
-    whole = len(row) - len(row) % _COLUMNS
-    if whole < 2 * _COLUMNS or k >= _COLUMNS:
-        return row, np.arange(len(row))
-    columns = row[:whole].reshape(-1, _COLUMNS)
-    maxima = columns.max(0)
-    held = np.argpartition(maxima, _COLUMNS - k)[-k:]
-    block = columns[:, held]
-    at, which = np.nonzero(block >= maxima[held].min())
-    values, ids = block[at, which], at * _COLUMNS + held[which]
-    if whole == len(row):
-        return values, ids
-    return np.concatenate([values, row[whole:]]), np.concatenate([ids, np.arange(whole, len(row))])
 
 
 Row = list[tuple[int, int]]

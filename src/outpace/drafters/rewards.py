@@ -8,7 +8,7 @@ from typing import Literal
 
 from outpace.acceptance.draws import law
 from outpace.controllers.base import Budget
-from outpace.controllers.cost_model import NOMINAL
+from outpace.controllers.cost_model import nominal
 from outpace.targets.base import Sequence, TreeScores
 from outpace.tree import ROOT, TokenTree
 
@@ -80,7 +80,7 @@ def divergence_reward(pull: Pull, sequence: Sequence, scores: TreeScores) -> flo
 
 def pace_reward(pull: Pull, sequence: Sequence) -> float:
     """Tokens per plain step's time, over the best that the budget allows. Draft time counts where it was measured."""
-    prices = pull.budget.prices or tuple(1.0 + NOMINAL * n for n in range(pull.budget.depth + 1))
+    prices = pull.budget.prices or tuple(nominal(n) for n in range(pull.budget.depth + 1))
     price = prices[min(len(pull.tree), len(prices) - 1)]
     tokens = 1 + accepted(pull.tree, sequence.tokens[pull.at :])
     best = max((1 + n) / prices[min(n, len(prices) - 1)] for n in range(pull.budget.depth + 1))

@@ -119,6 +119,8 @@ def _calls() -> Any:
     lib.outpace_set_norm.argtypes = [c_void_p, integer, integer, c_void_p, integer]
     lib.outpace_set_layer.argtypes = [c_void_p, integer, integer, integer]
     lib.outpace_set_rotation.argtypes = [c_void_p, integer, c_void_p, c_void_p, integer, integer]
+    lib.outpace_top.restype = None
+    lib.outpace_top.argtypes = [c_void_p, c_int64, c_int64, c_int64, integer, c_void_p, c_void_p]
     lib.outpace_set_threads.argtypes = [integer]
     lib.outpace_run.argtypes = [c_void_p, c_void_p]
     lib.outpace_embed.argtypes = [c_void_p, c_void_p, integer, c_void_p]
@@ -140,6 +142,20 @@ def product_rate(threads: int, precision: str) -> float:
     """Operations a second of the products that a precision's matrices are made of; the processor's limit."""
     kind = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 2}[precision]
     return float(_calls().outpace_product_rate(threads, kind))
+
+
+def loaded() -> bool:
+    """Whether the kernels are in this process already: what is merely quicker with them does not have them built."""
+    return _calls.cache_info().currsize > 0
+
+
+def top(logits: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
+    """Values and places of the ``k`` <= V largest of every row of (n, V) float32 on the CPU, largest first."""
+    count, width = logits.shape
+    values, ids = np.empty((count, k), np.float32), np.empty((count, k), np.int32)
+    stride = logits.stride(0)
+    _calls().outpace_top(logits.data_ptr(), count, width, stride, k, values.ctypes.data, ids.ctypes.data)
+    return values.tolist(), ids.tolist()
 
 
 class NativeModel:

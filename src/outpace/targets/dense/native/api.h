@@ -64,6 +64,8 @@ int outpace_run(outpace_model*, const outpace_forward*);
 int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows);
 int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
                    const int32_t* rows, int count);
+// The k largest of each of `count` rows of `width` floats, largest first: (count, k) values and their places.
+void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids);
 int64_t outpace_bytes(const outpace_model*);    // of packed weights
 double outpace_read_rate(int threads, int64_t bytes);
 double outpace_product_rate(int threads, int kind);

@@ -1,0 +1,51 @@
+// The largest values of a row, for drafters that keep what the target ranked highest.
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "api.h"
+
+namespace {
+
+constexpr int BLOCK = 64;
+
+// Values in descending order with their places; of equal ones the earlier first.
+struct Best {
+    float* values;
+    int32_t* ids;
+    int k, held = 0;
+
+    void offer(float value, int32_t id) {
+        if (held == k && !(value > values[k - 1])) return;
+        int at = held < k ? held++ : k - 1;
+        for (; at > 0 && value > values[at - 1]; --at) values[at] = values[at - 1], ids[at] = ids[at - 1];
+        values[at] = value, ids[at] = id;
+    }
+};
+
+}  // namespace
+
+extern "C" void outpace_top(
+    const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids) {
+    for (int64_t row = 0; row < count; ++row) {
+        const float* from = rows + row * stride;
+        Best best{values + row * k, ids + row * k, k};
+        for (int64_t start = 0; start < width; start += BLOCK) {
+            const int size = static_cast<int>(std::min<int64_t>(BLOCK, width - start));
+            // Most blocks hold nothing that large: their maximum is all that is looked at.
+            float lanes[16];
+            std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
+            int at = 0;
+            for (; at + 16 <= size; at += 16)
+                for (int lane = 0; lane < 16; ++lane) {
+                    const float value = from[start + at + lane];
+                    lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+                }
+            float largest = *std::max_element(lanes, lanes + 16);
+            for (; at < size; ++at) largest = std::max(largest, from[start + at]);
+            if (best.held == k && !(largest > best.values[k - 1])) continue;
+            for (at = 0; at < size; ++at) best.offer(from[start + at], static_cast<int32_t>(start + at));
+        }
+    }
+}

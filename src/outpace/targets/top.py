@@ -1,0 +1,55 @@
+"""The likeliest tokens of scored rows: what drafters keep that learn from all that the target said.
+
+By one thread: waking others would cost more than they help. By the compiled kernels where they run anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.targets.dense import binding
+
+_COLUMNS = 256
+
+
+def top(logits: Tensor, k: int) -> Iterable[tuple[list[float], list[int]]]:
+    """Values and ids of the ``k`` largest of every row of (n, V), largest first; fewer where V is smaller."""
+    k = min(k, logits.shape[-1])
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1 and binding.loaded():
+        return zip(*binding.top(logits, k), strict=True)
+    return _top(logits, k)
+
+
+def _top(logits: Tensor, k: int) -> Iterator[tuple[list[float], list[int]]]:
+    if logits.device.type != "cpu":
+        best = logits.float().topk(k, dim=-1)
+        yield from zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        return
+    for row in logits.float().numpy():
+        values, ids = _at_least_kth(row, k)
+        order = np.argsort(-values, kind="stable")[:k]
+        yield values[order].tolist(), ids[order].tolist()
+
+
+def _at_least_kth(row: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Few values of a row with their places, the ``k`` largest among them.
+
+    Laid out in columns, at least k values reach the k-th largest of the columns' maxima, all of them in k columns.
+    """
+    whole = len(row) - len(row) % _COLUMNS
+    if whole < 2 * _COLUMNS or k >= _COLUMNS:
+        return row, np.arange(len(row))
+    columns = row[:whole].reshape(-1, _COLUMNS)
+    maxima = columns.max(0)
+    held = np.argpartition(maxima, _COLUMNS - k)[-k:]
+    block = columns[:, held]
+    at, which = np.nonzero(block >= maxima[held].min())
+    values, ids = block[at, which], at * _COLUMNS + held[which]
+    if whole == len(row):
+        return values, ids
+    return np.concatenate([values, row[whole:]]), np.concatenate([ids, np.arange(whole, len(row))])
