@@ -63,7 +63,7 @@ class CascadeSettings(CombinationSettings):
         ("sam", "recycling"), min_length=1, max_length=16, description="names of methods, the first to be asked first"
     )
     confidence: float = Field(
-        0.5, ge=0.0, le=1.0, description="a deterministic draft is taken when its first token is accepted this often"
+        0.15, ge=0.0, le=1.0, description="a deterministic draft is taken when its first token is accepted this often"
     )
 
 

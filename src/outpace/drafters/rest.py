@@ -26,8 +26,8 @@ from outpace.drafters.memory import Namespaces
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Sequence
 
-LEVELS = 3
-"""Matches that are looked up at most: the longest, and twice one of half the length."""
+LEVELS = 2
+"""Matches that are looked up at most: the longest, and one of half its length."""
 SHARES = 8
 """Shares of the occurrences are told apart to one part in so many."""
 
