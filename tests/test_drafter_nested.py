@@ -177,11 +177,11 @@ def test_what_cannot_be_exact_is_refused() -> None:
         build("hsd", context, {"lengths": (0,)})
     with pytest.raises(BadInput, match="is for temperature 0"):
         build("hsd", context, {**ONE, "inner_rule": "greedy"})
+    bridged = TableTarget(3)
+    bridged.whole = False
     for reader in ("lookahead", "dv", "triforce"):
-        bridged = TableTarget(3)
-        bridged.whole = False
         with pytest.raises(BadInput, match="shows only its logits"):
-            build("hsd", Context(context.target, lambda draft=bridged: draft), {"levels": 1, "inner": reader})
+            build("hsd", Context(context.target, lambda: bridged), {"levels": 1, "inner": reader})
     other = TableTarget(5)
     with pytest.raises(BadInput, match="5 tokens"):
         build("hsd", Context(context.target, lambda: other), {})
