@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -11,6 +12,7 @@ import outpace
 import outpace.method
 from cli_support import toy
 from outpace.acceptance.base import Verdict
+from outpace.api import REMEMBERED
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Drafter
@@ -103,3 +105,11 @@ def test_streams_give_the_same_text(model: Model) -> None:
 def test_several_draft_models_may_be_given(model: Model) -> None:
     found = outpace.generate(model, "abc", method="draft-model", draft_model=[toy(), toy("other")], max_new_tokens=9)
     assert found.metrics["mean_acceptance_length"] > 1
+
+
+def test_what_a_model_remembers_is_bounded(model: Model) -> None:
+    for length in range(1, REMEMBERED + 4):
+        outpace.generate(model, "abc", method="pld", settings={"length": length}, namespace="mine", max_new_tokens=2)
+    assert len(model.learned) == REMEMBERED
+    kept = [dict(literal_eval(key[1]))["length"] for key in model.learned]
+    assert kept == list(range(4, REMEMBERED + 4)), "the least recently used left first"

@@ -26,6 +26,7 @@ from outpace.drafters.switch import Switch, bandits
 from outpace.drafters.task_switch import TaskSwitch
 from outpace.errors import BadInput
 from outpace.method import Context, Method, build
+from outpace.metrics import RequestMetrics
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
@@ -286,3 +287,15 @@ def test_a_router_is_exact(policy: Policy) -> None:
     settings = {**registry.find("taskspec").tiny, "policy": policy}
     certificate = certify_exact("taskspec", lambda context: build("taskspec", context, settings), FEW[2:])
     assert certificate.lossless, certificate.verdict
+
+
+@pytest.mark.parametrize("name", ["metasd", "taskspec"])
+def test_a_fork_goes_on_with_what_is_known(name: str) -> None:
+    made = build(name, tiny_context(3, 0), {"parts": ("pld", "recycling")})
+    target = TableTarget(3)
+    one, twin = target.sequence([0, 1, 0, 1]), target.sequence([0, 1, 0, 1])
+    made.drafter.begin(one)
+    made.drafter.fork(one, twin)
+    made.drafter.end(one)
+    budget = made.controller.budget(RequestMetrics(), 1, sampled=True)
+    assert len(made.drafter.propose([twin], [budget])[0]) > 0
