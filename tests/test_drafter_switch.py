@@ -22,7 +22,7 @@ from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.base import Drafter
 from outpace.drafters.clusters import Clusters
 from outpace.drafters.rewards import Pull, divergence_reward, length_reward, pace_reward
-from outpace.drafters.switch import Switch, bandits
+from outpace.drafters.switch import Switch
 from outpace.drafters.task_switch import TaskSwitch
 from outpace.errors import BadInput
 from outpace.method import Context, Method, build
@@ -145,7 +145,7 @@ def decode(target: TableTarget, method: Method, prompt: Seq[int], tokens: int, n
 
 def switch(parts: Seq[Drafter], target: TableTarget, policy: Policy = "ucb", most: int = 64) -> Method:
     names = [str(index) for index in range(len(parts))]
-    drafter = Switch(parts, names, target, lambda: bandits(len(parts), policy, 1.0, 0.3), most=most)
+    drafter = Switch(parts, names, target, lambda: Bandit(len(parts), policy, 1.0, 0.3), most=most)
     return Method("switch", drafter, RecursiveRejection(), CombinedController([Fixed(4)] * len(parts)))
 
 
@@ -173,8 +173,9 @@ def test_greedy_and_sampled_requests_do_not_share_statistics() -> None:
     decode(target, method, [0, 3], 30, "a")
     drafter = method.drafter
     assert isinstance(drafter, Switch)
-    state = drafter.memory.open(target.sequence([0], namespace="a"))
-    assert sum(state[True].pulls) > 0 == sum(state[False].pulls)
+    greedy = drafter.memory.open(target.sequence([0], namespace="a"))
+    sampled = drafter.memory.open(target.sequence([0], SamplingParams(temperature=1.0), namespace="a"))
+    assert sum(greedy.pulls) > 0 == sum(sampled.pulls)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -225,7 +226,7 @@ def router(target: TableTarget, clusters: int, likeness: float = 0.2) -> Method:
     parts = [Constant(1), Constant(2)]
 
     def make() -> Clusters[Any]:
-        return Clusters(lambda: bandits(2, "ucb", 1.0, 0.1), clusters, likeness)
+        return Clusters(lambda: Bandit(2, "ucb", 1.0, 0.1), clusters, likeness)
 
     drafter = TaskSwitch(parts, ["one", "two"], target, make)
     return Method("taskspec", drafter, RecursiveRejection(), CombinedController([Fixed(4), Fixed(4)]))

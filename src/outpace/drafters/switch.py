@@ -4,7 +4,7 @@
 parts. The reward is the accepted length, normalised; or the block divergence, the mean of 1 - TV(p, q) over the draft's
 positions, which needs no luck to be high; or the pace, tokens per measured time.
 
-What is learned belongs to the request's namespace. Greedy and sampled requests have bandits of their own: pace is
+What is learned belongs to the request's namespace, where greedy and sampled requests have states of their own: pace is
 measured by the clock for greedy requests, and what a sampled request drafts must not depend on clocks.
 """
 
@@ -98,15 +98,6 @@ class Rewarded(OneAtATime):
         self._pulls.pop(sequence, None)
 
 
-Bandits = dict[bool, Bandit]
-"""One for greedy requests (True), one for those that sample."""
-
-
-def bandits(arms: int, policy: Policy, discount: float, exploration: float) -> Bandits:
-    """Bandits that know nothing yet."""
-    return {greedy: Bandit(arms, policy, discount, exploration) for greedy in (True, False)}
-
-
 class Switch(Rewarded):
     """A bandit a namespace, at most ``most`` of them; a pull every round."""
 
@@ -115,12 +106,12 @@ class Switch(Rewarded):
         parts: Seq[Drafter],
         names: Seq[str],
         target: Target,
-        make: Callable[[], Bandits],
+        make: Callable[[], Bandit],
         reward: Reward = "length",
         most: int = 64,
     ) -> None:
         super().__init__(parts, names, target, reward)
-        self.memory: Namespaces[Bandits] = Namespaces(make, most)
+        self.memory: Namespaces[Bandit] = Namespaces(make, most)
 
     def begin(self, sequence: Sequence) -> None:
         super().begin(sequence)
@@ -131,7 +122,7 @@ class Switch(Rewarded):
         self.memory.open(twin)
 
     def bandit(self, sequence: Sequence) -> Bandit:
-        return self.memory[sequence][sequence.params.greedy]
+        return self.memory[sequence]
 
     def choose(self, sequence: Sequence) -> tuple[int, float]:
         return self.draw(sequence)
@@ -172,6 +163,6 @@ class SwitchSettings(CombinationSettings):
 def build(context: Context, settings: SwitchSettings) -> Parts:
     """A bandit over the parts."""
     built = build_parts(context, settings)
-    make = partial(bandits, len(built.drafters), settings.policy, settings.discount, settings.exploration)
+    make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
     drafter = Switch(built.drafters, built.names, context.target, make, settings.reward, settings.namespaces)
     return Parts(drafter, CombinedController(built.controllers))

@@ -27,7 +27,7 @@ from outpace.drafters.clusters import Clusters
 from outpace.drafters.combine import CombinationSettings, build_parts
 from outpace.drafters.memory import Namespaces
 from outpace.drafters.rewards import Reward
-from outpace.drafters.switch import Bandits, Rewarded, bandits
+from outpace.drafters.switch import Rewarded
 from outpace.errors import BadInput
 from outpace.method import Context, Parts, register
 from outpace.metrics import CacheUse
@@ -45,13 +45,13 @@ class TaskSwitch(Rewarded):
         parts: Seq[Drafter],
         names: Seq[str],
         target: Target,
-        clusters: Callable[[], Clusters[Bandits]],
+        clusters: Callable[[], Clusters[Bandit]],
         reward: Reward = "length",
         rule: Rule = lambda _: None,
         most: int = 64,
     ) -> None:
         super().__init__(parts, names, target, reward)
-        self.memory: Namespaces[Clusters[Bandits]] = Namespaces(clusters, most)
+        self.memory: Namespaces[Clusters[Bandit]] = Namespaces(clusters, most)
         self.rule = rule
         self.routes: dict[Sequence, tuple[int, float]] = {}
         """Part and the probability with which it was chosen, by request."""
@@ -59,8 +59,7 @@ class TaskSwitch(Rewarded):
 
     def begin(self, sequence: Sequence) -> None:
         super().begin(sequence)
-        cluster = self.memory.open(sequence).assign(sequence.tokens[: sequence.prompt_length])
-        self._bandits[sequence] = cluster[sequence.params.greedy]
+        self._bandits[sequence] = self.memory.open(sequence).assign(sequence.tokens[: sequence.prompt_length])
         wanted = self.rule(sequence)
         self.routes[sequence] = self.draw(sequence) if wanted is None else (wanted, 1.0)
 
@@ -143,7 +142,7 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
 def build(context: Context, settings: TaskSwitchSettings) -> Parts:
     """A bandit over the parts for every cluster of prompts."""
     built = build_parts(context, settings)
-    make = partial(bandits, len(built.drafters), settings.policy, settings.discount, settings.exploration)
+    make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
     drafter = TaskSwitch(
         built.drafters,
         built.names,
