@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 _CONTEXT = 64
 _CHAIN = 16
 _REPEAT = 3
-_MOST_ROWS = 512
+_MOST_ROWS = 128
+"""Costs grow in proportion long before; measuring on would hold up the first round of a large batch for a second."""
 
 
 class ForwardCosts:
