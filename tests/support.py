@@ -24,7 +24,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.base import Drafter, Proposal
 from outpace.drafters.none import NoDraft
-from outpace.method import Method
+from outpace.method import Context, Method, build
 from outpace.sampling import SamplingParams
 from outpace.targets.base import Sequence
 from outpace.targets.table import Table, TableTarget, random_table
@@ -194,6 +194,22 @@ def check_consistent(target: TableTarget, generation: Generation) -> None:
     sequence = generation.sequence
     assert sequence.kv == sequence.tokens[:-1]
     assert target.length(sequence.kv) == len(sequence.tokens) - 1
+
+
+def greedy_is_plain(name: str, settings: dict[str, Any]) -> None:
+    """A method gives plain decoding's answers on a toy target, and drafts on the way."""
+    target = TableTarget(12, random_table(12, 8))
+    context = Context(target, lambda: target)
+    plain, drafting = build("none", context), build(name, context, settings)
+    for prompt in ((1, 2), (7,), (3, 3, 3)):
+        answers = []
+        for made in (plain, drafting):
+            decoder = Decoder(target)
+            generation = decoder.submit(Request(prompt, made, max_new_tokens=50))
+            decoder.run()
+            answers.append(generation.tokens)
+        assert answers[0] == answers[1]
+        assert generation.metrics.accepted > 10
 
 
 # ------------------------------------------------------------------------------------------------ toy drafters

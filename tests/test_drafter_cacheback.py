@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace import method as registry
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Request
 from outpace.drafters.cacheback import Cacheback
-from outpace.method import Context
 from outpace.targets.base import Sequence
-from outpace.targets.table import TableTarget, random_table
+from outpace.targets.table import TableTarget
 from outpace.tree import ROOT
+from support import greedy_is_plain
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -126,16 +124,4 @@ def test_recent_followers_that_prove_wrong_are_asked_less() -> None:
 
 
 def test_greedy_answers_are_plain_decodings() -> None:
-    target = TableTarget(12, random_table(12, 8))
-    context = Context(target, lambda: target)
-    plain = registry.build("none", context)
-    cacheback = registry.build("cacheback", context, {"nodes": 8})
-    for prompt in ((1, 2), (7,), (3, 3, 3)):
-        answers = []
-        for method in (plain, cacheback):
-            decoder = Decoder(target)
-            generation = decoder.submit(Request(prompt, method, max_new_tokens=50))
-            decoder.run()
-            answers.append(generation.tokens)
-        assert answers[0] == answers[1]
-        assert generation.metrics.accepted > 10
+    greedy_is_plain("cacheback", {"nodes": 8})

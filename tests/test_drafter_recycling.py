@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace import method as registry
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection
@@ -16,12 +15,13 @@ from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
 from outpace.drafters.calibration import Calibration
 from outpace.drafters.recycling import Recycling
-from outpace.method import Context, Method
+from outpace.method import Method
 from outpace.targets.base import Sequence
 from outpace.targets.dense import binding
 from outpace.targets.table import Table, TableTarget, random_table
 from outpace.targets.top import _top, top
 from outpace.tree import ROOT, TokenTree
+from support import greedy_is_plain
 
 PRICED = Budget(8, 8, 8, prices=(1.0, *(1.0 + 0.25 * n for n in range(1, 9))))
 
@@ -175,16 +175,4 @@ def test_nothing_is_kept_of_requests_that_left() -> None:
 
 
 def test_greedy_answers_are_plain_decodings() -> None:
-    target = TableTarget(12, random_table(12, 8))
-    context = Context(target, lambda: target)
-    plain = registry.build("none", context)
-    recycling = registry.build("recycling", context, {"nodes": 8})
-    for prompt in ((1, 2), (7,), (3, 3, 3)):
-        answers = []
-        for method in (plain, recycling):
-            decoder = Decoder(target)
-            generation = decoder.submit(Request(prompt, method, max_new_tokens=50))
-            decoder.run()
-            answers.append(generation.tokens)
-        assert answers[0] == answers[1]
-        assert generation.metrics.accepted > 10
+    greedy_is_plain("recycling", {"nodes": 8})
