@@ -37,6 +37,7 @@ from outpace.sampling import SamplingParams
 if TYPE_CHECKING:
     from outpace.datastore import Datastore
     from outpace.drafters.base import Drafter
+    from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer, Model
     from outpace.targets.base import Target
 
@@ -60,13 +61,20 @@ def _no_datastore() -> Datastore:
     )
 
 
+def _no_head(*kinds: str) -> Head:
+    raise BadInput(
+        f"this method drafts with a trained head: train one with 'outpace train {kinds[0]}', and give --head FOLDER"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a method may be built from: the target, and what the caller supplied beside it.
 
     ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one. ``drafts``
     are the targets of all draft models, over this target's vocabulary; ``models`` the draft models as they are, with
-    their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named.
+    their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named. ``head`` loads a
+    trained head of one of the kinds that it is given: the one that was named, or one that is shipped for this target.
     """
 
     target: Target
@@ -75,6 +83,7 @@ class Context:
     models: Callable[[], Seq[Model]] = _nothing
     tokenizer: ChatTokenizer | None = None
     datastore: Callable[[], Datastore] = _no_datastore
+    head: Callable[..., Head] = _no_head
 
     @property
     def has_datastore(self) -> bool:

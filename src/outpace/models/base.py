@@ -79,18 +79,22 @@ class Model:
         rule: str | AcceptanceRule | None = None,
         draft_model: Model | Sequence[Model] | None = None,
         datastore: str | Path | None = None,
+        head: str | Path | Sequence[str | Path] | None = None,
     ) -> Method:
         """Build a method for this model. Raises BadInput for what does not exist or does not fit.
 
         ``draft_model``: one or several; methods that take one take the first. A draft model of another vocabulary
         drafts the tokens that it shares with this one (:mod:`outpace.targets.bridged`). ``datastore``: a corpus that
-        ``outpace datastore build`` made, for methods that copy from one; opened when the method asks for it.
+        ``outpace datastore build`` made, for methods that copy from one; opened when the method asks for it. ``head``:
+        folders of trained heads; a method takes the first of its kind, and without one what is shipped for this model.
         """
         from outpace.datastore import open_datastore
+        from outpace.heads.shipped import find_head
         from outpace.method import Context, Method, build  # imports torch, which naming a model must not wait for
 
         if isinstance(name, Method):
             return name
+        heads = [head] if isinstance(head, str | Path) else list(head or ())
         models = [draft_model] if isinstance(draft_model, Model) else list(draft_model or ())
 
         def named() -> list[Model]:
@@ -104,6 +108,7 @@ class Model:
             drafts=lambda: [self.sees(one) for one in named()],
             models=named,
             tokenizer=self.tokenizer,
+            head=lambda *kinds: find_head(kinds, heads, self.target),
         )
         if datastore is not None:
             context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))

@@ -205,6 +205,14 @@ class Target(ABC):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (n, V) from residual-stream states (n, hidden) that left the last layer that ran: norm and LM head."""
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The norm before the LM head alone, (n, hidden): ``head(x) = head_rows(all) @ final_norm(x)`` up to a cap."""
+        raise BadInput(f"{type(self).__name__} does not show its final norm: heads cannot be trained for it")
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """The LM head's weights for token ids (n,), (n, hidden) in float32."""
+        raise BadInput(f"{type(self).__name__} does not show its LM head: heads cannot be trained for it")
+
     def sequence(
         self,
         prompt: Seq[int],

@@ -63,10 +63,24 @@ class HFTarget(RowTarget):
         return logits
 
     @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        normed = self._run(Plan([], start=0, stop=0, states=hidden), [0] * len(hidden), self.model.base_model)
+        return normed[0][0]
+
+    @torch.inference_mode()
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight[tokens.to(weight.device)].float()
+
+    @torch.inference_mode()
     def run(
         self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
         """The model's own forward, its attention and layers doing as the plan says."""
+        out = self._run(plan, tokens, self.model if logits else self.model.base_model, embeddings)
+        return out.logits[0] if logits else None
+
+    def _run(self, plan: Plan, tokens: Seq[int], run: Any, embeddings: Mapping[int, Tensor] | None = None) -> Any:
         if plan.states is not None:
             plan.states = plan.states.to(self.device, self.model.dtype)
         ids = torch.tensor(tokens, device=self.device)[None]
@@ -79,10 +93,8 @@ class HFTarget(RowTarget):
         positions = [at for part in plan.parts for at in part.positions[part.old_rows :]] or list(range(len(tokens)))
         for part in plan.parts:
             part.side = [None] * self.num_layers
-        run = self.model if logits else self.model.base_model
         with running(plan), self._attending():
-            out = run(**inputs, position_ids=torch.tensor(positions, device=self.device)[None], use_cache=False)
-        return out.logits[0] if logits else None
+            return run(**inputs, position_ids=torch.tensor(positions, device=self.device)[None], use_cache=False)
 
     def first_rows(self, side: SideKV, rows: int) -> SideKV:
         return [None if pair is None else (pair[0][:, :rows], pair[1][:, :rows]) for pair in side]

@@ -73,7 +73,10 @@ class Part:
 
 @dataclass(slots=True)
 class Plan:
-    """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe."""
+    """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe.
+
+    ``second``, (R, hidden), is what layer 0 reads beside the residual stream where a blueprint says that it does.
+    """
 
     parts: list[Part]
     start: int = 0
@@ -81,6 +84,7 @@ class Plan:
     skip_attention: frozenset[int] = frozenset()
     skip_mlp: frozenset[int] = frozenset()
     states: Tensor | None = None
+    second: Tensor | None = None
     wanted: frozenset[int] = frozenset()
     taps: dict[int, Tensor] = field(default_factory=dict)
     calls: list[tuple[Any, dict[str, Any]]] | None = None

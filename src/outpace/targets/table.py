@@ -154,3 +154,9 @@ class TableTarget(Target):
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens)

@@ -60,7 +60,7 @@ class ForwardRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "parts", "start", "stop")),
-        *((name, c_void_p) for name in ("tokens", "states", "skip_attention", "skip_mlp")),
+        *((name, c_void_p) for name in ("tokens", "states", "second", "skip_attention", "skip_mlp")),
         ("part", POINTER(PartRecord)),
         ("taps", c_int32),
         *((name, c_void_p) for name in ("tap_layers", "tap_rows", "logits")),
@@ -182,7 +182,7 @@ class NativeModel:
         self._check(self._lib.outpace_set_matrix(self._handle, layer, slot, record))
 
     def set_norm(self, layer: int, slot: int, weights: Floats) -> None:
-        """Weights of a norm; layer -1: the final one."""
+        """Weights of a norm, none for no norm; layer -1: the final one (slot 0), that of the second input (slot 1)."""
         weights = np.ascontiguousarray(weights)
         self._check(self._lib.outpace_set_norm(self._handle, layer, slot, weights.ctypes.data, len(weights)))
 

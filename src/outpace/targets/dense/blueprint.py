@@ -33,7 +33,10 @@ class Matrix:
 
 @dataclass(slots=True)
 class LayerPlan:
-    """One layer. ``norms`` by the names in binding.NORMS. ``window``: how far back it sees, 0 for everything."""
+    """One layer. ``norms`` by the names in binding.NORMS; a sublayer without one reads the stream as it is.
+
+    ``window``: how far back it sees, 0 for everything.
+    """
 
     query: Matrix
     key: Matrix
@@ -64,13 +67,16 @@ class Blueprint:
     embedding: Matrix
     head: Matrix | None
     """None where the LM head is the embedding."""
-    final_norm: Matrix
+    final_norm: Matrix | None
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     context_length: int
     context_note: str
     softcap: float = 0.0
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
+    second_norm: Matrix | None = None
+    """Layer 0 reads a second row beside the residual stream (that of EAGLE-3 does), under this norm: its projections
+    have 2 * hidden inputs, the second row's first."""
     dtype: torch.dtype = field(default=torch.float32)
     device: torch.device = field(default=torch.device("cpu"))
 

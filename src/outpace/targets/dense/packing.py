@@ -70,7 +70,9 @@ def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
     embedding = source(plan.embedding)
     model.set_matrix(-1, 0, embedding)
     model.set_matrix(-1, 1, None if plan.head is None else source(plan.head))
-    model.set_norm(-1, 0, source.norm(plan.final_norm))
+    model.set_norm(-1, 0, np.empty(0, np.float32) if plan.final_norm is None else source.norm(plan.final_norm))
+    if plan.second_norm is not None:
+        model.set_norm(-1, 1, source.norm(plan.second_norm))
     return Packing(model, source.formats)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 
 from outpace.targets.base import SubGraph
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord, integers
@@ -29,6 +30,7 @@ from outpace.targets.dense.packing import KV_DTYPES, pack
 from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
 
 _FIRST_POSITIONS = 2048
+_UNITS = 64
 
 
 class DenseTarget(RowTarget):
@@ -59,6 +61,9 @@ class DenseTarget(RowTarget):
         self._kv_dtype = KV_DTYPES[precision]
         self._width = -(-plan.head_size // LANES) * LANES
         self._final_softcap = plan.final_softcap
+        self._final_norm = None if plan.final_norm is None else plan.final_norm.weight.float().cpu()
+        self._epsilon = plan.epsilon
+        self._tied, self._embedding_scale = plan.head is None, plan.embedding_scale
         self._rotations = plan.rotations
         self._positions = 0
         self._rotate_up_to(min(_FIRST_POSITIONS, self.context_length))
@@ -81,6 +86,22 @@ class DenseTarget(RowTarget):
         assert logits is not None
         return logits
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        rows = hidden.float()
+        return rows if self._final_norm is None else rms_norm(rows, self._final_norm.shape, self._final_norm, self._epsilon)
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        if self._tied:
+            return self.embed(tokens) / self._embedding_scale
+        # The packed matrix shows its columns by what it makes of unit vectors, which every precision holds exactly.
+        columns = []
+        for units in torch.eye(self.hidden_size).split(_UNITS):
+            logits, seen = self.head(units), self.final_norm(units).sum(-1, keepdim=True)
+            if self._final_softcap:
+                logits = self._final_softcap * torch.atanh(logits / self._final_softcap)
+            columns.append(logits[:, tokens] / seen)
+        return torch.cat(columns).T.contiguous()
+
     def run(
         self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
@@ -92,6 +113,7 @@ class DenseTarget(RowTarget):
                 states[row] = embedding.to(states)
         if states is not None:
             states = states.float().contiguous()
+        second = None if plan.second is None else plan.second.float().contiguous()
         kept: list[Any] = []  # what the kernels read must live until they are done
         parts = (PartRecord * max(len(plan.parts), 1))()
         for record, part in zip(parts, plan.parts, strict=False):
@@ -105,6 +127,7 @@ class DenseTarget(RowTarget):
             *(rows, len(plan.parts), plan.start, plan.stop),
             tokens=_pointer(integers(tokens), kept),
             states=None if states is None else states.data_ptr(),
+            second=None if second is None else second.data_ptr(),
             skip_attention=_pointer(_flags(plan.skip_attention, self.num_layers), kept),
             skip_mlp=_pointer(_flags(plan.skip_mlp, self.num_layers), kept),
             part=parts,

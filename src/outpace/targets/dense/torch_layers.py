@@ -67,7 +67,8 @@ class TorchDecoder:
         self.gelu = plan.activation == "gelu_pytorch_tanh"
         self.embedding = plan.embedding.weight.to(dtype)
         self.lm_head = _Linear(self.embedding, None) if plan.head is None else _joined([plan.head], dtype)
-        self.final_norm = _fitting(plan.final_norm.weight, dtype)
+        self.final_norm = None if plan.final_norm is None else _fitting(plan.final_norm.weight, dtype)
+        self.second_norm = None if plan.second_norm is None else _fitting(plan.second_norm.weight, dtype)
         self.windows = sorted({layer.window for layer in plan.layers})
         self.layers = [self._layer(layer) for layer in plan.layers]
 
@@ -98,9 +99,13 @@ class TorchDecoder:
         rows = functional.embedding(tokens, self.embedding)
         return rows if self.embedding_scale == 1 else rows * self.embedding_scale
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm alone."""
+        return _norm(hidden, self.final_norm, self.epsilon)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, vocabulary)."""
-        logits = self.lm_head(_norm(hidden, self.final_norm, self.epsilon))
+        logits = self.lm_head(self.normed(hidden))
         return self.final_softcap * torch.tanh(logits / self.final_softcap) if self.final_softcap else logits
 
     def run(self, plan: Plan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor) -> Tensor:
@@ -112,10 +117,15 @@ class TorchDecoder:
             if not plan.start <= index < plan.stop:
                 continue
             if index not in plan.skip_attention:
-                found = self._attention(index, layer, _norm(hidden, layer.norms["norm1"], self.epsilon), views, turns)
+                inputs = _norm(hidden, layer.norms.get("norm1"), self.epsilon)
+                if index == 0 and self.second_norm is not None:
+                    assert plan.second is not None
+                    second = plan.second.to(hidden)
+                    inputs = torch.cat([_norm(second, self.second_norm, self.epsilon), inputs], dim=-1)
+                found = self._attention(index, layer, inputs, views, turns)
                 hidden = hidden + self._after(found, layer, "post1")
             if index not in plan.skip_mlp:
-                found = self._mlp(layer, _norm(hidden, layer.norms["norm2"], self.epsilon))
+                found = self._mlp(layer, _norm(hidden, layer.norms.get("norm2"), self.epsilon))
                 hidden = hidden + self._after(found, layer, "post2")
         if len(self.layers) in plan.wanted:
             plan.taps[len(self.layers)] = hidden
@@ -174,7 +184,9 @@ class TorchDecoder:
         return layer.down(active * up)
 
 
-def _norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def _norm(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    if weight is None:
+        return rows
     return functional.rms_norm(rows.to(weight.dtype), (rows.shape[-1],), weight, epsilon).to(rows.dtype)
 
 

@@ -82,6 +82,14 @@ class GraphTarget(RowTarget):
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden.to(self.decoder.embedding))
 
+    @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        return self.decoder.normed(hidden.to(self.decoder.embedding))
+
+    @torch.inference_mode()
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        return self.decoder.lm_head.weight[tokens.to(self.device)].float()
+
     def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
         for one in sequences:  # once for the whole prompt, so that no chunk has to move what is there
             one.kv.reserve(len(one.tokens) - one.kv.length)

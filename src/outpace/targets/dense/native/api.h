@@ -39,6 +39,7 @@ struct outpace_forward {
     int32_t rows, parts, start, stop;
     const int32_t* tokens;                      // (rows)
     const float* states;                        // (rows, hidden) to begin with instead of tokens; or null
+    const float* second;                        // (rows, hidden) that layer 0 reads beside them; null where it does not
     const uint8_t *skip_attention, *skip_mlp;   // (layers) or null
     const outpace_part* part;
     int32_t taps;
@@ -56,7 +57,9 @@ outpace_model* outpace_create(const outpace_shape*);
 void outpace_destroy(outpace_model*);
 // `layer` -1 and `slot` 0: the embedding; 1: the LM head, or the embedding again when `matrix` is null.
 int outpace_set_matrix(outpace_model*, int layer, int slot, const outpace_matrix* matrix);
-int outpace_set_norm(outpace_model*, int layer, int slot, const float* weights, int count);  // layer -1: the final one
+// Layer -1: the final norm (slot 0), and that of layer 0's second input (1), which doubles the inputs of its products.
+// Without weights there is no norm; but the final one's are ones until they are set.
+int outpace_set_norm(outpace_model*, int layer, int slot, const float* weights, int count);
 int outpace_set_layer(outpace_model*, int layer, int window, int rotation);
 int outpace_set_rotation(outpace_model*, int index, const float* cosines, const float* sines, int positions, int size);
 int outpace_set_threads(int threads);

@@ -51,7 +51,8 @@ struct outpace_model : outpace_shape {
 
     int width;  // of a head's K/V row
     std::vector<Layer> layer;
-    std::vector<float> final_norm;
+    std::vector<float> final_norm;  // empty: none
+    std::vector<float> second_norm; // layer 0 reads a second row beside the residual stream, under this norm; empty: none
     Linear embedding, head;
     Rotation rotations[2];
 
@@ -137,7 +138,7 @@ class Forward {
         inner = m.layer.empty() ? 0 : m.layer[0].gate_up.tiles / 2 * LANES;
         delta_stride = round_up(m.hidden, LANES);
         auto& s = space();
-        s.normed.prepare(wants[0], rows, m.hidden);
+        s.normed.prepare(wants[0], rows, second() ? 2 * m.hidden : m.hidden);
         s.attended.prepare(wants[1], rows, heads);
         s.inner.prepare(wants[2], rows, inner);
         s.last.prepare(wants[3], rows, m.hidden);
@@ -220,6 +221,9 @@ class Forward {
 
     float* x(int row) { return &space().x[size_t(row) * m.hidden]; }
 
+    // Whether layer 0 runs, and reads a second row.
+    bool second() const { return !m.second_norm.empty() && job.start == 0 && job.stop > 0; }
+
     // Add what the last sublayer made to the residual stream.
     void settle(int row, const std::vector<float>* post) {
         float *to = x(row), *delta = &space().delta[row * delta_stride];
@@ -230,7 +234,7 @@ class Forward {
     void walk(int thread) {
         auto& s = space();
         auto& mine = s.threads[thread];
-        mine.row.resize(std::max(m.hidden, m.heads * m.width));
+        mine.row.resize(std::max(2 * m.hidden, m.heads * m.width));
         my_rows(thread, [&](int row) {
             if (job.states) {
                 std::memcpy(x(row), job.states + size_t(row) * m.hidden, sizeof(float) * m.hidden);
@@ -251,7 +255,8 @@ class Forward {
                 my_rows(thread, [&](int row) {
                     if (pending) settle(row, pending);
                     if (tapped) std::memcpy(job.tap_rows[tap] + size_t(row) * m.hidden, x(row), sizeof(float) * m.hidden);
-                    if (attends) norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM1], row);
+                    if (attends && index == 0 && second()) two_to(mine.row, s.normed, *l, row);
+                    else if (attends) norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM1], row);
                     if (end && job.logits) norm_to(mine.row, s.last, m.final_norm, row);
                 });
                 pending = nullptr;
@@ -290,8 +295,18 @@ class Forward {
     }
 
     void norm_to(std::vector<float>& row_space, Inputs& to, const std::vector<float>& weights, int row) {
+        if (weights.empty()) return to.take(row, x(row), 0, m.hidden);
         normalise(x(row), weights.data(), m.hidden, m.epsilon, row_space.data());
         to.take(row, row_space.data(), 0, m.hidden);
+    }
+
+    // The second row and the residual stream, each under its norm, one behind the other.
+    void two_to(std::vector<float>& row_space, Inputs& to, const Layer& l, int row) {
+        normalise(job.second + size_t(row) * m.hidden, m.second_norm.data(), m.hidden, m.epsilon, row_space.data());
+        float* behind = row_space.data() + m.hidden;
+        if (l.norms[OUTPACE_NORM1].empty()) std::memcpy(behind, x(row), sizeof(float) * m.hidden);
+        else normalise(x(row), l.norms[OUTPACE_NORM1].data(), m.hidden, m.epsilon, behind);
+        to.take(row, row_space.data(), 0, 2 * m.hidden);
     }
 
     void attention(int thread, const Layer& l, int index, int stage) {
@@ -525,7 +540,8 @@ int outpace_set_matrix(outpace_model* model, int layer, int slot, const outpace_
 
 int outpace_set_norm(outpace_model* model, int layer, int slot, const float* weights, int count) {
     return guarded([&] {
-        auto& to = layer < 0 ? model->final_norm : model->layer.at(layer).norms[slot];
+        if (layer < 0 && slot == 1 && model->hidden % BLOCK) throw std::invalid_argument("two inputs need a hidden size in blocks of 32");
+        auto& to = layer >= 0 ? model->layer.at(layer).norms[slot] : slot ? model->second_norm : model->final_norm;
         to.assign(weights, weights + count);
     });
 }
@@ -550,6 +566,8 @@ int outpace_set_threads(int threads) {
 int outpace_run(outpace_model* model, const outpace_forward* job) {
     return guarded([&] {
         if (!job->states) check_tokens(*model, job->tokens, job->rows);
+        if (!model->second_norm.empty() && job->start == 0 && job->stop > 0 && !job->second)
+            throw std::invalid_argument("layer 0 reads a second input, and there is none");
         if (!pool) pool = std::make_unique<Pool>(1);
         with_kv(model->kv_format, [&](auto t) { Forward<decltype(t)>(*model, *job).run(); });
     });

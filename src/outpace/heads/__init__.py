@@ -1,0 +1,1 @@
+"""Learned drafters as networks: their shapes, their checkpoints, and how they run."""

@@ -1,0 +1,245 @@
+"""Head: the network of a learned drafter. What it needs to know of its target, and what training asks of it.
+
+A head is a torch module that is trained on the target's own text and hidden states. It borrows the target's embedding
+and the LM-head rows of the tokens that it may draft (:mod:`outpace.heads.words`); what it learns is its own.
+
+Adding a kind: a subclass with its ``Options``, in a module of this package, decorated with :func:`kind`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.errors import BadInput
+from outpace.heads.words import Words
+from outpace.targets.base import Target
+from outpace.training.losses import Said
+
+SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
+"""The dial for size: how wide an MLP is, as a share of the usual 8/3 of the hidden size."""
+
+
+class TargetFacts(BaseModel):
+    """What a head knows of the target that it was made for; ``fingerprint`` is :func:`fingerprint.probe`'s."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    fingerprint: list[float]
+
+
+class HeadConfig(BaseModel):
+    """``config.json`` of a head. Layer numbers are taps: the residual stream entering that layer, counted from 0."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = 1
+    kind: str
+    target: TargetFacts
+    taps: tuple[int, ...]
+    vocabulary: int = Field(description="tokens that it can draft")
+    rank: int = Field(0, description="of a low-rank LM head; 0: the target's rows")
+    layers: int = 1
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    epsilon: float = 1e-5
+    rope_theta: float = 10000.0
+    context_length: int = 8192
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def hidden_size(self) -> int:
+        """Heads are as wide as their target."""
+        return self.target.hidden_size
+
+
+@dataclass(slots=True)
+class Batch:
+    """Conversations side by side, padded at their ends. B rows of T tokens.
+
+    ``tokens`` (B, T) long; ``states[layer]`` (B, T, hidden): the residual stream entering ``layer`` at each token;
+    ``real`` (B, T) bool: no padding; ``answer`` (B, T) bool: tokens that the target wrote, the ones to be predicted.
+    """
+
+    tokens: Tensor
+    states: Mapping[int, Tensor]
+    real: Tensor
+    answer: Tensor
+
+
+@dataclass(slots=True)
+class Teacher:
+    """What losses ask of the target, as plain tensors on the training device. ``final`` is its last layer's tap.
+
+    ``embedding`` (V, hidden), as the first layer sees tokens; ``rows`` (Vd, hidden): its LM head for the head's words;
+    ``norm``: the final norm as a function of states.
+    """
+
+    embedding: Tensor
+    rows: Tensor
+    norm: Callable[[Tensor], Tensor]
+    final: int
+
+    def normed(self, batch: Batch) -> Tensor:
+        """The target's states behind its final norm, what its LM head reads: (B, T, hidden)."""
+        return self.norm(batch.states[self.final])
+
+    def says(self, batch: Batch) -> tuple[Said, Tensor]:
+        """What the target says after each token that an answer's token follows.
+
+        And where to find it: (B, T) long, the index into it by the token that it is said after; 0 where nothing is.
+        """
+        wanted = torch.zeros_like(batch.answer)
+        wanted[:, :-1] = batch.answer[:, 1:]
+        kept = wanted.flatten().nonzero()[:, 0]
+        place = torch.zeros(wanted.numel(), dtype=torch.long, device=kept.device)
+        place[kept] = torch.arange(len(kept), device=kept.device)
+        states = batch.states[self.final].flatten(0, 1)[kept]
+        return Said(self.norm(states), self.rows), place.view_as(wanted)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """The target's logits for the head's words, (..., Vd), of states behind its final norm."""
+        return functional.linear(normed.to(self.rows.dtype), self.rows)
+
+
+class Head(nn.Module, ABC):
+    """A learned drafter's network."""
+
+    kind: ClassVar[str] = ""
+    Options: ClassVar[type[BaseModel]] = BaseModel
+    """The kind's own settings, which ``outpace train`` takes as --param."""
+    paper: ClassVar[str] = ""
+
+    def __init__(self, config: HeadConfig, words: Words) -> None:
+        super().__init__()
+        self.config = config
+        self.words = words
+
+    @property
+    def options(self) -> Any:
+        """The kind's own settings, checked."""
+        return self.Options.model_validate(self.config.options)
+
+    @classmethod
+    @abstractmethod
+    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+        """Which layers of a target of ``layers`` layers it reads; ``layers`` itself is the last one's output."""
+
+    @classmethod
+    def depth_of(cls, options: Any) -> int:
+        """How many layers it has itself."""
+        return 1
+
+    def initialise(self, target: Target, teacher: Teacher) -> None:  # noqa: B027 - most begin at random
+        """Begin from what the target's weights offer. Called once, before training."""
+
+    @abstractmethod
+    def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
+        """``loss``, a scalar to minimise, and what else is worth watching (scalars)."""
+
+
+H = TypeVar("H", bound=type[Head])
+_KINDS: dict[str, type[Head]] = {}
+
+
+def kind(name: str) -> Callable[[H], H]:
+    """Declare a kind of head."""
+
+    def declare(head: H) -> H:
+        head.kind = name
+        _KINDS[name] = head
+        return head
+
+    return declare
+
+
+@cache
+def _discover() -> None:
+    package = importlib.import_module("outpace.heads")
+    for entry in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"outpace.heads.{entry.name}")
+
+
+def kinds() -> dict[str, type[Head]]:
+    """Every kind of head by name."""
+    _discover()
+    return dict(sorted(_KINDS.items()))
+
+
+def find_kind(name: str) -> type[Head]:
+    """The kind of this name. Raises BadInput with the names there are."""
+    if name not in kinds():
+        raise BadInput(f"unknown kind of head '{name}'; known: {', '.join(kinds())}")
+    return _KINDS[name]
+
+
+def shapes(hidden: int, size: str) -> dict[str, int]:
+    """Sizes of a head's layers for a target of width ``hidden``; ``size`` is one of SIZES."""
+    if size not in SIZES:
+        raise BadInput(f"unknown size '{size}'; known: {', '.join(SIZES)}")
+    head_size = next((width for width in (64, 32, 16, 8, 4, 2) if hidden % width == 0), hidden)
+    heads = hidden // head_size
+    kv_heads = next(count for count in range(max(1, heads // 3), heads + 1) if heads % count == 0)
+    intermediate = max(8, round(SIZES[size] * hidden * 8 / 3 / 64) * 64)
+    return {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "intermediate": intermediate}
+
+
+def plan(
+    head: type[Head],
+    facts: TargetFacts,
+    *,
+    size: str = "base",
+    vocabulary: int = 0,
+    rank: int = 0,
+    options: Mapping[str, Any] | None = None,
+    taps: Seq[int] = (),
+) -> HeadConfig:
+    """The configuration of a new head of one kind. Raises BadInput for options and layers that do not exist."""
+    from pydantic import ValidationError
+
+    try:
+        settings = head.Options.model_validate(dict(options or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(head.Options.model_fields) or "it has none"
+        where = ".".join(map(str, first["loc"])) or "options"
+        raise BadInput(f"head '{head.kind}', setting '{where}': {first['msg']} (settings: {known})") from None
+    chosen = tuple(taps) or head.taps_of(facts.num_layers, settings)
+    outside = next((tap for tap in chosen if not 0 <= tap <= facts.num_layers), None)
+    if outside is not None:
+        raise BadInput(f"tap {outside} does not exist: the target has {facts.num_layers} layers")
+    return HeadConfig(
+        kind=head.kind,
+        target=facts,
+        taps=chosen,
+        vocabulary=min(vocabulary or facts.vocab_size, facts.vocab_size),
+        rank=rank,
+        layers=head.depth_of(settings),
+        options=settings.model_dump(),
+        **shapes(facts.hidden_size, size),
+    )
+
+
+def parameters(head: nn.Module) -> int:
+    """How many weights are its own."""
+    return sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
+
+
+__all__ = ["SIZES", "Batch", "Head", "HeadConfig", "TargetFacts", "Teacher", "find_kind", "kind", "kinds"]

@@ -1,0 +1,120 @@
+"""Parts of heads' networks, as they are trained: a decoder layer whose attention is handed what to see.
+
+Names of weights are those of the Llama family, so that checkpoints of the field map onto them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.heads.base import HeadConfig
+
+
+def turns(positions: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Rotary cosines and sines for positions (...,): two of (..., head_size / 2), float32."""
+    half = head_size // 2
+    speeds = theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
+    angles = positions.float()[..., None] * speeds
+    return angles.cos(), angles.sin()
+
+
+def rotated(rows: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of (B, heads, T, head_size); ``turned``: (T, half) or (B, T, half) each."""
+    cosines, sines = (one[:, None] if one.dim() == 3 else one for one in turned)
+    first, second = rows.float().chunk(2, -1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1).to(rows.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention. ``inputs``: width of what it reads. ``norms``: RMSNorm of queries and keys (Qwen3's)."""
+
+    def __init__(self, config: HeadConfig, inputs: int, *, norms: bool = False) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self.theta = config.rope_theta
+        self.q_proj = nn.Linear(inputs, self.heads * self.head_size, bias=False)
+        self.k_proj = nn.Linear(inputs, self.kv_heads * self.head_size, bias=False)
+        self.v_proj = nn.Linear(inputs, self.kv_heads * self.head_size, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_size, config.hidden_size, bias=False)
+        if norms:
+            self.q_norm = nn.RMSNorm(self.head_size, config.epsilon)
+            self.k_norm = nn.RMSNorm(self.head_size, config.epsilon)
+        self.norms = norms
+
+    def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """(B, heads, T, head_size) of (B, T, inputs), turned to ``positions`` (T) or (B, T)."""
+        found = self._split(self.q_proj(rows), self.heads)
+        return rotated(self.q_norm(found) if self.norms else found, turns(positions, self.head_size, self.theta))
+
+    def keys_values(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Two of (B, kv_heads, T, head_size)."""
+        keys, values = self._split(self.k_proj(rows), self.kv_heads), self._split(self.v_proj(rows), self.kv_heads)
+        return rotated(self.k_norm(keys) if self.norms else keys, turns(positions, self.head_size, self.theta)), values
+
+    @staticmethod
+    def _split(rows: Tensor, heads: int) -> Tensor:
+        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, hidden). ``mask``: None for causal, else bool or additive, broadcastable to (B, heads, T, S)."""
+        found = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.merged(found)
+
+    def merged(self, found: Tensor) -> Tensor:
+        """(B, heads, T, head_size) through the output projection: (B, T, hidden)."""
+        rows: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        return rows
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate, bias=False)
+        self.down_proj = nn.Linear(config.intermediate, config.hidden_size, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(..., hidden) to (..., hidden)."""
+        found: Tensor = self.down_proj(functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return found
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: HeadConfig, *, inputs: int = 0, norms: bool = False, first_norm: bool = True) -> None:
+        """``inputs``: width of what attention reads (the hidden size); ``first_norm``: whether there is one before it."""
+        super().__init__()
+        self.self_attn = Attention(config, inputs or config.hidden_size, norms=norms)
+        self.mlp = Mlp(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.epsilon) if first_norm else nn.Identity()
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.epsilon)
+
+    def feed(self, stream: Tensor) -> Tensor:
+        """The MLP's half: (..., hidden)."""
+        found: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return found
+
+
+def initialised(module: nn.Module, deviation: float = 0.02) -> None:
+    """Normal weights for every matrix, ones for norms."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=deviation)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def shifted(rows: Tensor, by: int) -> Tensor:
+    """(B, T, ...) moved ``by`` positions towards the beginning; what comes in at the end is zero (False)."""
+    if by == 0:
+        return rows
+    moved = torch.zeros_like(rows)
+    moved[:, :-by] = rows[:, by:]
+    return moved

@@ -1,0 +1,71 @@
+"""A target's fingerprint: some numbers of its forward, equal up to rounding in whatever precision it is loaded.
+
+Twelve tokens, spread over the vocabulary, are run; a spread of the last state's components and of the embeddings is
+compared by direction. Another precision of the same weights turns these by little, other weights by far more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.errors import BadInput
+from outpace.targets.base import Target
+from outpace.tree import TokenTree
+
+_TOKENS, _COMPONENTS = 12, 48
+ALIKE = 0.97
+"""Cosine above which two probes are of the same weights; see LOG.md for what was measured."""
+
+
+@torch.inference_mode()
+def probe(target: Target) -> list[float]:
+    """Two unit vectors end to end: components of the embeddings, and of the state that leaves the last layer."""
+    count = min(_TOKENS, target.vocab_size, target.context_length - 1)
+    tokens = [1 + index * (target.vocab_size - 1) // count for index in range(count)]
+    tokens = [min(token, target.vocab_size - 1) for token in tokens]
+    sequence = target.sequence(tokens)
+    target.prefill([sequence])
+    state = target.score([(sequence, TokenTree())], (target.num_layers,))[0].taps[target.num_layers][0]
+    target.close(sequence.kv)
+    found = [*_unit(_spread(target.embed(torch.tensor(tokens)).flatten())), *_unit(_spread(state))]
+    return [round(value, 5) for value in found]
+
+
+def _spread(values: Tensor) -> Tensor:
+    count = min(_COMPONENTS, len(values))
+    return values.float().cpu()[torch.linspace(0, len(values) - 1, count).long()]
+
+
+def _unit(values: Tensor) -> list[float]:
+    found: list[float] = (values / values.norm().clamp_min(1e-12)).tolist()
+    return found
+
+
+def alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two probes are of the same weights."""
+    if len(one) != len(other):
+        return False
+    half = len(one) // 2
+    a, b = torch.tensor(list(one)), torch.tensor(list(other))
+    return bool((a[:half] @ b[:half] >= ALIKE) & (a[half:] @ b[half:] >= ALIKE))
+
+
+def check(
+    target: Target, hidden_size: int, vocab_size: int, num_layers: int, fingerprint: Sequence[float], what: str
+) -> None:
+    """Raise BadInput when ``what`` was made for another target, and say in what it differs."""
+    for name, theirs, ours in (
+        ("hidden size", hidden_size, target.hidden_size),
+        ("vocabulary", vocab_size, target.vocab_size),
+        ("number of layers", num_layers, target.num_layers),
+    ):
+        if theirs != ours:
+            raise BadInput(f"{what} was made for another target: its {name} is {theirs}, this model's {ours}")
+    if not alike(fingerprint, probe(target)):
+        raise BadInput(
+            f"{what} was made for other weights than this model's, though the sizes agree; "
+            "train one for this model (outpace train)"
+        )

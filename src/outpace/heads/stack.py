@@ -1,0 +1,211 @@
+"""Stack: a head's decoder layers as they run beside a target, on the same kernels as the target's own.
+
+Rows go in as states and come out as states and logits. Rows that are *kept* extend a sequence's K/V: what was committed.
+Rows of *trees* see what was kept and the rows of their tree that they name, and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.heads.base import HeadConfig
+from outpace.heads.blocks import DecoderLayer, turns
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Matrix
+from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.torch_target import GraphTarget
+from outpace.targets.rows import Part, Plan
+
+_PRECISIONS = {"int4": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
+"""What a head is packed in beside a target of a precision."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one sequence. ``states`` (n, hidden) enter the first layer, at ``positions`` (n).
+
+    ``second`` (n, hidden): what layer 0 reads beside them, in stacks that do. ``seen``: None for rows that are kept,
+    each seeing what is before it; else for each row which rows of its tree it sees, itself among them, by index: the
+    tree's earlier rows, whose K/V is ``old`` (what an earlier call gave back as ``side``), count first.
+    ``old_positions``: theirs.
+    """
+
+    kv: Any
+    states: Tensor
+    positions: list[int]
+    second: Tensor | None = None
+    seen: list[list[int]] | None = None
+    old: Any = None
+    old_positions: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Out:
+    """What became of rows: ``states`` (n, hidden) as they left the last layer, before the final norm; ``logits``
+    (n, Vd) behind it; ``side``: K/V of the tree's old and new rows."""
+
+    states: Tensor
+    logits: Tensor | None
+    side: Any
+
+
+class _Seen:
+    """What a forward asks of a tree: which rows see which."""
+
+    def __init__(self, seen: list[list[int]], old: int) -> None:
+        self._rows = [[] for _ in range(old)] + seen
+
+    def seen(self) -> list[list[int]]:
+        return self._rows
+
+    def ancestor_mask(self) -> Tensor:
+        mask = torch.zeros(len(self._rows), len(self._rows), dtype=torch.bool)
+        for row, seen in enumerate(self._rows):
+            mask[row, seen] = True
+        return mask
+
+
+class Stack:
+    """The layers of a blueprint, beside ``target``: on the compiled kernels where that is, else in plain PyTorch."""
+
+    def __init__(self, plan: Blueprint, target: Target) -> None:
+        self.inner: DenseTarget | GraphTarget
+        if isinstance(target, DenseTarget):
+            self.inner = DenseTarget(plan, _PRECISIONS[target.dtype])
+        else:
+            self.inner = GraphTarget(plan)
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are wanted."""
+        return self.inner.device
+
+    def open(self) -> Any:
+        """K/V of a sequence of which nothing is kept."""
+        return self.inner.open()
+
+    def length(self, kv: Any) -> int:
+        """How many rows are kept."""
+        return self.inner.length(kv)
+
+    def fork(self, kv: Any, length: int | None = None) -> Any:
+        """An independent copy of the first ``length`` rows."""
+        return self.inner.fork(kv, length)
+
+    def truncate(self, kv: Any, length: int) -> Any:
+        """The first ``length`` rows; ``kv`` itself must not be used again."""
+        return self.inner.truncate(kv, length)
+
+    def close(self, kv: Any) -> None:
+        """Release it."""
+        self.inner.close(kv)
+
+    def put(self, kv: Any, keys_values: Tensor) -> None:
+        """Keep rows whose K/V was made elsewhere: (layers, 2, kv_heads, n, head_size), keys turned already."""
+        shape, count = keys_values.shape, keys_values.shape[3]
+        if isinstance(self.inner, DenseTarget):
+            wide = torch.zeros(*shape[:4], kv.width, dtype=kv.data.dtype)
+            wide[..., : shape[4]] = keys_values
+            kv.take(wide, range(count))
+        else:
+            kv.take(keys_values.to(self.device, self.inner.decoder.dtype), range(count))
+
+    @torch.inference_mode()
+    def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
+        """One forward over the rows of many sequences. Rows without ``seen`` are kept with it."""
+        parts: list[Part] = []
+        start = 0
+        for one in batch:
+            stop = start + len(one.states)
+            tree: Any = None if one.seen is None else _Seen(one.seen, len(one.old_positions))
+            positions = [*one.old_positions, *one.positions]
+            parts.append(Part(one.kv, start, stop, positions, tree, one.old))
+            start = stop
+        last = self.inner.num_layers
+        plan = Plan(parts, 0, last, states=_joined([one.states for one in batch]), wanted=frozenset([last]))
+        if batch and batch[0].second is not None:
+            plan.second = _joined([one.second for one in batch if one.second is not None])
+        found = self.inner.run(plan, [0] * start, logits=logits)
+        out = []
+        for one, part in zip(batch, parts, strict=True):
+            if one.seen is None:
+                one.kv.advance(len(one.states))
+            rows = slice(part.start, part.stop)
+            out.append(Out(plan.taps[last][rows], None if found is None else found[rows], part.side))
+        return out
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def stack_plan(
+    config: HeadConfig,
+    layers: Seq[DecoderLayer],
+    *,
+    rows: Tensor | None = None,
+    final_norm: nn.RMSNorm | None = None,
+    first_norms: Seq[nn.Module] | None = None,
+    second_norm: nn.RMSNorm | None = None,
+    device: torch.device | None = None,
+) -> Blueprint:
+    """The blueprint of a head's layers.
+
+    ``rows`` (Vd, hidden): its LM head, read behind ``final_norm``; None for a stack of which only states are wanted.
+    ``first_norms``: what stands before each layer's attention instead of its ``input_layernorm``. ``second_norm``: that
+    of the second row, for a first layer whose attention reads two (its projections take the second row first).
+    """
+    where = device or torch.device("cpu")
+
+    def matrix(linear: nn.Linear) -> Matrix:
+        bias = None if linear.bias is None else linear.bias.detach().float().to(where)
+        return Matrix(linear.weight.detach().float().to(where), bias)
+
+    def norm(module: nn.Module) -> Matrix:
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        return Matrix(weight.detach().float().to(where))
+
+    plans = []
+    for index, layer in enumerate(layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = {"norm2": norm(layer.post_attention_layernorm)}
+        first = layer.input_layernorm if first_norms is None else first_norms[index]
+        if not isinstance(first, nn.Identity):
+            norms["norm1"] = norm(first)
+        if attention.norms:
+            norms["query"], norms["key"] = norm(attention.q_norm), norm(attention.k_norm)
+        plans.append(
+            LayerPlan(
+                *(matrix(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)),
+                *(matrix(one) for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)),
+                norms,
+            )
+        )
+    # Rows come as states: no embedding is read. Where there is no LM head either, something must stand there.
+    stand_in = Matrix(torch.zeros(16, config.hidden_size, device=where))
+    return Blueprint(
+        layers=plans,
+        hidden=config.hidden_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        intermediate=config.intermediate,
+        vocabulary=16 if rows is None else len(rows),
+        activation="silu",
+        epsilon=config.epsilon,
+        attention_scale=config.head_size**-0.5,
+        embedding=stand_in,
+        head=None if rows is None else Matrix(rows.detach().float().to(where)),
+        final_norm=None if final_norm is None else norm(final_norm),
+        rotations=[lambda positions: turns(positions, config.head_size, config.rope_theta)],
+        context_length=config.context_length,
+        context_note="",
+        second_norm=None if second_norm is None else norm(second_norm),
+        device=where,
+    )

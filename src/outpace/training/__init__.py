@@ -1,0 +1,1 @@
+"""Drafters that learn: data from the target itself, losses, one trainer."""

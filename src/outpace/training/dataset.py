@@ -1,0 +1,113 @@
+"""Batches of conversations for training: split, cut into windows, shuffled the same way for the same seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.errors import BadInput
+from outpace.heads.base import Batch
+from outpace.training.shards import Conversation, Shards
+
+HELD_OUT = 50
+"""One of so many prompts is held out."""
+OVERLAP = 32
+"""Tokens of context that a window takes from the one before."""
+POOL = 4
+"""Shards that are shuffled together."""
+
+
+def held_out(key: str) -> bool:
+    """Whether a prompt belongs to the held-out split: for good, whatever else is in the file."""
+    return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:4], "big") % HELD_OUT == 0
+
+
+class Dataset:
+    """What heads learn from. ``window``: the longest row; ``tokens``: about so many positions in a batch."""
+
+    def __init__(self, shards: Shards, layers: Sequence[int], *, window: int = 512, tokens: int = 4096) -> None:
+        self.shards, self.layers = shards, tuple(layers)
+        self.window, self.tokens = window, tokens
+
+    def words(self, count: int, vocab_size: int, always: Sequence[int] = ()) -> Tensor:
+        """The ``count`` tokens that the target's answers use most, ``always`` among them; ascending (count,) long.
+
+        Ties go to lower ids: in byte-level vocabularies the commoner ones.
+        """
+        uses = torch.zeros(vocab_size, dtype=torch.long)
+        for path in self.shards.paths:
+            for one in self.shards.read(path):
+                if not held_out(one.key):
+                    uses += torch.bincount(torch.tensor(one.answer), minlength=vocab_size)[:vocab_size]
+        uses[list(always)] = int(uses.max()) + 1
+        return uses.argsort(descending=True, stable=True)[:count].sort().values
+
+    def answer_tokens(self) -> int:
+        """How many of the target's tokens are trained on."""
+        return sum(
+            len(one.answer)
+            for path in self.shards.paths
+            for one in self.shards.read(path)
+            if not held_out(one.key)
+        )
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """One pass over the training split, shuffled by ``epoch``."""
+        order = random.Random(epoch)
+        paths = self.shards.paths
+        order.shuffle(paths)
+        for start in range(0, len(paths), POOL):
+            windows = [one for path in paths[start : start + POOL] for one in self._windows(path, False)]
+            order.shuffle(windows)
+            yield from self._batches(windows, order)
+
+    def held_out(self) -> Iterator[Batch]:
+        """The held-out split, the same batches every time."""
+        for path in self.shards.paths:
+            yield from self._batches(list(self._windows(path, True)), random.Random(0))
+
+    def _windows(self, path: Path, wanted: bool) -> Iterator[tuple[Conversation, int, int]]:
+        """Conversations with the part of each that makes a row; a long one makes several."""
+        for one in self.shards.read(path, self.layers):
+            if held_out(one.key) is not wanted:
+                continue
+            if missing := set(self.layers) - set(one.states):
+                raise BadInput(f"{path} has no states of layers {sorted(missing)}")
+            start, end = 0, len(one.tokens)
+            while start + OVERLAP < end or start == 0:
+                yield one, start, min(end, start + self.window)
+                start += self.window - OVERLAP
+
+    def _batches(self, windows: list[tuple[Conversation, int, int]], order: random.Random) -> Iterator[Batch]:
+        windows = sorted(windows, key=lambda one: one[2] - one[1])  # rows of a batch are about equally long
+        groups: list[list[tuple[Conversation, int, int]]] = [[]]
+        for one in windows:
+            if groups[-1] and (len(groups[-1]) + 1) * (one[2] - one[1]) > self.tokens:
+                groups.append([])
+            groups[-1].append(one)
+        order.shuffle(groups)
+        yield from (self._batch(group) for group in groups if group)
+
+    def _batch(self, group: list[tuple[Conversation, int, int]]) -> Batch:
+        longest = max(stop - start for _, start, stop in group)
+        tokens = torch.zeros(len(group), longest, dtype=torch.long)
+        real = torch.zeros(len(group), longest, dtype=torch.bool)
+        answer = torch.zeros_like(real)
+        states = {
+            layer: torch.zeros(len(group), longest, rows.shape[-1], dtype=rows.dtype)
+            for layer, rows in group[0][0].states.items()
+        }
+        for row, (one, start, stop) in enumerate(group):
+            size = stop - start
+            tokens[row, :size] = torch.tensor(one.tokens[start:stop])
+            real[row, :size] = True
+            # What an earlier window has asked for is context here.
+            answer[row, max(len(one.prompt) - start, OVERLAP if start else 0) : size] = True
+            for layer, rows in one.states.items():
+                states[layer][row, :size] = rows[start:stop]
+        return Batch(tokens, states, real, answer)

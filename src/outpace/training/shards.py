@@ -1,0 +1,152 @@
+"""Conversations of a target on disk, with the hidden states that drafters read: files that are complete or not there.
+
+A folder holds ``manifest.json`` (which target, which layers) and shards ``part-00000.safetensors`` of some hundred
+conversations each. A shard is written under another name and renamed, so a kill at any moment loses one shard at most,
+and a second run goes on where the first one stopped. Tensors of a shard:
+
+``tokens`` (n) int32, prompts and answers end to end; ``starts`` (conversations + 1) int64; ``answers`` (conversations)
+int64, where in ``tokens`` each answer begins; ``state.L`` (n, hidden) bfloat16, the residual stream entering layer L at
+each token; absent from shards beyond the byte budget. The metadata's ``keys`` name the prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.errors import BadInput
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A prompt and the target's answer. ``states[layer]``: (tokens, hidden), in any float type; may be empty."""
+
+    key: str
+    prompt: list[int]
+    answer: list[int]
+    states: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer."""
+        return [*self.prompt, *self.answer]
+
+
+class Shards:
+    """The conversations in a folder. Raises BadInput for a folder that belongs to something else."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """``about``: what makes conversations fit together (target, layers); a folder of another kind is refused."""
+        self.folder = folder
+        self.about = {"format": FORMAT, **about}
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / MANIFEST
+        if manifest.exists():
+            self._check(manifest)
+        elif any(folder.glob("part-*.safetensors")):
+            raise BadInput(f"{folder} holds conversations but no {MANIFEST}; give another folder")
+        else:
+            write_atomically(manifest, json.dumps(self.about, indent=1).encode())
+        for left in folder.glob("*.unfinished"):
+            left.unlink()
+
+    def _check(self, manifest: Path) -> None:
+        try:
+            found = json.loads(manifest.read_text())
+        except ValueError as error:
+            raise BadInput(f"{manifest} cannot be read ({error}); give another folder") from error
+        for key, value in self.about.items():
+            if found.get(key) != value:
+                raise BadInput(
+                    f"{self.folder} holds conversations with {key} = {found.get(key)}, and this run has {value}; "
+                    "give another folder, or the same settings"
+                )
+
+    @property
+    def paths(self) -> list[Path]:
+        """Shards in order."""
+        return sorted(self.folder.glob("part-*.safetensors"))
+
+    @property
+    def bytes(self) -> int:
+        """On disk."""
+        return sum(path.stat().st_size for path in self.paths)
+
+    def keys(self) -> list[str]:
+        """Prompts that are answered, in order."""
+        return [key for path in self.paths for key in self._metadata(path)]
+
+    def _metadata(self, path: Path) -> list[str]:
+        try:
+            with safe_open(path, "pt") as file:
+                keys: list[str] = json.loads(file.metadata()["keys"])
+                return keys
+        except (SafetensorError, OSError, KeyError, TypeError) as error:
+            raise BadInput(f"{path} is damaged ({error}); delete it, and run again to make it anew") from error
+
+    def answer_tokens(self) -> int:
+        """How many tokens the target has written."""
+        total = 0
+        for path in self.paths:
+            with safe_open(path, "pt") as file:
+                starts, answers = file.get_tensor("starts"), file.get_tensor("answers")
+                total += int((starts[1:] - answers).sum())
+        return total
+
+    def append(self, conversations: Sequence[Conversation]) -> Path:
+        """Write one more shard: whole, or not at all."""
+        starts = torch.tensor([0, *(len(one.tokens) for one in conversations)]).cumsum(0)
+        tensors = {
+            "tokens": torch.tensor([token for one in conversations for token in one.tokens], dtype=torch.int32),
+            "starts": starts,
+            "answers": starts[:-1] + torch.tensor([len(one.prompt) for one in conversations]),
+        }
+        if all(one.states for one in conversations):
+            for layer in conversations[0].states:
+                tensors[f"state.{layer}"] = torch.cat([one.states[layer].bfloat16() for one in conversations])
+        path = self.folder / f"part-{len(self.paths):05d}.safetensors"
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
+            os.replace(unfinished, path)
+        except (OSError, SafetensorError) as error:
+            unfinished.unlink(missing_ok=True)
+            raise BadInput(
+                f"{path} cannot be written ({error}); what was written before is kept: make room, and run again "
+                "with the same folder to go on"
+            ) from error
+        return path
+
+    def read(self, path: Path, layers: Sequence[int] = ()) -> Iterator[Conversation]:
+        """The conversations of one shard; ``states`` of ``layers`` where the shard has them."""
+        keys = self._metadata(path)
+        with safe_open(path, "pt") as file:
+            names = set(file.keys())
+            tokens = file.get_tensor("tokens").tolist()
+            starts, answers = file.get_tensor("starts").tolist(), file.get_tensor("answers").tolist()
+            states = {
+                layer: file.get_tensor(f"state.{layer}") for layer in layers if f"state.{layer}" in names
+            }
+        for index, key in enumerate(keys):
+            first, middle, last = starts[index], answers[index], starts[index + 1]
+            rows = {layer: found[first:last] for layer, found in states.items()}
+            yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of ``content`` under ``path``, or what was there before."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)

@@ -1,0 +1,255 @@
+"""The trainer: one loop for every kind of head, on the CPU or a GPU, that a kill at any moment cannot hurt.
+
+Matrices learn by Muon (Jordan et al. 2024), which orthogonalises their updates and needs about half the steps of AdamW
+at these sizes (LOG.md); vectors by AdamW. Weights are float32, products bfloat16. The state of a run lies beside the
+head in ``trainer.pt``: weights, optimiser, position in the data, best so far. A second run with the same folder goes on
+from it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.errors import BadInput
+from outpace.heads.base import Batch, Head, Teacher
+from outpace.targets.base import Target
+from outpace.training.dataset import Dataset
+
+STATE = "trainer.pt"
+WARM = 0.03
+"""Share of the run in which the learning rate rises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast. ``seconds``: of training, over all runs; the learning rate falls towards whatever ends first."""
+
+    epochs: float = 1.0
+    seconds: float = math.inf
+    matrix_rate: float = 0.02
+    vector_rate: float = 1e-3
+    save_every: float = 120.0
+    evaluate_every: float = 300.0
+    patience: int = 3
+    """Evaluations without improvement after which training ends."""
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss)."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    best: float = math.inf
+    worse: int = 0
+    history: list[tuple[int, float]] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+Watch = Callable[[Progress, float], None]
+"""Called after every step with the progress and the share of the run that is done."""
+
+
+def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
+    """The target's part of every loss, copied out of it."""
+    tokens = torch.arange(target.vocab_size)
+    embedding = torch.cat([target.embed(some).detach().clone() for some in tokens.split(4096)])
+    ids = head.words.ids.cpu()
+
+    def norm(states: Tensor) -> Tensor:
+        return target.final_norm(states.flatten(0, -2)).clone().view(states.shape)
+
+    return Teacher(
+        embedding=embedding.to(device, torch.bfloat16),
+        rows=target.head_rows(ids).clone().to(device, torch.bfloat16),
+        norm=norm,
+        final=target.num_layers,
+    )
+
+
+class Trainer:
+    """Trains one head. ``run`` returns when the data, the time or the patience is spent."""
+
+    def __init__(
+        self, head: Head, teacher: Teacher, data: Dataset, folder: Path, schedule: Schedule, device: torch.device
+    ) -> None:
+        self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
+        self.schedule, self.device = schedule, device
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        trained = dict(self._trained())
+        matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("words.")]
+        others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("words.")]
+        # The network is bfloat16 throughout, and learns on float32 copies: small steps are not lost to rounding.
+        self._copies = [(one, one.detach().float().clone().requires_grad_()) for one in trained.values()]
+        masters = {id(one): copy for one, copy in self._copies}
+        matrices, others = [masters[id(one)] for one in matrices], [masters[id(one)] for one in others]
+        self.head.to(torch.bfloat16)
+        self.optimisers: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.optimisers.append(
+                torch.optim.Muon(matrices, lr=schedule.matrix_rate, weight_decay=0.01, momentum=0.95)
+            )
+        if others:
+            self.optimisers.append(torch.optim.AdamW(others, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0))
+        self._rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
+        self._total = max(1, round(schedule.epochs * data.answer_tokens()))
+
+    @property
+    def share(self) -> float:
+        """How much of the run is done, in [0, 1]."""
+        return min(1.0, max(self.progress.tokens / self._total, self.progress.seconds / self.schedule.seconds))
+
+    def run(self, watch: Watch = lambda progress, share: None) -> Progress:
+        """Train to the end, saving on the way; the head holds the best weights afterwards."""
+        spent, saved, evaluated = self.progress.seconds, time.monotonic(), time.monotonic()
+        began = time.monotonic()
+        for batch in self._batches():
+            self._step(batch)
+            self.progress.seconds = spent + time.monotonic() - began
+            watch(self.progress, self.share)
+            if time.monotonic() - evaluated > self.schedule.evaluate_every:
+                self.evaluate()
+                evaluated = time.monotonic()
+                if self.progress.worse >= self.schedule.patience:
+                    break
+            if time.monotonic() - saved > self.schedule.save_every:
+                self.save()
+                saved = time.monotonic()
+            if self.share >= 1.0:
+                break
+        self.evaluate()
+        self.save()
+        if self.best:
+            self.head.load_state_dict(self.best, strict=False)
+        return self.progress
+
+    def _batches(self) -> Iterator[Batch]:
+        while True:
+            seen = False
+            for number, batch in enumerate(self.data.train(self.schedule.seed + self.progress.epoch)):
+                seen = True
+                if number < self.progress.batch:
+                    continue  # an earlier run had it
+                yield batch
+                self.progress.batch = number + 1
+            if not seen:
+                raise BadInput("there is nothing to train on: no conversation outside the held-out split")
+            self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+
+    def _step(self, batch: Batch) -> None:
+        share = self.share
+        rate = min(1.0, share / WARM + 0.02) * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share)))
+        groups = [group for one in self.optimisers for group in one.param_groups]
+        for group, base in zip(groups, self._rates, strict=True):
+            group["lr"] = base * rate
+        self.head.train()
+        found = self._losses(batch)
+        found["loss"].backward()
+        for weight, copy in self._copies:
+            copy.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None
+        nn.utils.clip_grad_norm_([copy for _, copy in self._copies], 1.0)
+        for one in self.optimisers:
+            one.step()
+        self._follow()
+        self.progress.step += 1
+        self.progress.tokens += int(batch.answer.sum())
+        keep = 0.95 if self.progress.step > 20 else 0.5
+        for name, value in found.items():
+            before = self.progress.figures.get(name, float(value.detach()))
+            self.progress.figures[name] = keep * before + (1.0 - keep) * float(value.detach())
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """The network takes over what its copies have learned."""
+        for weight, copy in self._copies:
+            weight.copy_(copy)
+
+    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+        moved = Batch(
+            batch.tokens.to(self.device),
+            {layer: rows.to(self.device, torch.bfloat16) for layer, rows in batch.states.items()},
+            batch.real.to(self.device),
+            batch.answer.to(self.device),
+        )
+        return self.head.losses(moved, self.teacher)
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, weight) for name, weight in self.head.named_parameters() if weight.requires_grad]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Mean figures over the held-out split; remembers the weights when they are the best so far."""
+        self.head.eval()
+        sums: dict[str, float] = {}
+        weight = 0
+        for batch in self.data.held_out():
+            count = int(batch.answer.sum())
+            for name, value in self._losses(batch).items():
+                sums[name] = sums.get(name, 0.0) + count * float(value)
+            weight += count
+        if not weight:
+            return {}
+        means = {name: value / weight for name, value in sums.items()}
+        self.progress.history.append((self.progress.step, means["loss"]))
+        if means["loss"] < self.progress.best:
+            self.progress.best, self.progress.worse = means["loss"], 0
+            self.best = {name: value.detach().clone() for name, value in self._trained()}
+        else:
+            self.progress.worse += 1
+        return means
+
+    def save(self) -> None:
+        """The run's state, whole or not at all."""
+        state: dict[str, Any] = {
+            "head": {name: copy.detach() for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True)},
+            "best": self.best,
+            "optimisers": [one.state_dict() for one in self.optimisers],
+            "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
+            "config": self.head.config.model_dump(),
+        }
+        unfinished = self.folder / (STATE + ".unfinished")
+        try:
+            torch.save(state, unfinished)
+            os.replace(unfinished, self.folder / STATE)
+        except (OSError, RuntimeError) as error:
+            unfinished.unlink(missing_ok=True)
+            raise BadInput(
+                f"{self.folder / STATE} cannot be written ({error}); the state saved before is kept: make room, and "
+                "run again with --resume"
+            ) from error
+
+    def resume(self) -> bool:
+        """Go on from the folder's state. False where there is none; raises BadInput for one of another head."""
+        path = self.folder / STATE
+        if not path.exists():
+            return False
+        try:
+            state = torch.load(path, weights_only=True)
+        except Exception as error:
+            raise BadInput(f"{path} is damaged ({error}); delete it to begin anew") from error
+        if state["config"] != self.head.config.model_dump():
+            raise BadInput(f"{path} is of a run with other settings; give the same ones, or another folder")
+        with torch.no_grad():
+            for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True):
+                copy.copy_(state["head"][name])
+        self._follow()
+        self.best = state["best"]
+        for one, kept in zip(self.optimisers, state["optimisers"], strict=True):
+            one.load_state_dict(kept)
+        self.progress = Progress(**state["progress"])
+        return True
