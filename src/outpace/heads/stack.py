@@ -116,6 +116,11 @@ class Stack:
             kv.take(keys_values.to(self.device, self.inner.decoder.dtype), range(count))
 
     @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """What the final norm and the LM head alone make of states (n, hidden): (n, Vd)."""
+        return self.inner.head(states)
+
+    @torch.inference_mode()
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
         """One forward over the rows of many sequences. Rows without ``seen`` are kept with it."""
         parts: list[Part] = []
@@ -152,6 +157,7 @@ def stack_plan(
     final_norm: nn.RMSNorm | None = None,
     first_norms: Seq[nn.Module] | None = None,
     second_norm: nn.RMSNorm | None = None,
+    width: int = 0,
     device: torch.device | None = None,
 ) -> Blueprint:
     """The blueprint of a head's layers.
@@ -159,7 +165,9 @@ def stack_plan(
     ``rows`` (Vd, hidden): its LM head, read behind ``final_norm``; None for a stack of which only states are wanted.
     ``first_norms``: what stands before each layer's attention instead of its ``input_layernorm``. ``second_norm``: that
     of the second row, for a first layer whose attention reads two (its projections take the second row first).
+    ``width``: of states that are not as wide as the head's, in stacks without layers.
     """
+    hidden = width or config.hidden_size
     where = device or torch.device("cpu")
 
     def matrix(linear: nn.Linear) -> Matrix:
@@ -188,10 +196,10 @@ def stack_plan(
             )
         )
     # Rows come as states: no embedding is read. Where there is no LM head either, something must stand there.
-    stand_in = Matrix(torch.zeros(16, config.hidden_size, device=where))
+    stand_in = Matrix(torch.zeros(16, hidden, device=where))
     return Blueprint(
         layers=plans,
-        hidden=config.hidden_size,
+        hidden=hidden,
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_size=config.head_size,
