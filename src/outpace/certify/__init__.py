@@ -7,6 +7,7 @@ print(certificate.verdict)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from outpace.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
-    from outpace.method import Method
+    from outpace.method import Context, Method
     from outpace.models import Model
 
 LEVELS = ("exact", "statistical", "greedy")
@@ -35,6 +36,7 @@ def certify(
     rule: str | None = None,
     draft_model: Model | Sequence[Model] | None = None,
     datastore: str | Path | None = None,
+    head: str | Path | Sequence[str | Path] | None = None,
     prompts: Sequence[str] | None = None,
     cells: int | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -43,14 +45,19 @@ def certify(
 
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
-    ``model`` at temperature 1; ``greedy`` compares answers. Raises BadInput for what cannot be run.
+    ``model`` at temperature 1; ``greedy`` compares answers. A trained method drafts with the ``head`` that is named,
+    else with a shipped one, else with one that has learned nothing, which must be lossless as well. Raises BadInput for
+    what cannot be run.
     """
     check_options(level, samples, alpha, cells)
     if level == "exact":
         return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
-    built = model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore)
+    from outpace.method import build
+
+    context, untrained = _context(method, model, draft_model, datastore, head)
+    built = build(method, context, settings, rule)
     asked = _prompts(model, prompts)
 
     def count(done: int, total: int) -> None:
@@ -60,10 +67,42 @@ def certify(
     if level == "greedy":
         from outpace.certify.greedy import certify_greedy
 
-        return certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=count)
-    from outpace.certify.statistical import certify_statistical
+        certificate = certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=count)
+    else:
+        from outpace.certify.statistical import certify_statistical
 
-    return certify_statistical(built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=count)
+        certificate = certify_statistical(
+            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=count
+        )
+    if untrained:
+        said = f"{certificate.verdict} (with an untrained {untrained[0]} head: none is named or shipped for this model)"
+        certificate = replace(certificate, verdict=said)
+    return certificate
+
+
+def _context(
+    name: str,
+    model: Model,
+    draft_model: Model | Sequence[Model] | None,
+    datastore: str | Path | None,
+    head: str | Path | Sequence[str | Path] | None,
+) -> tuple[Context, list[str]]:
+    """What the method is built from, and a list that will hold the kinds of the untrained heads that it was given."""
+    from outpace.heads.base import Head
+    from outpace.heads.checkpoint import read_config
+    from outpace.heads.shipped import shipped
+    from outpace.heads.untrained import random_head
+
+    context = model.context(name, draft_model=draft_model, datastore=datastore, head=head)
+    untrained: list[str] = []
+
+    def some_head(*kinds: str) -> Head:
+        if head or any(read_config(folder).kind in kinds for folder in shipped(model.target)):
+            return context.head(*kinds)
+        untrained.append(kinds[0])
+        return random_head(kinds, model.target)
+
+    return replace(context, head=some_head), untrained
 
 
 def check_options(level: str, samples: int, alpha: float, cells: int | None) -> None:
@@ -89,7 +128,7 @@ def _exact(
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
     from outpace.certify.exact import Setting, certify_exact, matrix, rotating_slice
-    from outpace.method import Context, build, find
+    from outpace.method import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
     chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 import torch
@@ -25,6 +26,8 @@ from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.chance import SeededChance
 from outpace.datastore import Datastore
 from outpace.decoding import Request
+from outpace.heads.base import Head
+from outpace.heads.untrained import random_head
 from outpace.method import Context, Method, build
 from outpace.models.base import Model
 from outpace.sampling import SamplingParams
@@ -107,7 +110,10 @@ def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
 
 
 def tiny_context(vocab_size: int, seed: int) -> Context:
-    """A table target and, under other seeds, toy draft models: of its vocabulary and, with tokenizers, of another."""
+    """A table target and, under other seeds, toy draft models: of its vocabulary and, with tokenizers, of another.
+
+    Trained methods get a head that has learned nothing.
+    """
 
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
@@ -120,7 +126,18 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
         models=lambda: (Model("toy", other, Letters(OTHER_LETTERS), frozenset()),),
         tokenizer=Letters(LETTERS[:vocab_size]),
         datastore=lambda: toy_datastore(vocab_size),
+        head=lambda *kinds: toy_head(kinds, vocab_size, seed % 4),
     )
+
+
+@cache
+def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
+    """An untrained head for toy targets of one vocabulary: they differ in their tables alone, which it never sees.
+
+    Odd ones can draft all tokens but the first; of the others one in two has a low-rank LM head.
+    """
+    words = vocab_size - number % 2
+    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=2 if number == 2 else 0)
 
 
 def toy_datastore(vocab_size: int) -> Datastore:

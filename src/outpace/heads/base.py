@@ -194,8 +194,9 @@ def shapes(hidden: int, size: str) -> dict[str, int]:
     """Sizes of a head's layers for a target of width ``hidden``; ``size`` is one of SIZES."""
     if size not in SIZES:
         raise BadInput(f"unknown size '{size}'; known: {', '.join(SIZES)}")
-    head_size = next((width for width in (64, 32, 16, 8, 4, 2) if hidden % width == 0), hidden)
-    heads = hidden // head_size
+    # Rotary embeddings turn pairs: heads are even, and of an odd target a little narrower together than it is.
+    head_size = next((width for width in (64, 32, 16, 8, 4, 2) if hidden % width == 0), 2)
+    heads = max(1, hidden // head_size)
     kv_heads = next(count for count in range(max(1, heads // 3), heads + 1) if heads % count == 0)
     intermediate = max(8, round(SIZES[size] * hidden * 8 / 3 / 64) * 64)
     return {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "intermediate": intermediate}

@@ -11,7 +11,7 @@ from outpace.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.acceptance.base import AcceptanceRule
-    from outpace.method import Method
+    from outpace.method import Context, Method
     from outpace.targets.base import Target
 
 _LEAST_SHARED = 0.01
@@ -88,12 +88,25 @@ class Model:
         ``outpace datastore build`` made, for methods that copy from one; opened when the method asks for it. ``head``:
         folders of trained heads; a method takes the first of its kind, and without one what is shipped for this model.
         """
-        from outpace.datastore import open_datastore
-        from outpace.heads.shipped import find_head
-        from outpace.method import Context, Method, build  # imports torch, which naming a model must not wait for
+        from outpace.method import Method, build  # imports torch, which naming a model must not wait for
 
         if isinstance(name, Method):
             return name
+        return build(name, self.context(name, draft_model=draft_model, datastore=datastore, head=head), settings, rule)
+
+    def context(
+        self,
+        name: str,
+        *,
+        draft_model: Model | Sequence[Model] | None = None,
+        datastore: str | Path | None = None,
+        head: str | Path | Sequence[str | Path] | None = None,
+    ) -> Context:
+        """What a method is built from, for those who supply something else of it: see :meth:`method`."""
+        from outpace.datastore import open_datastore
+        from outpace.heads.shipped import find_head
+        from outpace.method import Context
+
         heads = [head] if isinstance(head, str | Path) else list(head or ())
         models = [draft_model] if isinstance(draft_model, Model) else list(draft_model or ())
 
@@ -112,7 +125,7 @@ class Model:
         )
         if datastore is not None:
             context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))
-        return build(name, context, settings, rule)
+        return context
 
     def sees(self, draft: Model) -> Target:
         """A draft model's target over this model's vocabulary: as it is, or bridged where its own differs.

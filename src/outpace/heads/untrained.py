@@ -1,0 +1,59 @@
+"""Heads that have learned nothing: what certification drafts with, and what training is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.heads.base import Head, TargetFacts, find_kind, plan
+from outpace.heads.checkpoint import new_head
+from outpace.targets.base import Target
+
+_MOST_WORDS = 2048
+
+
+def random_head(
+    kinds: Seq[str],
+    target: Target,
+    *,
+    seed: int = 0,
+    vocabulary: int = _MOST_WORDS,
+    rank: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Head:
+    """A tiny head of the first of ``kinds`` with lively random weights, for a target of any size.
+
+    Lively: what it drafts depends on every token and state that it reads, which small weights would hide from a test.
+    Its words are the last ``vocabulary`` tokens of the target. The target is not run.
+    """
+    facts = TargetFacts(
+        name="any",
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
+        fingerprint=[],
+    )
+    config = plan(find_kind(kinds[0]), facts, size="tiny", vocabulary=vocabulary, rank=rank, options=options)
+    ids = torch.arange(target.vocab_size - config.vocabulary, target.vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        head = new_head(config, target, ids, seed)
+        torch.manual_seed(seed)
+        for weight in head.parameters():
+            if weight.requires_grad and weight.dim() == 2:
+                weight.data.normal_(std=weight.shape[1] ** -0.5)
+    return head.eval().requires_grad_(False)
+
+
+def as_training_begins(head: Head, target: Target, seed: int = 0) -> Head:
+    """The same head before its first training step: another network of its configuration and words."""
+    from outpace.training.trainer import teacher_of
+
+    ids: Tensor = head.words.ids.cpu()
+    with torch.random.fork_rng(devices=[]):
+        fresh = new_head(head.config, target, ids, seed)
+        fresh.initialise(target, teacher_of(target, fresh, torch.device("cpu")))
+    return fresh.eval().requires_grad_(False)
