@@ -5,8 +5,12 @@ the drafter itself made for the row before. Its attention reads the token's embe
 norm, side by side. Training unrolls the drafter over its own outputs ("training-time test"), and asks for the target's
 distribution alone: no state is to be matched. Words are a reduced vocabulary.
 
-``norms="attdrift"`` places two norms otherwise (Attention Drift): an RMSNorm on each captured state before they are
-fused, and the final norm's output handed on to the next row, so that states keep their size along a chain.
+``norms="attdrift"`` places two norms otherwise (Attention Drift, Eldenk et al. 2026, arXiv 2605.09992): an RMSNorm on
+each captured state before they are fused, and the final norm's output handed on to the next row, so that states keep
+their size along a chain.
+
+Ours: which row is asked for what. Steps after the first run the rows alone that drafting can reach: behind the prompt,
+and behind tokens that are in the vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from torch import Tensor, nn
 
 from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
+from outpace.heads.unrolled import Pair, gathered, spread, unrolled
 from outpace.heads.words import Words
 from outpace.targets.base import Target
 from outpace.training.losses import soft_cross_entropy
@@ -54,11 +59,13 @@ class Eagle3(Head):
         initialised(self)
 
     @classmethod
-    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
         return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
 
     def initialise(self, target: Target, teacher: Teacher) -> None:
-        self.norm.weight.data.fill_(1.0)
+        # The borrowed LM head expects the target's own norm before it; of a state of ones it shows its weights.
+        ones = target.final_norm(torch.ones(1, self.config.hidden_size))[0]
+        self.norm.weight.data.copy_(ones)
 
     def fused(self, states: list[Tensor]) -> Tensor:
         """The target's states of one token, (..., hidden) each, as the state that the next token's row begins with."""
@@ -73,51 +80,42 @@ class Eagle3(Head):
         return found
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
-        layer, attention = self.layers[0], self.layers[0].self_attn
-        state = self.fused([batch.states[tap] for tap in self.config.taps])
+        layer: Any = self.layers[0]
+        attention = layer.self_attn
+        shape = batch.tokens.shape
+        state = self.fused([batch.states[tap] for tap in self.config.taps]).flatten(0, 1)
         said, place = teacher.says(batch)
-        count = batch.tokens.shape[1]
-        where = torch.arange(count, device=state.device)
-        later: list[tuple[Tensor, Tensor]] = []
+        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        where = torch.arange(shape[1], device=state.device).expand(shape).flatten()
+        alive = shifted(wanted, 2).flatten()
+        rows = torch.arange(len(alive), device=state.device)
+        first: Pair | None = None
+        later: list[Pair] = []
         found: dict[str, Tensor] = {}
         total, weights = torch.zeros((), device=state.device), 0.0
         for step in range(self.options.steps):
-            # Row t reads token t + 1 + step and says token t + 2 + step.
-            embedded = teacher.embedding[shifted(batch.tokens, 1 + step)].to(state.dtype)
-            rows = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1)
-            positions = where + step
-            queries, (keys, values) = attention.queries(rows, positions), attention.keys_values(rows, positions)
-            if step == 0:
+            # Row t reads token t + 1 + step and says token t + 2 + step. All rows of the first step are seen later on.
+            alive = alive & shifted(wanted, 2 + step).flatten()
+            chosen = alive[rows].nonzero()[:, 0]
+            if step:
+                rows, state = rows[chosen], state[chosen]
+            embedded = teacher.embedding[shifted(batch.tokens, 1 + step).flatten()[rows]].to(state.dtype)
+            read = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1)[None]
+            keys, values = (spread(one, rows, shape) for one in attention.keys_values(read, where[rows] + step))
+            if not step:
+                rows, state, read = rows[chosen], state[chosen], read[:, chosen]
+            queries = spread(attention.queries(read, where[rows] + step), rows, shape)
+            if first is None:
                 first = (keys, values)
-                attended = attention.attend(queries, keys, values, None)
             else:
                 later.append((keys, values))
-                attended = _unrolled(attention, queries, first, later)
+            attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
             stream = layer.feed(state + attended)
-            wanted = shifted(batch.answer, 2 + step)
-            kept = wanted.flatten().nonzero()[:, 0]
-            there = shifted(place, 1 + step).flatten()[kept]
-            loss, hits = soft_cross_entropy(self.norm(stream).flatten(0, 1)[kept], self.words.matrix, said, there)
+            there = shifted(place, 1 + step).flatten()[rows]
+            loss, hits = soft_cross_entropy(self.norm(stream), self.words.matrix, said, there)
             total = total + self.options.decay**step * loss
             weights += self.options.decay**step
             found[f"agree_{step + 1}"] = hits
             state = self.handed_on(stream)
         return {"loss": total / weights, **found}
-
-
-def _unrolled(attention: Any, queries: Tensor, first: tuple[Tensor, Tensor], later: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention of an unrolled step: row t sees the first step's rows up to t, and its own of the steps since.
-
-    (B, heads, T, head_size) queries; K/V of each step (B, kv_heads, T, head_size); to (B, T, hidden).
-    """
-    groups = attention.heads // attention.kv_heads
-    wide = [[one.repeat_interleave(groups, 1) for one in pair] for pair in (first, *later)]
-    count, scale = queries.shape[2], queries.shape[3] ** -0.5
-    causal = torch.ones(count, count, dtype=torch.bool, device=queries.device).tril()
-    logits = (queries @ wide[0][0].transpose(2, 3)).masked_fill(~causal, float("-inf"))
-    own = [(queries * keys).sum(-1, keepdim=True) for keys, _ in wide[1:]]
-    shares = (scale * torch.cat([logits, *own], -1)).float().softmax(-1).to(queries.dtype)
-    mixed = shares[..., :count] @ wide[0][1]
-    for index, (_, values) in enumerate(wide[1:]):
-        mixed = mixed + shares[..., count + index, None] * values
-    return attention.merged(mixed)  # type: ignore[no-any-return]
