@@ -21,6 +21,7 @@ from outpace.cli.certify import certify
 from outpace.cli.chat import chat
 from outpace.cli.datastore import datastore
 from outpace.cli.doctor import doctor
+from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.methods import methods
 from outpace.cli.tune import tune
@@ -53,7 +54,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, bench_peers, certify, tune, methods, doctor):
+for command in (generate, chat, bench, bench_peers, certify, tune, eval_head, methods, doctor):
     app.command()(command)
 app.add_typer(datastore)
 

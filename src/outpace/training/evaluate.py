@@ -1,0 +1,204 @@
+"""What a trained head is worth: accepted length by position and by task, by decoding with the target.
+
+    subjects = head_subjects(model, Path("my_head"))
+    result = evaluate(model, subjects, load_prompts(), BenchSettings(max_new_tokens=64))
+    print(result["drafters"][0]["mean_acceptance_length"])
+
+Not the teacher-forced accuracy that training watches: there every draft token stands on the target's own text, here it
+stands on the draft tokens before it. The runs are the bench's (:mod:`outpace.bench.runner`): all drafters by turns on
+the same prompts, plain decoding among them, answers compared. Draft time and accepted length are reported apart from
+the speed-up that comes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.prompts import Prompt
+from outpace.bench.runner import run
+from outpace.bench.settings import BenchSettings, Progress
+from outpace.decoding import Decoder, Request
+from outpace.errors import BadInput, OutpaceError
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import PROVENANCE, WEIGHTS
+from outpace.heads.untrained import as_training_begins
+from outpace.method import Context, Method, MethodInfo, build, configured, find, methods
+from outpace.models.base import Model
+from outpace.training.bigram import Bigrams, bigram_method
+
+FIGURES = (
+    "tokens",
+    "mean_acceptance_length",
+    "per_position_acceptance",
+    "acceptance_by_depth",
+    "acceptance_rate",
+    "drafting_rounds",
+    "draft_ms",
+    "decode_tokens_per_second",
+    "speedup",
+    "speedup_ci95",
+    "identical",
+)
+"""What is said of a drafter, over all prompts and over those of each category."""
+CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1})
+"""Settings that make a drafter of trees one of chains; a method takes the first that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A drafter to be measured. ``shape``: "tree" or "chain"."""
+
+    drafter: str
+    shape: str
+    method: Method
+
+    @property
+    def label(self) -> str:
+        """Its name in a result."""
+        return f"{self.drafter} {self.shape}"
+
+
+class _AskedError(OutpaceError):
+    """A method asked for a head."""
+
+
+def methods_of(kind: str, context: Context) -> list[str]:
+    """Trained methods that draft with a head of this kind, the one of the kind's name first."""
+
+    def asks(info: MethodInfo) -> bool:
+        kinds: list[str] = []
+
+        def note(*wanted: str) -> Head:
+            kinds.extend(wanted)
+            raise _AskedError
+
+        with suppress(OutpaceError):
+            info.build(replace(context, head=note), configured(info, {}))
+        return kinds[:1] == [kind]  # a method made of several asks for others first
+
+    trained = sorted((info for info in methods() if info.trained), key=lambda info: info.name != kind)
+    return [info.name for info in trained if asks(info)]
+
+
+def choose_method(kind: str, name: str | None, context: Context) -> str:
+    """The method to measure a head of this kind with. Raises BadInput where there is none."""
+    fitting = methods_of(kind, context)
+    if name is not None:
+        chosen = find(name).name
+        if chosen not in fitting:
+            have = ", ".join(fitting) or "none"
+            raise BadInput(f"method '{chosen}' does not draft with a head of kind {kind} (methods that do: {have})")
+        return chosen
+    if not fitting:
+        raise BadInput(f"no method drafts with a head of kind {kind}")
+    return fitting[0]
+
+
+def shapes(model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any]) -> list[Subject]:
+    """The method with this head as it is, and as a chain where it drafts trees."""
+    context = replace(model.context(name), head=lambda *_: head)
+    info = find(name)
+    whole = build(name, context, settings)
+    if not whole.drafter.proposal.tree:
+        return [Subject(drafter, "chain", whole)]
+    subjects = [Subject(drafter, "tree", whole)]
+    for chain in CHAINS:
+        if chain.keys() <= info.settings.model_fields.keys():
+            narrow = build(name, context, {**settings, **chain})
+            return [*subjects, Subject(drafter, "chain", narrow)]
+    return subjects
+
+
+def bigram_subjects(model: Model, table: Bigrams) -> list[Subject]:
+    """The table as a tree and as a chain."""
+    return [
+        Subject("bigram", shape, bigram_method(model.target, table, **options))
+        for shape, options in (("tree", {}), ("chain", {"width": 1}))
+    ]
+
+
+def untrained(
+    model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any], seed: int
+) -> list[Subject]:
+    """The same network as it was when training began."""
+    return shapes(model, name, "untrained", as_training_begins(head, model.target, seed), settings)
+
+
+def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
+    """A table fitted on plain decoding's answers to the very prompts (first turns): more than a table could know."""
+    texts = []
+    for prompt in prompts:
+        messages = [*({"role": role, "content": said} for role, said in prompt.history)]
+        tokens = model.tokenizer.chat([*messages, {"role": "user", "content": prompt.turns[0]}])
+        decoder = Decoder(model.target)
+        request = Request(tuple(tokens), model.method("none"), max_new_tokens=length, stop_ids=model.eos_ids)
+        generation = decoder.submit(request)
+        decoder.run()
+        texts.append(generation.sequence.tokens[len(tokens) - 1 :])
+    return Bigrams.fit(texts, model.target.vocab_size)
+
+
+def evaluate(
+    model: Model,
+    subjects: Sequence[Subject],
+    prompts: Sequence[Prompt],
+    settings: BenchSettings,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Decode every prompt with every subject by turns; the JSON object, plain numbers and text.
+
+    ``drafters`` holds plain decoding first, then the subjects, each with FIGURES and ``by_category``. After an
+    interrupt ``complete`` is false. Raises BadInput as the bench does.
+    """
+    built = [replace(one.method, name=one.label) for one in subjects]
+    result = run(model, built, prompts, settings, on_progress)
+    of = {one.label: one for one in subjects}
+    rows = []
+    for row in result["methods"]:
+        subject = of.get(row["method"])
+        named = {"drafter": subject.drafter, "shape": subject.shape} if subject else {"drafter": "none", "shape": None}
+        by_category = {category: figures(part) for category, part in row["by_category"].items()}
+        rows.append({**named, **figures(row), "by_category": by_category, "error": row["error"]})
+    kept = {key: result[key] for key in ("version", "complete", "machine", "model", "settings")}
+    return {**kept, "drafters": rows}
+
+
+def figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a bench's row that say what a drafter is worth, ``acceptance_by_depth`` among them."""
+    return {name: row[name] for name in FIGURES if name in row} | {
+        "acceptance_by_depth": by_depth(row["per_position_acceptance"])
+    }
+
+
+def by_depth(shares: Sequence[float]) -> list[float]:
+    """Of the rounds that got to each depth, the share in which the draft token there was accepted."""
+    return [share / before for share, before in zip(shares, (1.0, *shares[:-1]), strict=True)]
+
+
+def head_facts(folder: Path, head: Head) -> dict[str, Any]:
+    """What a head is, and where it comes from as ``training.json`` says (None where there is none)."""
+    path, config = folder / PROVENANCE, head.config
+    provenance = None
+    if path.is_file():
+        try:
+            provenance = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadInput(f"{path} cannot be read: {error}") from None
+    return {
+        "folder": str(folder),
+        "kind": config.kind,
+        "target": config.target.name,
+        "parameters": sum(weight.numel() for weight in head.parameters()),
+        "bytes": (folder / WEIGHTS).stat().st_size,
+        "vocabulary": config.vocabulary,
+        "rank": config.rank,
+        "layers": config.layers,
+        "taps": list(config.taps),
+        "options": config.options,
+        "training": provenance,
+    }
