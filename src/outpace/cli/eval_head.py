@@ -120,7 +120,7 @@ def _measured(
     subjects = shapes(model, name, name, head, chosen)
     fitted = None
     if baselines:
-        subjects += untrained(model, name, head, chosen, settings.params.seed)
+        subjects += untrained(model, name, "untrained", head, chosen, settings.params.seed)
         if data is not None:
             table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
         else:

@@ -126,7 +126,7 @@ def untrained(
     model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any], seed: int
 ) -> list[Subject]:
     """The same network as it was when training began."""
-    return shapes(model, name, "untrained", as_training_begins(head, model.target, seed), settings)
+    return shapes(model, name, drafter, as_training_begins(head, model.target, seed), settings)
 
 
 def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
