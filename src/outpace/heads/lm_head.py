@@ -1,4 +1,4 @@
-"""LmHead: a head's words as they are scored beside a target, whatever their form.
+"""LmHead: a head's words as they are scored beside a target, whatever their form; and the single matrix, Product.
 
 Rows that are borrowed or trained are one product; a low-rank LM head (SlimSpec, Plaksin et al. 2026) is two: hidden to
 rank, a small one in PyTorch, and rank to words, where nearly all of the work is. The large product runs on the compiled
@@ -11,9 +11,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import Head
+from outpace.heads.base import Head, HeadConfig
 from outpace.heads.stack import Stack, stack_plan
 from outpace.targets.base import Target
+
+
+class Product:
+    """Rows (n, inputs) times a matrix (outputs, inputs), behind a norm if there is one: (n, outputs) float32.
+
+    A stack without layers: in the precision that a head is packed in beside ``target``.
+    """
+
+    def __init__(self, config: HeadConfig, weight: Tensor, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
+        device = getattr(target, "device", torch.device("cpu"))
+        plan = stack_plan(config, [], rows=weight, final_norm=norm, width=weight.shape[1], device=device)
+        if norm is not None and norm.eps is not None:
+            plan.epsilon = norm.eps
+        self._stack = Stack(plan, target)
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are wanted."""
+        return self._stack.device
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self._stack.logits(rows)
 
 
 class LmHead:
@@ -32,28 +54,27 @@ class LmHead:
 
     def __init__(self, head: Head, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
         """``norm``: what stands before the LM head."""
-        words, config = head.words, head.config
-        device = getattr(target, "device", torch.device("cpu"))
+        words = head.words
         self._down: Tensor | None = None
-        self._normed = norm is not None
-        self._epsilon = norm.eps if norm is not None and norm.eps is not None else config.epsilon
-        if words.rank:
+        self._epsilon: float | None = None
+        if not words.rank:
+            self._product = Product(head.config, words.rows, target, norm=norm)
+            return
+        self._product = Product(head.config, words.up, target)
+        down = words.down.detach().float()
+        if norm is not None:
             # A norm's weights multiply columns of the first product: what is left of it is a factor for each row.
-            wide = words.down.detach().float()
-            self._down = (wide if norm is None else wide * norm.weight.detach().float()).to(device)
-            plan = stack_plan(config, [], rows=words.up, width=words.rank, device=device)
-        else:
-            plan = stack_plan(config, [], rows=words.rows, final_norm=norm, device=device)
-            plan.epsilon = self._epsilon
-        self._stack = Stack(plan, target)
+            self._epsilon = head.config.epsilon if norm.eps is None else norm.eps
+            down = down * norm.weight.detach().float()
+        self._down = down.to(self._product.device)
 
     @torch.inference_mode()
     def __call__(self, states: Tensor) -> Tensor:
         """Logits (n, Vd) in float32 of states (n, hidden) as they enter the norm."""
-        if self._down is not None:
-            states = states.to(self._down)
-            narrow = functional.linear(states, self._down)
-            if self._normed:
-                narrow *= torch.rsqrt(states.square().mean(-1, keepdim=True) + self._epsilon)
-            states = narrow
-        return self._stack.logits(states)
+        if self._down is None:
+            return self._product(states)
+        states = states.to(self._down)
+        narrow = functional.linear(states, self._down)
+        if self._epsilon is not None:
+            narrow *= torch.rsqrt(states.square().mean(-1, keepdim=True) + self._epsilon)
+        return self._product(narrow)
