@@ -45,8 +45,8 @@ FIGURES = (
     "identical",
 )
 """What is said of a drafter, over all prompts and over those of each category."""
-CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1})
-"""Settings that make a drafter of trees one of chains; a method takes the first that it has."""
+CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1}, {"k": 1})
+"""Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,13 @@ def choose_method(kind: str, name: str | None, context: Context) -> str:
 def shapes(model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any]) -> list[Subject]:
     """The method with this head as it is, and as a chain where it drafts trees."""
     context = replace(model.context(name), head=lambda *_: head)
-    info = find(name)
     whole = build(name, context, settings)
     if not whole.drafter.proposal.tree:
         return [Subject(drafter, "chain", whole)]
     subjects = [Subject(drafter, "tree", whole)]
     for chain in CHAINS:
-        if chain.keys() <= info.settings.model_fields.keys():
-            narrow = build(name, context, {**settings, **chain})
-            return [*subjects, Subject(drafter, "chain", narrow)]
+        with suppress(BadInput):  # it has no such setting, or means something else by it
+            return [*subjects, Subject(drafter, "chain", build(name, context, {**settings, **chain}))]
     return subjects
 
 
@@ -177,7 +175,7 @@ def figures(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_depth(shares: Sequence[float]) -> list[float]:
     """Of the rounds that got to each depth, the share in which the draft token there was accepted."""
-    return [share / before for share, before in zip(shares, (1.0, *shares[:-1]), strict=True)]
+    return [share / before for share, before in zip(shares, (1.0, *shares), strict=False)]
 
 
 def head_facts(folder: Path, head: Head) -> dict[str, Any]:
