@@ -147,6 +147,11 @@ class Head(nn.Module, ABC):
         """How many layers it has itself."""
         return 1
 
+    @classmethod
+    def shapes_of(cls, hidden: int, size: str, options: Any) -> dict[str, int]:
+        """Sizes of each of its layers; ``size`` is one of SIZES."""
+        return shapes(hidden, size)
+
     def initialise(self, target: Target, teacher: Teacher) -> None:  # noqa: B027 - most begin at random
         """Begin from what the target's weights offer. Called once, before training."""
 
@@ -234,7 +239,7 @@ def plan(
         rank=rank,
         layers=head.depth_of(settings),
         options=settings.model_dump(),
-        **shapes(facts.hidden_size, size),
+        **head.shapes_of(facts.hidden_size, size, settings),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -60,6 +61,7 @@ def load(
         if dtype is None and gguf is not None and where.type == "cpu" and target == "auto" and _in_blocks(gguf):
             quantised = "int4"  # the file as it is: the exact weights, and the quickest
         model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target)
+    model.target.origin = partial(_again, source, place, precision, where, local)
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
     return model
@@ -159,6 +161,12 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
     return model.requires_grad_(False)
+
+
+def _again(*what: Any) -> Any:
+    """What ``_model`` loads, once more."""
+    with quiet():
+        return _model(*what)
 
 
 def _in_blocks(path: Path) -> bool:

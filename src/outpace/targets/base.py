@@ -20,6 +20,7 @@ from outpace.chance import ChanceSource, SeededChance
 from outpace.errors import BadInput
 from outpace.sampling import Sampler, SamplingParams, TreeDistribution
 from outpace.targets.costs import ForwardCosts
+from outpace.targets.states import States
 from outpace.tree import TokenTree
 
 
@@ -37,6 +38,8 @@ class Sequence:
     chance: ChanceSource = field(default_factory=lambda: SeededChance(0))
     references: tuple[tuple[int, ...], ...] = ()
     namespace: str = ""
+    states: States | None = None
+    """Taps of all that ``kv`` holds, where the sequence is kept for a drafter that reads them."""
 
     @property
     def params(self) -> SamplingParams:
@@ -143,6 +146,8 @@ class Target(ABC):
     """Whether it takes sub-graphs, side nodes and taps of its prefill."""
     context_note: str = ""
     """Why the context ends where it does, when that is not the model's own limit."""
+    origin: Callable[[], Any] | None = None
+    """Loads the transformers model that it was made of once more, for heads that begin with some of its weights."""
 
     @cached_property
     def costs(self) -> ForwardCosts:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """(n, V) logits of the target and of the drafter to (n,)."""
@@ -47,6 +48,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 ROWS = 512
 """Rows whose logits are held at once."""
+_LEAST = 1e-9
 
 
 class Said:
@@ -113,6 +115,32 @@ def soft_cross_entropy(states: Tensor, rows: Tensor, said: Said, places: Tensor)
     narrow = rows.to(states.dtype)
     losses, hits = _SoftCrossEntropy.apply(states, narrow, said.p[places], said.best[places])
     return losses.mean(), hits.float().mean()
+
+
+def soft_divergence(
+    name: str, states: Tensor, rows: Tensor, said: Said, places: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean divergence of ``states @ rows.T`` to what was said at ``places``, and agreement: scalars.
+
+    ``name``: one of DIVERGENCES; ``weights`` (n,): of the mean, all alike by default. Logits live a few hundred rows at
+    a time and are computed again on the way back; :func:`soft_cross_entropy` is quicker where it will do.
+    """
+    if not len(states):
+        return states.sum() * 0.0, states.new_zeros(())
+    divergence, narrow = DIVERGENCES[name], rows.to(states.dtype)
+
+    def some(part: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
+        # Shares below are as good as none, and KL the other way would be infinite.
+        return divergence(labels.float().clamp_min(_LEAST).log(), functional.linear(part, matrix))
+
+    losses, hits = [], []
+    for part, where in zip(states.split(ROWS), places.split(ROWS), strict=True):
+        losses.append(checkpoint(some, part, narrow, said.p[where], use_reentrant=False))
+        with torch.no_grad():
+            hits.append(functional.linear(part, narrow).argmax(-1) == said.best[where])
+    found = torch.cat(losses)
+    mean = found.mean() if weights is None else (weights * found).sum() / weights.sum().clamp_min(_LEAST)
+    return mean, torch.cat(hits).float().mean()
 
 
 def over(mask: Tensor, values: Tensor) -> Tensor:
