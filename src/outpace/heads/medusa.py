@@ -50,7 +50,7 @@ class ParallelHeads(Head):
         for index in range(self.options.heads):
             there = shifted(batch.answer, 2 + index)[wanted]
             places = shifted(place, 1 + index)[wanted][there]
-            loss, hits = soft_cross_entropy(states[there, index], self.words.matrix, said, places)
+            loss, hits = soft_cross_entropy(states[there, index], self.words, said, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight
             found[f"agree_{index + 1}"] = hits

@@ -20,7 +20,7 @@ class Words(nn.Module):
     rows: Tensor
 
     def __init__(self, ids: Tensor, rows: Tensor, *, rank: int = 0, own: bool = False) -> None:
-        """``rows`` (Vd, hidden): the target's LM head for these tokens. ``rank`` above 0 factors them, and trains that."""
+        """``rows`` (Vd, hidden): the target's LM head for these tokens. ``rank`` above 0 factors and trains them."""
         super().__init__()
         self.register_buffer("ids", ids.long())
         self.rank = rank
@@ -43,9 +43,13 @@ class Words(nn.Module):
 
     def forward(self, normed: Tensor) -> Tensor:
         """Logits (..., Vd) of states (..., hidden) behind a norm."""
+        return functional.linear(*self.factors(normed))
+
+    def factors(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (..., width) and a matrix (Vd, width) whose product are the logits; narrow where the rank is low."""
         if self.rank:
-            return functional.linear(functional.linear(normed, self.down), self.up)
-        return functional.linear(normed, self.rows)
+            return functional.linear(normed, self.down), self.up
+        return normed, self.rows
 
     @property
     def matrix(self) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from outpace.heads.words import Words
+
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """(n, V) logits of the target and of the drafter to (n,)."""
 
@@ -69,52 +71,55 @@ class Said:
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Forward KL straight from states: logits live a few hundred rows at a time, and backward's work is done at once.
+    """Mean forward KL straight from states: logits live a few hundred rows at a time, backward's work is done at once.
 
     Of a vocabulary of thousands, logits and their gradients are by far the largest tensors of a training step.
     """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, rows: Tensor, p: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        losses = torch.empty(len(states), device=states.device)
-        hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
+        total = torch.zeros((), device=states.device)
+        hits = torch.zeros((), device=states.device)
         to_states = torch.empty_like(states)
-        to_rows = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None
+        to_rows = torch.zeros_like(rows, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for start in range(0, len(states), ROWS):
             some, labels = states[start : start + ROWS], p[start : start + ROWS]
             narrow = functional.linear(some, rows)
             # Asked this way because argmax is slow on CPUs, and the maximum is not.
             said = narrow.gather(-1, best[start : start + ROWS, None])[:, 0]
-            hits[start : start + ROWS] = said >= narrow.amax(-1)
+            hits += (said >= narrow.amax(-1)).sum()
             q = narrow.float().log_softmax(-1)
-            losses[start : start + ROWS] = -(q * labels).sum(-1)
-            slope = q.exp_().sub_(labels).to(rows.dtype)
+            total -= (q * labels).sum()
+            # Labels are rounded, and so do not sum to one exactly.
+            slope = q.exp_().mul_(labels.sum(-1, keepdim=True, dtype=torch.float32)).sub_(labels).to(rows.dtype)
             to_states[start : start + ROWS] = slope @ rows
             if to_rows is not None:
                 to_rows += slope.T @ some
         ctx.save_for_backward(to_states, *([] if to_rows is None else [to_rows]))
+        hits /= len(states)
         ctx.mark_non_differentiable(hits)
-        return losses, hits
+        return total / len(states), hits
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        to_states, *to_rows = ctx.saved_tensors
-        # Rows of one matrix learn from all states alike: the mean of the states' weights stands for each of them.
-        mean = slopes[0].mean() if len(slopes[0]) else slopes[0].sum()
-        return to_states * slopes[0][:, None].to(to_states.dtype), to_rows[0] * mean if to_rows else None, None, None
+        to_states = ctx.saved_tensors[0]
+        weight = slopes[0] / len(to_states)
+        found = [(one.float() * weight).to(to_states.dtype) for one in ctx.saved_tensors]
+        return found[0], found[1] if len(found) > 1 else None, None, None
 
 
-def soft_cross_entropy(states: Tensor, rows: Tensor, said: Said, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean forward KL (up to the target's entropy) of ``states @ rows.T`` to what was said at ``places``, and agreement.
+def soft_cross_entropy(states: Tensor, rows: Tensor | Words, said: Said, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean forward KL of ``states @ rows.T`` to what was said at ``places``, and agreement. Up to the target's entropy.
 
-    ``states`` (n, hidden) behind the drafter's norm; ``rows`` (Vd, hidden), borrowed or trained; ``places`` (n,) indices
-    into ``said``. Both results are scalars; every state weighs the same, as trained ``rows`` require.
+    ``states`` (n, hidden) behind the drafter's norm; ``rows`` (Vd, hidden), borrowed or trained, or the head's words,
+    which are quicker where their rank is low; ``places`` (n,) indices into ``said``. Both results are scalars.
     """
     if not len(states):
         return states.sum() * 0.0, states.new_zeros(())
-    narrow = rows.to(states.dtype)
-    losses, hits = _SoftCrossEntropy.apply(states, narrow, said.p[places], said.best[places])
-    return losses.mean(), hits.float().mean()
+    if isinstance(rows, Words):
+        states, rows = rows.factors(states)
+    mean, hits = _SoftCrossEntropy.apply(states, rows.to(states.dtype), said.p[places], said.best[places])  # type: ignore[no-untyped-call]
+    return mean, hits
 
 
 def soft_divergence(
