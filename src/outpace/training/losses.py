@@ -139,7 +139,7 @@ def soft_divergence(
         return divergence(labels.float().clamp_min(_LEAST).log(), functional.linear(part, matrix))
 
     losses, hits = [], []
-    for part, where in zip(states.split(ROWS), places.split(ROWS), strict=True):
+    for part, where in zip(torch.split(states, ROWS), torch.split(places, ROWS), strict=True):
         losses.append(checkpoint(some, part, narrow, said.p[where], use_reentrant=False))
         with torch.no_grad():
             hits.append(functional.linear(part, narrow).argmax(-1) == said.best[where])
