@@ -43,8 +43,8 @@ def random_head(
         head = new_head(config, target, ids, seed)
         torch.manual_seed(seed)
         for weight in head.parameters():
-            if weight.requires_grad and weight.dim() == 2:
-                weight.data.normal_(std=weight.shape[1] ** -0.5)
+            if weight.requires_grad and weight.dim() >= 2:
+                weight.data.normal_(std=weight.shape[-1] ** -0.5)
     return head.eval().requires_grad_(False)
 
 
