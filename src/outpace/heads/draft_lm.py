@@ -61,7 +61,7 @@ class DraftLm(Head):
         initialised(self)
 
     @classmethod
-    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003 - it reads tokens alone
         return ()
 
     @classmethod
@@ -92,6 +92,7 @@ class DraftLm(Head):
         positions = torch.arange(rows.shape[1], device=rows.device) if where is None else where
         mask = None if seen is None else seen[:, None, None]
         stream, kept = rows, []
+        layer: Any
         for index, layer in enumerate(self.layers):
             attention = layer.self_attn
             normed = layer.input_layernorm(stream)

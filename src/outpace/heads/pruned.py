@@ -1,8 +1,8 @@
 """A draft LM that begins as a part of its target: some of its layers, and of their MLPs the neurons that matter most.
 
 Layers are taken evenly from the first to the last. A neuron of a gated MLP is one row of the gate, one of the up
-projection and one column of the down projection; how much it can add is bounded by the product of their norms, and those
-of the largest products stay, in the order in which they were.
+projection and one column of the down projection; how much it can add is bounded by the product of their norms, and
+those of the largest products stay, in the order in which they were.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN = {"norm1", "norm2"}
 
 
 def blueprint_of(target: Target) -> Blueprint | None:
-    """The target's weights: those that it runs on, or read once more where it keeps them packed. None: not to be had."""
+    """The target's weights: those that it runs on, or read again where it keeps them packed; None where there are none."""
     model = target.model if isinstance(target, HFTarget) else target.origin() if target.origin is not None else None
     if model is None:
         return None
@@ -59,7 +59,9 @@ def fits(plan: Blueprint, config: HeadConfig) -> bool:
         for one in (layer.query, layer.key, layer.value, layer.out, layer.gate, layer.up, layer.down)
     )
     scaled = plan.attention_scale == config.head_size**-0.5 and not plan.softcap and plan.embedding_scale == 1.0
-    return same and linear and scaled and plan.activation == "silu" and all(set(one.norms) == _OWN for one in plan.layers)
+    return (
+        same and linear and scaled and plan.activation == "silu" and all(set(one.norms) == _OWN for one in plan.layers)
+    )
 
 
 @torch.no_grad()

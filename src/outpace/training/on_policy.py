@@ -1,14 +1,13 @@
-"""On-policy distillation: the draft LM writes, the target says what it would have said (DistillSpec, Zhou et al. 2024,
-arXiv 2310.08461, section 4).
+"""On-policy distillation: the draft LM writes, and the target says what it would have said (DistillSpec, Zhou et al.
+2024, arXiv 2310.08461, section 4).
 
-A drafter is asked to go on from its own tokens, and the target's text never shows it its own mistakes. So a share of the
-batches keep their prompts and get other answers: sampled from the draft LM as it is at that moment, at temperature 1, as
-many tokens as the target's answers had (up to ``MOST``). The target runs once over each, and its states there are what
-the loss compares with. An answer ends with the draft LM's end token; what the target says after it is not asked for.
+A drafter is asked to go on from its own tokens, and the target's text never shows it its own mistakes. So a share of
+the batches keep their prompts and get other answers: sampled from the draft LM as it is at that moment, at temperature
+1, as many tokens as the target's answers had (up to ``MOST``). The target runs once over each, and its states there are
+what the loss compares with. An answer ends with the draft LM's end token; what comes after it is not asked for.
 
-Costs: a batch's answers are sampled token by token by the network being trained, some hundred forwards of one token; and
-the target prefills the whole batch. On a CPU both together take about as long as a training step. A resumed run makes
-the batches again that it skips.
+Costs: a batch's answers are sampled token by token by the network being trained, some hundred forwards of one token a
+row; and the target prefills the whole batch. A resumed run makes the batches again that it skips.
 """
 
 from __future__ import annotations
@@ -66,10 +65,8 @@ class OnPolicy:
     @torch.no_grad()
     def rewritten(self, batch: Batch, seed: int) -> Batch:
         """The batch's prompts with the draft LM's answers, and the target's states over both."""
-        texts = []
         written = self.sampled(batch, seed)
-        for row, (start, tokens) in enumerate(written):
-            texts.append([*batch.tokens[row, :start].tolist(), *tokens])
+        texts = [[*batch.tokens[row, :start].tolist(), *own] for row, (start, own) in enumerate(written)]
         longest = max(map(len, texts))
         tokens = torch.zeros(len(texts), longest, dtype=torch.long)
         real, answer = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)

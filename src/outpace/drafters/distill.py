@@ -1,0 +1,357 @@
+"""Drafts of a draft LM that was distilled from this very target (DistillSpec, Zhou et al. 2024, arXiv 2310.08461).
+
+The head runs beside the target as a small target of its own (:class:`HeadTarget`), so that all that drafts with a draft
+model drafts with it: sampled chains and trees with their true q. It borrows the target's embedding and says a reduced
+vocabulary; sampled drafts restore the whole one, deterministic ones choose among its words and never build it.
+
+By default it drafts a tree of its likeliest paths, whose estimates are the acceptance that candidates as sure as these
+have had, and stops before the level that would cost more than it promises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.chance import Chance
+from outpace.controllers.base import Budget
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.fixed import Fixed
+from outpace.drafters.base import Proposal
+from outpace.drafters.best_first import FLOOR
+from outpace.drafters.calibration import Calibration, Kind
+from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.growth import ChainGrowth, Growth
+from outpace.drafters.marginals import certainty, levels_of, prior
+from outpace.drafters.memory import Namespaces
+from outpace.drafters.sampled_growth import WithoutReplacement
+from outpace.drafters.sampled_tree import Branching
+from outpace.heads.draft_lm import DraftLm
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Stack, stack_plan
+from outpace.method import Context, Parts, register
+from outpace.sampling import TreeDistribution
+from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
+from outpace.targets.rows import Plan, RowTarget
+from outpace.tree import ROOT, TokenTree
+
+LEVEL = 0.06
+"""What drafting another level costs where no clock may be asked, in plain steps."""
+CHILDREN = 0.7
+"""About how much of a path's estimate its likeliest continuations keep."""
+_LEVEL_ROWS = 2
+
+
+class HeadTarget(RowTarget):
+    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd)."""
+
+    whole = False
+
+    def __init__(self, head: DraftLm, target: Target) -> None:
+        device = getattr(target, "device", torch.device("cpu"))
+        factored = head.words.rank > 0
+        plan = stack_plan(
+            head.config,
+            list(head.layers),  # type: ignore[arg-type]
+            rows=None if factored else head.words.rows,
+            final_norm=None if factored else head.norm,
+            device=device,
+        )
+        self._inner = Stack(plan, target).inner
+        self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
+        self._target = target
+        self.words: Tensor = head.words.ids.to(device)
+        self.dtype = self._inner.dtype
+        self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
+        self.num_layers = self._inner.num_layers
+        self.context_length = head.config.context_length
+        self.prefill_chunk = self._inner.prefill_chunk
+
+    @cached_property
+    def word_list(self) -> list[int]:
+        """The target's id of each word."""
+        return list(self.words.tolist())
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """(n, Vd) as (n, V): what it cannot say is impossible."""
+        wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
+        wide[:, self.words] = logits
+        return wide
+
+    def run(
+        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+    ) -> Tensor | None:
+        plan = replace(plan, states=self.embed(torch.tensor(tokens)))
+        if self._lm_head is None or not logits:
+            found = self._inner.run(plan, [0] * len(tokens), logits=logits)
+            return None if found is None else found.float()
+        plan.wanted = frozenset([self.num_layers])
+        self._inner.run(plan, [0] * len(tokens), logits=False)
+        return self._lm_head(plan.taps[self.num_layers])
+
+    def open(self) -> Any:
+        return self._inner.open()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._target.embed(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._inner.head(hidden) if self._lm_head is None else self._lm_head(hidden)
+
+    def first_rows(self, side: Any, rows: int) -> Any:
+        return self._inner.first_rows(side, rows)
+
+    def stacked(self, lower: Any, upper: Any, boundary: int) -> Any:
+        return self._inner.stacked(lower, upper, boundary)
+
+    def check_skips(self, graph: SubGraph) -> None:
+        self._inner.check_skips(graph)
+
+
+class _Wide(Growth):
+    """A growth that reads the whole vocabulary, restored from a draft LM's words."""
+
+    draft: HeadTarget
+
+    def _distribution(self, logits: Tensor) -> TreeDistribution:
+        return TreeDistribution(self.sequence.sampler, self._drafted, self.draft.widened(logits[self._lag :]))
+
+
+class WordChain(_Wide, ChainGrowth):
+    """A chain, sampled above temperature 0."""
+
+
+class WordTree(_Wide, WithoutReplacement):
+    """A tree of siblings drawn without replacement above temperature 0."""
+
+
+@dataclass(slots=True)
+class _Candidate:
+    parent: int
+    token: int
+    kind: Kind
+    estimate: float
+
+
+class PromisingTree(Growth):
+    """The paths most likely to be accepted, at most ``width`` children a node; deterministic at every temperature.
+
+    A candidate's kind is (depth, rank, certainty); ``rate`` says how often its kind is right, and ``level`` what
+    running another level costs, in plain steps.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        budget: Budget,
+        chance: Chance,
+        draft: HeadTarget,
+        rate: Callable[[Kind], float],
+        level: float,
+    ) -> None:
+        super().__init__(sequence, budget, chance)
+        self.draft, self.rate, self.level = draft, rate, level
+        self.length = len(sequence.tokens)
+        self._candidates: list[_Candidate] = []
+        self._frontier: list[tuple[int, int]] = [(ROOT, ROOT)]
+        """Nodes that were just run, as (node of ``_drafted``, candidate)."""
+
+    def grow(self, logits: Tensor) -> bool:
+        first = len(self._candidates)
+        self._depth += 1
+        self._expand(logits)
+        if not self.budget.wants(self._depth + 1):
+            return False
+        nodes = {candidate: node for node, candidate in self._frontier}
+        self._frontier = [
+            (self._run_after(nodes[self._candidates[index].parent], self._candidates[index].token), index)
+            for index in self._worth_running(first)
+        ]
+        return bool(self._frontier)
+
+    def _expand(self, logits: Tensor) -> None:
+        params = self.sequence.params
+        nodes = [node for node, _ in self._frontier]
+        if params.path_dependent or params.logit_bias:
+            distribution = TreeDistribution(
+                self.sequence.sampler, self._drafted, self.draft.widened(logits[self._lag :])
+            )
+            rows = distribution.processed(nodes)
+            words = list(range(self.draft.vocab_size))
+        else:
+            rows = logits[[self._lag + node + 1 for node in nodes]]
+            words = self.draft.word_list
+        alive = [index for index, best in enumerate(rows.amax(-1).tolist()) if best > -math.inf]
+        levels = levels_of(rows[alive], words, self.budget.width, params.temperature) if alive else []
+        for index, level in zip(alive, levels, strict=True):
+            parent = self._frontier[index][1]
+            before = 1.0 if parent == ROOT else self._candidates[parent].estimate
+            if not self.budget.wants(self._depth, math.exp(level.logs[0])):
+                continue
+            for rank, (token, log) in enumerate(zip(level.tokens, level.logs, strict=True)):
+                kind = (min(self._depth, 3), rank, certainty(log))
+                estimate = before * self.rate(kind)
+                if log > -math.inf and estimate >= FLOOR:
+                    self._candidates.append(_Candidate(parent, token, kind, estimate))
+
+    def _best(self) -> list[int]:
+        """The best ``nodes`` candidates, best first; of equals the earlier, so that parents come before children."""
+        order = sorted(range(len(self._candidates)), key=lambda index: (-self._candidates[index].estimate, index))
+        return order[: self.budget.nodes]
+
+    def _worth_running(self, first: int) -> list[int]:
+        """Candidates from ``first`` on whose continuations may pay: for the level, and for their place in the tree."""
+        best, prices = self._best(), self.budget.prices
+        fresh = sorted(index for index in best if index >= first)
+        if not prices:
+            return fresh
+        estimates = [self._candidates[index].estimate for index in best]
+        count = self.budget.worth(estimates)
+        pace = (1.0 + sum(estimates[:count])) / prices[count]
+        last = min(count + 1, len(prices) - 1)
+        slope = prices[last] - prices[last - 1] if last > 1 else 0.0
+        gains = {index: CHILDREN * self._candidates[index].estimate - pace * slope for index in fresh}
+        running = [index for index in fresh if gains[index] > 0.0]
+        return running if sum(gains[index] for index in running) > pace * self.level else []
+
+    def grown(self) -> tuple[TokenTree, list[Kind]]:
+        """All candidates that there was room for, by estimate, and their kinds."""
+        tree, kinds, where = TokenTree(), list[Kind](), {ROOT: ROOT}
+        for index in self._best():
+            one = self._candidates[index]
+            where[index] = tree.add(where[one.parent], one.token, estimate=one.estimate)
+            kinds.append(one.kind)
+        return tree, kinds
+
+    def proposal(self) -> TokenTree:
+        tree, _ = self.grown()
+        count = self.budget.worth(tree.estimates)
+        return tree if count == len(tree) else tree.first(count)
+
+
+class Distilled(DraftModel):
+    """Drafts deterministic trees of ``draft`` for ``target``, and learns how often candidates of a kind are right."""
+
+    def __init__(self, draft: HeadTarget, target: Target, *, tree: bool = True) -> None:
+        super().__init__(draft, self._start, Proposal(tree=tree))
+        self._target = target
+        self._calibrations = Namespaces(lambda: Calibration(prior))
+        self._owners: dict[Sequence, Sequence] = {}
+        self._grown: dict[Sequence, PromisingTree] = {}
+
+    @cached_property
+    def _level(self) -> float:
+        return self.draft.costs.seconds(_LEVEL_ROWS) / self._target.costs.seconds(1)
+
+    def _start(self, own: Sequence, budget: Budget, chance: Chance) -> PromisingTree:
+        sequence = self._owners[own]
+        level = 0.0 if not budget.prices else self._level if sequence.params.greedy else LEVEL
+        assert isinstance(self.draft, HeadTarget)
+        growth = PromisingTree(own, budget, chance, self.draft, self._calibrations[sequence].rate, level)
+        self._grown[sequence] = growth
+        return growth
+
+    def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
+        self._opened(sequence)
+
+    def _opened(self, sequence: Sequence) -> None:
+        self._owners[self._twins[sequence].sequence] = sequence
+        self._calibrations.open(sequence)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        for sequence in sequences:
+            self._grown.pop(sequence, None)
+        return super().propose(sequences, budgets)
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        super().observe(sequences, scores, verdicts)
+        for sequence in sequences:
+            growth = self._grown.pop(sequence, None)
+            if growth is not None:
+                tree, kinds = growth.grown()
+                self._calibrations[sequence].learn_tree(tree, kinds, sequence.tokens[growth.length :])
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self._opened(twin)
+
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        super().rewind(sequence, kept)
+        self._grown.pop(sequence, None)
+
+    def end(self, sequence: Sequence) -> None:
+        own = self._twins.get(sequence)
+        if own is not None:
+            self._owners.pop(own.sequence, None)
+        self._grown.pop(sequence, None)
+        self._calibrations.close(sequence)
+        super().end(sequence)
+
+
+def sampling(draft: HeadTarget, branching: tuple[int, ...] = ()) -> DraftModel:
+    """A drafter of sampled chains, or with ``branching`` of trees drawn without replacement."""
+
+    def start(sequence: Sequence, budget: Budget, chance: Chance) -> Growth:
+        growth = WordTree(sequence, budget, chance, branching) if branching else WordChain(sequence, budget, chance)
+        growth.draft = draft
+        return growth
+
+    if branching:
+        return DraftModel(draft, start, Proposal(tree=True, sampled=True, replacement=False))
+    return DraftModel(draft, start, Proposal(sampled=True))
+
+
+class DistillSettings(BaseModel):
+    """Settings of ``distill``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    draft: Literal["likeliest", "sampled", "sampled-tree"] = Field(
+        "likeliest", description="the likeliest paths, a sampled chain, or a tree drawn without replacement"
+    )
+    width: int = Field(4, ge=1, le=64, description="likeliest: most children of a node; 1: a chain")
+    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
+    depth: int = Field(5, ge=0, le=64, description="draft tokens on a path, where nodes are given or draws sampled")
+    branching: Branching = Field((3, 2, 1, 1), min_length=1, description="sampled-tree: draws after each node")
+    confidence: float = Field(
+        0.3, ge=0.0, le=1.0, description="sampled: stop before the next draw when the largest probability is lower"
+    )
+
+
+@register(
+    "distill",
+    family="trained",
+    paper="Zhou et al. 2024, arXiv 2310.08461",
+    summary="A small draft LM, distilled from this very target, drafts its likeliest paths or samples of its own.",
+    pays="On open-ended text beside a target that is slow against a few small layers. Drafters that read the target's "
+    "states accept more for the same cost.",
+    aliases=("distillspec", "draft-lm"),
+    trained=True,
+    tiny={"nodes": 3, "depth": 2, "width": 2},
+)
+def build(context: Context, settings: DistillSettings) -> Parts:
+    """The draft LM that was named or is shipped, beside the target."""
+    head = context.head("draft-lm")
+    assert isinstance(head, DraftLm)
+    draft = HeadTarget(head, context.target)
+    if settings.draft == "sampled":
+        length = min(settings.depth, 64 if settings.nodes is None else settings.nodes)
+        return Parts(sampling(draft), Fixed(length, confidence=settings.confidence))
+    if settings.draft == "sampled-tree":
+        nodes = 32 if settings.nodes is None else settings.nodes
+        controller = Fixed(len(settings.branching), max(settings.branching), nodes, settings.confidence)
+        return Parts(sampling(draft, settings.branching), controller)
+    drafter = Distilled(draft, context.target, tree=settings.width > 1)
+    if settings.nodes is None:
+        return Parts(drafter, CostModel(context.target.costs, width=settings.width))
+    return Parts(drafter, Fixed(settings.depth, settings.width, settings.nodes))
