@@ -272,6 +272,22 @@ def test_bad_input_is_said_in_one_line(
     refused(cli(*asked("--limit", "0")), "limit")
 
 
+def test_what_was_measured_is_kept_with_the_head(cli: Run, folder: Path, questions: Path) -> None:
+    command = ("eval-head", str(folder), "--prompts", str(questions), "-n", "8", "--record", "--json")
+    shown = json.loads(cli(*command, "--baselines").out)
+    about = json.loads((folder / "training.json").read_text())
+    assert about["tokens"] == 1000, "where the head comes from stays"
+    kept = about["measured"]["temperature 0"]
+    assert [(row["drafter"], row["shape"]) for row in kept["drafters"]] == [("medusa", "tree"), ("medusa", "chain")]
+    for row, whole in zip(kept["drafters"], shown["drafters"][1:3], strict=True):
+        assert {**whole, **row} == whole
+    assert kept["prompts"] == 3
+    cli(*command, "-t", "1", "--limit", "2")
+    both = json.loads((folder / "training.json").read_text())["measured"]
+    assert both["temperature 0"] == kept
+    assert both["temperature 1"]["prompts"] == 2
+
+
 def test_a_damaged_provenance_is_said(folder: Path) -> None:
     (folder / "training.json").write_text("{")
     with pytest.raises(BadInput, match=r"training\.json cannot be read"):

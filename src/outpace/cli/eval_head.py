@@ -52,6 +52,9 @@ def eval_head(
             help="Conversations that the table is fitted on. [dim]\\[default: the answers to the very prompts][/]",
         ),
     ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the measured figures with the head, in its training.json.")
+    ] = False,
     param: opt.Param = None,
     temperature: opt.Temperature = 0.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -79,6 +82,10 @@ def eval_head(
         command=shlex.join(["outpace", *sys.argv[1:]]),
     )
     found = _measured(machine, folder, questions, settings, method, param, baselines, data)
+    if record and found["complete"]:
+        from outpace.training.evaluate import record as keep
+
+        keep(folder, found)
     if json:
         print_json(found)
     else:

@@ -13,6 +13,7 @@ the speed-up that comes of them.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from outpace.heads.untrained import as_training_begins
 from outpace.method import Context, Method, MethodInfo, build, configured, find, methods
 from outpace.models.base import Model
 from outpace.training.bigram import Bigrams, bigram_method
+from outpace.training.shards import write_atomically
 
 FIGURES = (
     "tokens",
@@ -45,6 +47,8 @@ FIGURES = (
     "identical",
 )
 """What is said of a drafter, over all prompts and over those of each category."""
+RECORDED = ("mean_acceptance_length", "per_position_acceptance", "draft_ms", "speedup", "speedup_ci95")
+"""What a head's ``training.json`` keeps of it."""
 CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1}, {"k": 1})
 """Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
 
@@ -180,13 +184,7 @@ def by_depth(shares: Sequence[float]) -> list[float]:
 
 def head_facts(folder: Path, head: Head) -> dict[str, Any]:
     """What a head is, and where it comes from as ``training.json`` says (None where there is none)."""
-    path, config = folder / PROVENANCE, head.config
-    provenance = None
-    if path.is_file():
-        try:
-            provenance = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{path} cannot be read: {error}") from None
+    config = head.config
     return {
         "folder": str(folder),
         "kind": config.kind,
@@ -198,5 +196,45 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
         "layers": config.layers,
         "taps": list(config.taps),
         "options": config.options,
-        "training": provenance,
+        "training": provenance(folder),
     }
+
+
+def provenance(folder: Path) -> dict[str, Any] | None:
+    """What ``training.json`` says of a head. Raises BadInput for a file that is damaged."""
+    path = folder / PROVENANCE
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} cannot be read: it holds no object")
+    return found
+
+
+def record(folder: Path, result: Mapping[str, Any]) -> None:
+    """Keep with the head what was measured of it: accepted lengths, on what, by which command.
+
+    The head's own rows alone; an earlier measurement at this temperature is replaced. Raises BadInput where it cannot.
+    """
+    settings = result["settings"]
+    about = provenance(folder) or {}
+    measured = dict(about.get("measured") or {})
+    measured[f"temperature {settings['temperature']:g}"] = {
+        # Others run it from elsewhere: files by their names.
+        "command": shlex.join(Path(word).name if "/" in word else word for word in shlex.split(settings["command"])),
+        "prompts": settings["prompts"],
+        "max_new_tokens": settings["max_new_tokens"],
+        "machine": {key: result["machine"].get(key) for key in ("cpu", "threads", "accelerator")},
+        "drafters": [
+            {key: row[key] for key in ("drafter", "shape", *RECORDED)}
+            for row in result["drafters"]
+            if row["drafter"] == settings["method"]
+        ],
+    }
+    try:
+        write_atomically(folder / PROVENANCE, json.dumps({**about, "measured": measured}, indent=1).encode())
+    except OSError as error:
+        raise BadInput(f"what was measured cannot be kept in {folder}: {error.strerror or error}") from None
