@@ -24,6 +24,7 @@ from outpace.cli.doctor import doctor
 from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.methods import methods
+from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.errors import OutpaceError
 
@@ -54,7 +55,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, bench_peers, certify, tune, eval_head, methods, doctor):
+for command in (generate, chat, bench, bench_peers, certify, train, tune, eval_head, methods, doctor):
     app.command()(command)
 app.add_typer(datastore)
 

@@ -27,6 +27,8 @@ from outpace.tree import TokenTree
 
 TOGETHER = 64
 """Requests that are answered at once."""
+_RECALLED = 8
+"""Conversations whose K/V is held at once while their states are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +91,45 @@ def answered(
     method = Method("record", recorder, Rejection(), Fixed(0))
     decoder, pending = Decoder(target), iter(prompts)
     running: dict[int, tuple[Prompt, Generation]] = {}
-    while True:
-        while len(running) < together and wanted():
-            prompt = next(pending, None)
-            if prompt is None:
-                break
-            params = SamplingParams(temperature=prompt.temperature, seed=prompt.seed)
-            request = Request(prompt.tokens, method, params, max_new_tokens=most, stop_ids=stop_ids)
-            generation = decoder.submit(request)
-            running[id(generation)] = (prompt, generation)
-        if not running:
-            return
-        decoder.step()
-        for name, (prompt, generation) in list(running.items()):
-            if generation.finish_reason is None:
-                continue
-            del running[name]
-            states, tokens = recorder.states(generation.sequence), generation.sequence.tokens
-            if generation.error is None:
-                yield Conversation(prompt.key, list(prompt.tokens), tokens[len(prompt.tokens) :], states)
+    try:
+        while True:
+            while len(running) < together and wanted():
+                prompt = next(pending, None)
+                if prompt is None:
+                    break
+                params = SamplingParams(temperature=prompt.temperature, seed=prompt.seed)
+                request = Request(prompt.tokens, method, params, max_new_tokens=most, stop_ids=stop_ids)
+                generation = decoder.submit(request)
+                running[id(generation)] = (prompt, generation)
+            if not running:
+                return
+            decoder.step()
+            for name, (prompt, generation) in list(running.items()):
+                if generation.finish_reason is None:
+                    continue
+                del running[name]
+                states, tokens = recorder.states(generation.sequence), generation.sequence.tokens
+                if generation.error is None:
+                    yield Conversation(prompt.key, list(prompt.tokens), tokens[len(prompt.tokens) :], states)
+    finally:
+        for _, generation in running.values():  # whoever stops listening, or an error: nothing is left open
+            generation.cancel()
+        decoder.admit()
+
+
+def states_of(target: Target, conversations: Seq[Conversation], layers: Seq[int]) -> list[dict[int, Tensor]]:
+    """The states that answering would have kept, from a forward over what was said: equal up to rounding."""
+    recorder = Recorder(layers)
+    found: list[dict[int, Tensor]] = []
+    for start in range(0, len(conversations), _RECALLED):
+        sequences = []
+        try:
+            for one in conversations[start : start + _RECALLED]:
+                sequences.append(target.sequence(one.tokens))
+                recorder.begin(sequences[-1])
+            target.prefill(sequences, tuple(layers), recorder.on_prefill)
+            found += [recorder.states(sequence) for sequence in sequences]
+        finally:
+            for sequence in sequences:
+                target.close(sequence.kv)
+    return found

@@ -1,4 +1,8 @@
-"""Batches of conversations for training: split, cut into windows, shuffled the same way for the same seed."""
+"""Batches of conversations for training: split, cut into windows, shuffled the same way for the same seed.
+
+Where a shard holds no states of a layer, or none at all, the target computes them again from the text, each time the
+conversation is read: slower, and no disk is needed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from torch import Tensor
 
 from outpace.errors import BadInput
 from outpace.heads.base import Batch
+from outpace.targets.base import Target
+from outpace.training.answers import states_of
 from outpace.training.shards import Conversation, Shards
 
 HELD_OUT = 50
@@ -27,11 +33,26 @@ def held_out(key: str) -> bool:
     return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:4], "big") % HELD_OUT == 0
 
 
-class Dataset:
-    """What heads learn from. ``window``: the longest row; ``tokens``: about so many positions in a batch."""
+def _trained_on(key: str) -> bool:
+    return not held_out(key)
 
-    def __init__(self, shards: Shards, layers: Sequence[int], *, window: int = 512, tokens: int = 4096) -> None:
-        self.shards, self.layers = shards, tuple(layers)
+
+class Dataset:
+    """What heads learn from. ``window``: the longest row; ``tokens``: about so many positions in a batch.
+
+    ``target`` computes the states that shards lack; without one they must have them.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        layers: Sequence[int],
+        *,
+        window: int = 512,
+        tokens: int = 4096,
+        target: Target | None = None,
+    ) -> None:
+        self.shards, self.layers, self.target = shards, tuple(layers), target
         self.window, self.tokens = window, tokens
 
     def words(self, count: int, vocab_size: int, always: Sequence[int] = ()) -> Tensor:
@@ -41,20 +62,14 @@ class Dataset:
         """
         uses = torch.zeros(vocab_size, dtype=torch.long)
         for path in self.shards.paths:
-            for one in self.shards.read(path):
-                if not held_out(one.key):
-                    uses += torch.bincount(torch.tensor(one.answer), minlength=vocab_size)[:vocab_size]
+            for one in self.shards.read(path, wanted=_trained_on):
+                uses += torch.bincount(torch.tensor(one.answer), minlength=vocab_size)[:vocab_size]
         uses[list(always)] = int(uses.max()) + 1
         return uses.argsort(descending=True, stable=True)[:count].sort().values
 
     def answer_tokens(self) -> int:
         """How many of the target's tokens are trained on."""
-        return sum(
-            len(one.answer)
-            for path in self.shards.paths
-            for one in self.shards.read(path)
-            if not held_out(one.key)
-        )
+        return sum(len(one.answer) for path in self.shards.paths for one in self.shards.read(path, wanted=_trained_on))
 
     def train(self, epoch: int) -> Iterator[Batch]:
         """One pass over the training split, shuffled by ``epoch``."""
@@ -73,15 +88,25 @@ class Dataset:
 
     def _windows(self, path: Path, wanted: bool) -> Iterator[tuple[Conversation, int, int]]:
         """Conversations with the part of each that makes a row; a long one makes several."""
-        for one in self.shards.read(path, self.layers):
-            if held_out(one.key) is not wanted:
-                continue
-            if missing := set(self.layers) - set(one.states):
-                raise BadInput(f"{path} has no states of layers {sorted(missing)}")
+        found = list(self.shards.read(path, self.layers, held_out if wanted else _trained_on))
+        self._complete(path, found)
+        for one in found:
             start, end = 0, len(one.tokens)
             while start + OVERLAP < end or start == 0:
-                yield one, start, min(end, start + self.window)
+                stop = min(end, start + self.window)
+                if stop > len(one.prompt):  # a part of the prompt alone has nothing to be learned from
+                    yield one, start, stop
                 start += self.window - OVERLAP
+
+    def _complete(self, path: Path, found: list[Conversation]) -> None:
+        """Let the target compute the states that are missing. Raises BadInput where there is none to do it."""
+        missing = sorted({layer for one in found for layer in self.layers if layer not in one.states})
+        if not missing:
+            return
+        if self.target is None:
+            raise BadInput(f"{path} has no states of layers {missing}")
+        for one, states in zip(found, states_of(self.target, found, missing), strict=True):
+            one.states |= states
 
     def _batches(self, windows: list[tuple[Conversation, int, int]], order: random.Random) -> Iterator[Batch]:
         windows = sorted(windows, key=lambda one: one[2] - one[1])  # rows of a batch are about equally long

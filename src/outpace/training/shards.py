@@ -12,8 +12,7 @@ each token; absent from shards beyond the byte budget. The metadata's ``keys`` n
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,8 +58,6 @@ class Shards:
             raise BadInput(f"{folder} holds conversations but no {MANIFEST}; give another folder")
         else:
             write_atomically(manifest, json.dumps(self.about, indent=1).encode())
-        for left in folder.glob("*.unfinished"):
-            left.unlink()
 
     def _check(self, manifest: Path) -> None:
         try:
@@ -116,11 +113,13 @@ class Shards:
         if all(one.states for one in conversations):
             for layer in conversations[0].states:
                 tensors[f"state.{layer}"] = torch.cat([one.states[layer].bfloat16() for one in conversations])
-        path = self.folder / f"part-{len(self.paths):05d}.safetensors"
+        last = self.paths[-1:]
+        number = 1 + int(last[0].stem.removeprefix("part-")) if last else 0  # one in the middle may have been deleted
+        path = self.folder / f"part-{number:05d}.safetensors"
         unfinished = path.with_suffix(".unfinished")
         try:
             save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
-            os.replace(unfinished, path)
+            unfinished.replace(path)
         except (OSError, SafetensorError) as error:
             unfinished.unlink(missing_ok=True)
             raise BadInput(
@@ -129,24 +128,28 @@ class Shards:
             ) from error
         return path
 
-    def read(self, path: Path, layers: Sequence[int] = ()) -> Iterator[Conversation]:
-        """The conversations of one shard; ``states`` of ``layers`` where the shard has them."""
+    def read(
+        self, path: Path, layers: Sequence[int] = (), wanted: Callable[[str], bool] = lambda _: True
+    ) -> Iterator[Conversation]:
+        """The conversations of one shard whose key is ``wanted``; ``states`` of ``layers`` where the shard has them.
+
+        States are read a conversation at a time: what is not wanted costs neither time nor memory.
+        """
         keys = self._metadata(path)
         with safe_open(path, "pt") as file:
             names = set(file.keys())
             tokens = file.get_tensor("tokens").tolist()
             starts, answers = file.get_tensor("starts").tolist(), file.get_tensor("answers").tolist()
-            states = {
-                layer: file.get_tensor(f"state.{layer}") for layer in layers if f"state.{layer}" in names
-            }
-        for index, key in enumerate(keys):
-            first, middle, last = starts[index], answers[index], starts[index + 1]
-            rows = {layer: found[first:last] for layer, found in states.items()}
-            yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
+            states = {layer: file.get_slice(f"state.{layer}") for layer in layers if f"state.{layer}" in names}
+            for index, key in enumerate(keys):
+                if wanted(key):
+                    first, middle, last = starts[index], answers[index], starts[index + 1]
+                    rows = {layer: found[first:last] for layer, found in states.items()}
+                    yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of ``content`` under ``path``, or what was there before."""
     unfinished = path.with_name(path.name + ".unfinished")
     unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    unfinished.replace(path)

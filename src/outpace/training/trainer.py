@@ -1,37 +1,39 @@
 """The trainer: one loop for every kind of head, on the CPU or a GPU, that a kill at any moment cannot hurt.
 
 Matrices learn by Muon (Jordan et al. 2024), which orthogonalises their updates and needs about half the steps of AdamW
-at these sizes (LOG.md); vectors by AdamW. Weights are float32, products bfloat16. The state of a run lies beside the
-head in ``trainer.pt``: weights, optimiser, position in the data, best so far. A second run with the same folder goes on
-from it.
+at these sizes (LOG.md); vectors by AdamW, and matrices too where torch is older than Muon. Weights are float32,
+products bfloat16. The state of a run lies beside the head in ``trainer.pt``: weights, optimiser, position in the data,
+best so far, and the head's words. A second run with the same folder goes on from it, at the next batch. A step whose
+loss or gradients are not finite changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from outpace.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
+from outpace.models.quiet import one_line
 from outpace.targets.base import Target
-from outpace.training.dataset import Dataset
 
 STATE = "trainer.pt"
+VAIN = 3
+"""Steps in a row without a finite loss after which training gives up."""
 WARM = 0.03
 """Share of the run in which the learning rate rises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``seconds``: of training, over all runs; the learning rate falls towards whatever ends first."""
+    """How long and how fast. ``seconds``: of training, over all runs; the rate falls towards whatever ends first."""
 
     epochs: float = 1.0
     seconds: float = math.inf
@@ -43,10 +45,17 @@ class Schedule:
     """Evaluations without improvement after which training ends."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or not self.epochs > 0:
+            raise BadInput("training needs some time and some data: minutes and epochs must be above 0")
+
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss)."""
+    """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss).
+
+    ``batch``: the next one of ``epoch``; ``skipped``: steps without a finite loss.
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -55,8 +64,25 @@ class Progress:
     tokens: int = 0
     best: float = math.inf
     worse: int = 0
+    skipped: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+
+
+class Data(Protocol):
+    """What is learned from: a :class:`outpace.training.dataset.Dataset`, or what stands in for one."""
+
+    def answer_tokens(self) -> int:
+        """Tokens of answers in a pass."""
+        ...
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """One pass, the same for the same ``epoch``."""
+        ...
+
+    def held_out(self) -> Iterator[Batch]:
+        """What is never trained on."""
+        ...
 
 
 Watch = Callable[[Progress, float], None]
@@ -66,11 +92,15 @@ Watch = Callable[[Progress, float], None]
 def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
     """The target's part of every loss, copied out of it."""
     tokens = torch.arange(target.vocab_size)
-    embedding = torch.cat([target.embed(some).detach().clone() for some in tokens.split(4096)])
+    pieces = torch.split(tokens, 4096)
+    embedding = torch.cat([target.embed(some).detach().clone() for some in pieces])
     ids = head.words.ids.cpu()
+    home = target.embed(tokens[:1]).device
 
     def norm(states: Tensor) -> Tensor:
-        return target.final_norm(states.flatten(0, -2)).clone().view(states.shape)
+        # A target may be on another device than the training: its answer comes back to where the question was.
+        found = target.final_norm(states.flatten(0, -2).to(home))
+        return found.to(states.device, copy=True).view(states.shape)
 
     return Teacher(
         embedding=embedding.to(device, torch.bfloat16),
@@ -84,7 +114,7 @@ class Trainer:
     """Trains one head. ``run`` returns when the data, the time or the patience is spent."""
 
     def __init__(
-        self, head: Head, teacher: Teacher, data: Dataset, folder: Path, schedule: Schedule, device: torch.device
+        self, head: Head, teacher: Teacher, data: Data, folder: Path, schedule: Schedule, device: torch.device
     ) -> None:
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
         self.schedule, self.device = schedule, device
@@ -96,56 +126,63 @@ class Trainer:
         # The network is bfloat16 throughout, and learns on float32 copies: small steps are not lost to rounding.
         self._copies = [(one, one.detach().float().clone().requires_grad_()) for one in trained.values()]
         masters = {id(one): copy for one, copy in self._copies}
-        matrices, others = [masters[id(one)] for one in matrices], [masters[id(one)] for one in others]
+        large, small = [masters[id(one)] for one in matrices], [masters[id(one)] for one in others]
+        if not hasattr(torch.optim, "Muon"):
+            large, small = [], [*large, *small]
         self.head.to(torch.bfloat16)
         self.optimisers: list[torch.optim.Optimizer] = []
-        if matrices:
+        if large:
+            self.optimisers.append(torch.optim.Muon(large, lr=schedule.matrix_rate, weight_decay=0.01, momentum=0.95))
+        if small:
             self.optimisers.append(
-                torch.optim.Muon(matrices, lr=schedule.matrix_rate, weight_decay=0.01, momentum=0.95)
+                torch.optim.AdamW(small, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0)
             )
-        if others:
-            self.optimisers.append(torch.optim.AdamW(others, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0))
         self._rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
         self._total = max(1, round(schedule.epochs * data.answer_tokens()))
+        self._vain = 0
+        self._evaluated = -1
 
     @property
     def share(self) -> float:
         """How much of the run is done, in [0, 1]."""
         return min(1.0, max(self.progress.tokens / self._total, self.progress.seconds / self.schedule.seconds))
 
-    def run(self, watch: Watch = lambda progress, share: None) -> Progress:
+    def run(self, watch: Watch = lambda *_: None) -> Progress:
         """Train to the end, saving on the way; the head holds the best weights afterwards."""
-        spent, saved, evaluated = self.progress.seconds, time.monotonic(), time.monotonic()
-        began = time.monotonic()
-        for batch in self._batches():
+        began = saved = evaluated = time.monotonic()
+        spent = self.progress.seconds
+        for batch in () if self.finished else self._batches():
             self._step(batch)
+            self.progress.batch += 1
             self.progress.seconds = spent + time.monotonic() - began
             watch(self.progress, self.share)
             if time.monotonic() - evaluated > self.schedule.evaluate_every:
                 self.evaluate()
                 evaluated = time.monotonic()
-                if self.progress.worse >= self.schedule.patience:
-                    break
             if time.monotonic() - saved > self.schedule.save_every:
                 self.save()
                 saved = time.monotonic()
-            if self.share >= 1.0:
+            if self.finished:
                 break
-        self.evaluate()
+        if self._evaluated != self.progress.step:
+            self.evaluate()
         self.save()
         if self.best:
             self.head.load_state_dict(self.best, strict=False)
         return self.progress
+
+    @property
+    def finished(self) -> bool:
+        """Whether the data, the time or the patience is spent."""
+        return self.share >= 1.0 or self.progress.worse >= self.schedule.patience
 
     def _batches(self) -> Iterator[Batch]:
         while True:
             seen = False
             for number, batch in enumerate(self.data.train(self.schedule.seed + self.progress.epoch)):
                 seen = True
-                if number < self.progress.batch:
-                    continue  # an earlier run had it
-                yield batch
-                self.progress.batch = number + 1
+                if number >= self.progress.batch:  # an earlier run had those before
+                    yield batch
             if not seen:
                 raise BadInput("there is nothing to train on: no conversation outside the held-out split")
             self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
@@ -158,20 +195,36 @@ class Trainer:
             group["lr"] = base * rate
         self.head.train()
         found = self._losses(batch)
-        found["loss"].backward()
+        torch.autograd.backward(found["loss"])
+        self.progress.step += 1
+        self.progress.tokens += int(batch.answer.sum())
         for weight, copy in self._copies:
             copy.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
-        nn.utils.clip_grad_norm_([copy for _, copy in self._copies], 1.0)
+        size = nn.utils.clip_grad_norm_([copy for _, copy in self._copies], 1.0)
+        if not bool(torch.isfinite(found["loss"]) & torch.isfinite(size)):
+            self._skip()
+            return
+        self._vain = 0
         for one in self.optimisers:
             one.step()
         self._follow()
-        self.progress.step += 1
-        self.progress.tokens += int(batch.answer.sum())
         keep = 0.95 if self.progress.step > 20 else 0.5
         for name, value in found.items():
             before = self.progress.figures.get(name, float(value.detach()))
             self.progress.figures[name] = keep * before + (1.0 - keep) * float(value.detach())
+
+    def _skip(self) -> None:
+        """Forget a step whose loss is no number. Raises BadInput when several in a row were none."""
+        for _, copy in self._copies:
+            copy.grad = None
+        self.progress.skipped += 1
+        self._vain += 1
+        if self._vain >= VAIN:
+            raise BadInput(
+                f"the loss was not a finite number {VAIN} steps in a row (up to step {self.progress.step}); what was "
+                "saved before is kept: check the head's settings (--param) and the data"
+            )
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -195,6 +248,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Mean figures over the held-out split; remembers the weights when they are the best so far."""
         self.head.eval()
+        self._evaluated = self.progress.step
         sums: dict[str, float] = {}
         weight = 0
         for batch in self.data.held_out():
@@ -220,12 +274,13 @@ class Trainer:
             "best": self.best,
             "optimisers": [one.state_dict() for one in self.optimisers],
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
-            "config": self.head.config.model_dump(),
+            "config": self._settings(),
+            "words": self.head.words.ids,
         }
         unfinished = self.folder / (STATE + ".unfinished")
         try:
             torch.save(state, unfinished)
-            os.replace(unfinished, self.folder / STATE)
+            unfinished.replace(self.folder / STATE)
         except (OSError, RuntimeError) as error:
             unfinished.unlink(missing_ok=True)
             raise BadInput(
@@ -233,23 +288,44 @@ class Trainer:
                 "run again with --resume"
             ) from error
 
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same when a run goes on. The target's own fingerprint is rounded, and checked elsewhere."""
+        return self.head.config.model_dump(exclude={"target"})
+
     def resume(self) -> bool:
         """Go on from the folder's state. False where there is none; raises BadInput for one of another head."""
-        path = self.folder / STATE
-        if not path.exists():
+        state = read_state(self.folder)
+        if state is None:
             return False
-        try:
-            state = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise BadInput(f"{path} is damaged ({error}); delete it to begin anew") from error
-        if state["config"] != self.head.config.model_dump():
-            raise BadInput(f"{path} is of a run with other settings; give the same ones, or another folder")
+        known = {name: value for name, value in state["config"].items() if name != "target"}
+        if known != self._settings():
+            raise BadInput(
+                f"{self.folder / STATE} is of a run with other settings; give the same ones, or another folder"
+            )
+        if "words" in state and not torch.equal(state["words"].cpu(), self.head.words.ids.cpu()):
+            raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
         with torch.no_grad():
             for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True):
                 copy.copy_(state["head"][name])
         self._follow()
-        self.best = state["best"]
+        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
         for one, kept in zip(self.optimisers, state["optimisers"], strict=True):
             one.load_state_dict(kept)
         self.progress = Progress(**state["progress"])
+        self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
         return True
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the run in a folder; None where there is none. Raises BadInput for one that is damaged."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        missing = {"head", "best", "optimisers", "progress", "config"} - set(state)
+    except Exception as error:
+        raise BadInput(f"{path} is damaged ({one_line(error)}); delete it to begin anew") from error
+    if missing:
+        raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to begin anew")
+    return state
