@@ -64,11 +64,11 @@ $(VLLM)/.outpace-vllm:
 
 run: $(BASE) ## compare plain decoding with drafted decoding on the embedded model
 	@mkdir -p $(OUT)
-	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam --limit 14 --max-new-tokens 48 \
+	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam,auto --limit 14 --max-new-tokens 48 \
 	  --temperature 0 --threads $(THREADS) --json $(OUT)/report.json --html $(OUT)/report.html
 	@echo
 	@echo "The same answers, token for token?"
-	@$(BIN)/outpace certify sam --level greedy --limit 14 --threads $(THREADS)
+	@$(BIN)/outpace certify auto --level greedy --limit 14 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings
 	@$(BIN)/python -m pytest -m "not slow"

@@ -48,9 +48,18 @@ def test_costs_are_measured_at_powers_of_two_once_and_joined_by_lines() -> None:
 
 
 def test_more_rows_never_cost_less_however_noisy_the_clock() -> None:
-    noise = {1: 5.0, 2: 3.0, 4: 9.0, 8: 4.0}
+    noise = {1: 5.0, 2: 3.0, 4: 8.0, 8: 4.0}
     costs = Given(lambda rows: noise[rows])
-    assert [costs.seconds(rows) for rows in (1, 2, 4, 8)] == [5.0, 5.0, 9.0, 9.0]
+    assert [costs.seconds(rows) for rows in (1, 2, 4, 8)] == [5.0, 5.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(("unit", "measured"), [(1.0, [1, 2]), (0.001, [1, 2, 4, 8, 16])])
+def test_nobody_waits_for_a_slow_model_s_large_forwards_once_rows_cost_in_proportion(
+    unit: float, measured: list[int]
+) -> None:
+    costs = Given(lambda rows: unit * rows)
+    assert [costs.seconds(rows) for rows in (1, 2, 4, 8, 16)] == pytest.approx([unit * n for n in (1, 2, 4, 8, 16)])
+    assert costs.measured == measured
 
 
 def test_real_forwards_are_measured_without_leaving_a_trace() -> None:

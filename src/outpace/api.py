@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.decoding import Decoder, Generation, Logprob, Request
+from outpace.heads.checkpoint import WEIGHTS
 from outpace.method import Method
 from outpace.models.base import Message, Model
 from outpace.sampling import SamplingParams
@@ -44,11 +45,12 @@ def request(
     model: Model,
     prompt: Prompt,
     *,
-    method: str | Method = "sam",
+    method: str | Method = "auto",
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
     draft_model: Model | Sequence[Model] | None = None,
     datastore: str | Path | None = None,
+    head: str | Path | Sequence[str | Path] | None = None,
     namespace: str = "",
     raw: bool = False,
     max_new_tokens: int = 256,
@@ -65,10 +67,11 @@ def request(
     """
     if isinstance(method, str) and namespace:
         drafts = (draft_model,) if isinstance(draft_model, Model) else tuple(draft_model or ())
-        method = _remembered(model, method, settings, rule, drafts, datastore)
+        heads = (head,) if isinstance(head, str | Path) else tuple(head or ())
+        method = _remembered(model, method, settings, rule, drafts, datastore, heads)
     return Request(
         prompt=tuple(prompt_ids(model, prompt, raw)),
-        method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore),
+        method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore, head=head),
         params=SamplingParams(**sampling),
         max_new_tokens=max_new_tokens,
         stop_ids=frozenset() if ignore_eos else model.eos_ids,
@@ -86,14 +89,17 @@ def _remembered(
     rule: str | None,
     drafts: tuple[Model, ...],
     datastore: str | Path | None,
+    heads: tuple[str | Path, ...],
 ) -> Method:
     """The method as it was built for an earlier request: what namespaces have learned is kept in it."""
     store = None if datastore is None else (str(datastore), _changed(datastore))
-    key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), store)
+    trained = tuple((str(head), _changed(Path(head) / WEIGHTS)) for head in heads)
+    key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), store, trained)
     known = model.learned.get(key)
     if known is None:
         # The models are kept beside it, so that their ids stay theirs.
-        known = drafts, model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore)
+        built = model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore, head=heads)
+        known = drafts, built
     model.learned.pop(key, None)
     model.learned[key] = known  # the latest last
     while len(model.learned) > REMEMBERED:
@@ -101,8 +107,8 @@ def _remembered(
     return known[1]
 
 
-def _changed(datastore: str | Path) -> int | None:
-    path = Path(datastore)
+def _changed(file: str | Path) -> int | None:
+    path = Path(file)
     return path.stat().st_mtime_ns if path.exists() else None  # what is not there is refused in words, later
 
 

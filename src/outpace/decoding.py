@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from outpace.generation import Generation, Logprob, Request, Round, check_refere
 from outpace.metrics import PHASES, Timed
 from outpace.sampling import Sampler
 from outpace.targets.base import Scores, Sequence, Target
+from outpace.targets.states import States
 from outpace.text import TextStream, Tokenizer
 from outpace.tree import ROOT, TokenTree
 
@@ -58,10 +59,8 @@ class Decoder:
             namespace=request.namespace,
             stop_ids=request.stop_ids,
         )
-        # A drafter that reads hidden states needs those of the whole prompt, and K/V keep none.
-        if request.kept is not None and not request.method.drafter.taps:
-            self.target.close(sequence.kv)
-            sequence.kv = self._continue(request.kept, request.prompt)
+        if request.kept is not None:
+            self._continue(sequence, request.kept, request.method.drafter.taps)
         generation = Generation(
             request=request,
             sequence=sequence,
@@ -143,6 +142,10 @@ class Decoder:
         ]
         paths = [None if v is None else v.path[: len(tokens) - 1] for v, tokens in zip(verdicts, kept, strict=True)]
         self.target.commit(scores, paths)
+        for one, scored, path in zip(active, scores.parts, paths, strict=True):
+            if one.sequence.states is not None and path is not None:
+                written = [0, *(1 + node for node in path)]
+                one.sequence.states.add({layer: rows[written] for layer, rows in scored.taps.items()})
         for one, tree, verdict, tokens in zip(active, trees, verdicts, kept, strict=True):
             if verdict is not None:
                 one.sequence.tokens.extend(tokens)
@@ -253,8 +256,21 @@ class Decoder:
             return
         for one in joining:
             one.request.method.drafter.begin(one.sequence)
+            self._recall(one)
         self._prefill(joining)
         self.active.extend(joining)
+
+    @staticmethod
+    def _recall(one: Generation) -> None:
+        """Show the drafter the states of the K/V that a kept sequence lent; keep those to come if that is asked."""
+        drafter, sequence = one.request.method.drafter, one.sequence
+        if sequence.states is not None:
+            for position, states in sequence.states.chunks():
+                drafter.on_prefill(sequence, position, states)
+        if not one.request.keep or not drafter.taps:
+            sequence.states = None
+        elif sequence.states is None:
+            sequence.states = States(drafter.taps)
 
     def _prefill(self, generations: Seq[Generation]) -> None:
         """K/V of all their tokens but the last."""
@@ -265,22 +281,33 @@ class Decoder:
                 sequence: Sequence, position: int, states: Mapping[int, Tensor], to: dict[int, Drafter] = drafters
             ) -> None:
                 to[id(sequence)].on_prefill(sequence, position, states)
+                if sequence.states is not None:
+                    sequence.states.add(states)
 
             self.target.prefill([one.sequence for one in members], taps, hand_over if taps else None)
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:
             one.metrics.caches = one.request.method.drafter.caches(one.sequence)
+            one.metrics.parts = one.request.method.drafter.drafting(one.sequence)
             one.request.method.drafter.end(one.sequence)
             self.active.remove(one)
             if not one.request.keep:
                 self.target.close(one.sequence.kv)
 
-    def _continue(self, kept: Sequence, prompt: Seq[int]) -> Any:
-        """K/V of the longest common beginning of a kept sequence and a new prompt (its last token is always scored)."""
-        limit = min(self.target.length(kept.kv), len(prompt) - 1)
-        same = next((i for i in range(limit) if kept.tokens[i] != prompt[i]), limit)
-        return self.target.fork(kept.kv, same)
+    def _continue(self, sequence: Sequence, kept: Sequence, taps: tuple[int, ...]) -> None:
+        """Begin with the K/V of the longest common beginning with a kept sequence; its last token is always scored.
+
+        A drafter that reads hidden states is shown those of the beginning: K/V without them are of no use to it.
+        """
+        limit = min(self.target.length(kept.kv), len(sequence.tokens) - 1)
+        if taps:
+            limit = min(limit, 0 if kept.states is None else kept.states.length(taps))
+        same = next((i for i in range(limit) if kept.tokens[i] != sequence.tokens[i]), limit)
+        self.target.close(sequence.kv)
+        sequence.kv = self.target.fork(kept.kv, same)
+        if taps and kept.states is not None:
+            sequence.states = kept.states.first(same, taps)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> list[tuple[K, list[Item]]]:

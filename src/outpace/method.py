@@ -75,6 +75,8 @@ class Context:
     are the targets of all draft models, over this target's vocabulary; ``models`` the draft models as they are, with
     their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named. ``head`` loads a
     trained head of one of the kinds that it is given: the one that was named, or one that is shipped for this target.
+    ``heads`` are the kinds of the heads that were named, ``has_draft`` says whether a draft model was: for methods that
+    take what there is.
     """
 
     target: Target
@@ -84,6 +86,8 @@ class Context:
     tokenizer: ChatTokenizer | None = None
     datastore: Callable[[], Datastore] = _no_datastore
     head: Callable[..., Head] = _no_head
+    heads: tuple[str, ...] = ()
+    has_draft: bool = False
 
     @property
     def has_datastore(self) -> bool:

@@ -13,6 +13,7 @@ time_split                 share of the decoding time in draft, score (the targe
 drafting_rounds            share of rounds in which anything was drafted
 drafting_acceptance_length tokens committed per round in which anything was drafted
 draft_ms                   milliseconds of drafting per round
+drafting_parts             share of rounds in which each part drafted, by name, of a method that chooses among parts
 caches                     what the drafter holds for the request's namespace: entries, bound, entries that had to leave
 ========================== =========================================================================
 """
@@ -65,6 +66,8 @@ class RequestMetrics:
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     caches: tuple[CacheUse, ...] = ()
     """The drafter's caches when the request left."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Rounds in which each part drafted, of drafters that choose among parts."""
 
     def count_round(self, drafted: int, accepted: int, committed: int) -> None:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""
@@ -99,6 +102,7 @@ class RequestMetrics:
             # A round without a draft commits one token.
             "drafting_acceptance_length": ratio(self.committed - (self.rounds - self.drafting), self.drafting),
             "draft_ms": ratio(1e3 * self.phase_seconds["draft"], self.rounds),
+            "drafting_parts": {name: ratio(count, self.rounds) for name, count in self.parts.items()},
             "caches": [asdict(cache) for cache in self.caches],
             "time_split": {phase: ratio(self.phase_seconds[phase], spent) for phase in PHASES},
         }
@@ -125,6 +129,8 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
         for phase in PHASES:
             out.phase_seconds[phase] += part.phase_seconds[phase]
         out.caches = part.caches or out.caches
+        for name, count in part.parts.items():
+            out.parts[name] = out.parts.get(name, 0) + count
     return out
 
 

@@ -19,6 +19,7 @@ from outpace.bench.words import (
     interval,
     notes,
     number,
+    parts,
     percent,
     split_text,
     times,
@@ -29,7 +30,8 @@ _KEY = (
 )
 
 _DRAFTING = (
-    "rounds: those with a draft; tok/round: tokens of such a round; draft ms: a round; cached: entries of caches"
+    "rounds: those with a draft; tok/round: tokens of such a round; draft ms: a round; parts: who drafted, in how many "
+    "rounds; cached: entries of caches"
 )
 
 
@@ -75,7 +77,7 @@ def _methods(result: Mapping[str, Any]) -> Table:
 
 def _drafting(result: Mapping[str, Any]) -> Table:
     table = _table()
-    for name in ("rounds", "tok/round", "draft ms", "cached", "evicted"):
+    for name in ("rounds", "tok/round", "draft ms", "parts", "cached", "evicted"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in drafted(result):
         caches = row["caches"]
@@ -84,6 +86,7 @@ def _drafting(result: Mapping[str, Any]) -> Table:
             percent(row["drafting_rounds"]),
             number(row["drafting_acceptance_length"], 2),
             number(row["draft_ms"], 2),
+            parts(row["drafting_parts"]),
             " + ".join(f"{number(one['entries'], 0)} of {number(one['bound'], 0)}" for one in caches) or "–",
             " + ".join(number(one["evicted"], 0) for one in caches) or "–",
         )

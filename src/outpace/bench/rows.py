@@ -69,6 +69,7 @@ class Lane:
             "drafting_rounds": figures["drafting_rounds"],
             "drafting_acceptance_length": figures["drafting_acceptance_length"],
             "draft_ms": figures["draft_ms"],
+            "drafting_parts": figures["drafting_parts"],
             "caches": figures["caches"],
         }
 

@@ -42,10 +42,16 @@ def times(value: float | None) -> str:
 
 
 def drafting(row: Row) -> str:
-    """86 % (2.31): the share of rounds with a draft, and the tokens of such a round."""
+    """86 % (2.31): the share of rounds with a draft, the tokens of such a round, and who drafted, if several may."""
     if not row["drafting_rounds"]:
         return "–"
-    return f"{percent(row['drafting_rounds'])} ({number(row['drafting_acceptance_length'], 2)})"
+    shown = f"{percent(row['drafting_rounds'])} ({number(row['drafting_acceptance_length'], 2)})"
+    return f"{shown}: {parts(row['drafting_parts'])}" if row["drafting_parts"] else shown
+
+
+def parts(shares: Mapping[str, float | None]) -> str:
+    """eagle3 71 % + sam 12 %: the rounds in which each part of a method drafted."""
+    return " + ".join(f"{name} {percent(share)}" for name, share in shares.items()) or "–"
 
 
 def interval(row: Row) -> str:

@@ -27,7 +27,7 @@ def bench(
     model: opt.ModelName = "smollm2",
     methods: Annotated[
         str, typer.Option("--methods", metavar="A,B,C", help="Methods to compare; plain decoding (none) always runs.")
-    ] = "none,pld,sam",
+    ] = "none,pld,sam,auto",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -49,6 +49,7 @@ def bench(
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    head: opt.Head = None,
     datastore: opt.Datastore = None,
     reference: opt.Reference = None,
     namespace: opt.Namespace = None,
@@ -69,7 +70,7 @@ def bench(
     opt.check_length(max_new_tokens)
     if batch_size < 1:
         raise BadInput(f"--batch-size must be at least 1, not {batch_size}")
-    machine = Machine(model, draft_model, dtype, device, threads, datastore)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
     biases = opt.logit_bias(logit_bias)
     outputs = Outputs(json, html)
@@ -107,6 +108,7 @@ def bench(
                 "rule": rule,
                 "draft_models": draft_model or [],
                 "datastore": datastore and str(datastore),
+                "heads": [str(folder) for folder in head or ()],
             },
         )
         result = _run(machine, choice, questions, settings)
@@ -126,7 +128,7 @@ def _run(machine: Machine, choice: MethodChoice, prompts: list[Prompt], settings
     from outpace.bench.runner import run
 
     model, drafts = machine.load()
-    built = choice.build(model, drafts, machine.datastore)
+    built = choice.build(model, drafts, machine.datastore, machine.heads or ())
     with advancing() as advance:
         return run(model, built, prompts, settings, advance)
 

@@ -23,7 +23,7 @@ def bench_peers(
     model: opt.ModelName = "smollm2",
     methods: Annotated[
         str, typer.Option("--methods", metavar="A,B", help="outpace's methods; plain decoding (none) always runs.")
-    ] = "none,sam",
+    ] = "none,sam,auto",
     peers: Annotated[
         str | None,
         typer.Option("--peers", metavar="X,Y", help="Libraries to compare with. [dim]\\[default: installed][/]"),
@@ -47,6 +47,7 @@ def bench_peers(
     ] = None,
     max_new_tokens: opt.MaxNewTokens = 64,
     draft_model: opt.DraftModel = None,
+    head: opt.Head = None,
     json: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON; - is standard output.")
     ] = None,
@@ -72,7 +73,7 @@ def bench_peers(
         raise BadInput(f"--timeout must be above 0 seconds, not {timeout:g}")
     if draft_model and len(draft_model) > 1:
         raise BadInput(f"one draft model is compared with at a time, not {len(draft_model)}: leave out all but one")
-    Machine(model, draft_model, threads=threads).check()
+    Machine(model, draft_model, threads=threads, heads=head).check()
     outputs = Outputs(json, html)
     outputs.check()
     try:
@@ -91,6 +92,7 @@ def bench_peers(
             methods=tuple(names),
             dtypes=None if wanted is None else tuple(wanted),
             draft_model=draft_model[0] if draft_model else None,
+            heads=tuple(str(folder.absolute()) for folder in head or ()),
             vllm_python=vllm_python,
             max_new_tokens=max_new_tokens,
             threads=threads or usable_cpus(),

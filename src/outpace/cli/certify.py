@@ -38,6 +38,7 @@ def certify(
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    head: opt.Head = None,
     datastore: opt.Datastore = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     seed: opt.Seed = 0,
@@ -54,7 +55,7 @@ def certify(
     params = SamplingParams(temperature=0.0 if level == "greedy" else 1.0)
     choice = choose_methods([method], param, rule, params)
     settings = next(iter(choice.settings.values()))
-    machine = Machine(model, draft_model, dtype, device, threads, datastore)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     opt.check_threads(threads)
     with _progress(quiet=json) as progress:
         task = progress.add_task("", total=None)
@@ -84,7 +85,13 @@ def _loaded(machine: Machine, prompts: Path | None, limit: int) -> dict[str, Any
     texts = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
     machine.check()
     model, draft_models = machine.load()
-    return {"model": model, "draft_model": draft_models, "datastore": machine.datastore, "prompts": texts}
+    return {
+        "model": model,
+        "draft_model": draft_models,
+        "datastore": machine.datastore,
+        "head": machine.heads,
+        "prompts": texts,
+    }
 
 
 def _one_thread() -> None:

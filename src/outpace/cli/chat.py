@@ -33,10 +33,11 @@ def chat(
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 512,
     stop: opt.Stop = None,
-    method: opt.MethodName = "sam",
+    method: opt.MethodName = "auto",
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    head: opt.Head = None,
     datastore: opt.Datastore = None,
     reference: opt.Reference = None,
     namespace: Annotated[
@@ -63,7 +64,7 @@ def chat(
 ) -> None:
     """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads, datastore)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
@@ -84,7 +85,7 @@ def chat(
     loaded, drafts = machine.load()
     talk = _Conversation(
         model=loaded,
-        method=choice.build(loaded, drafts, datastore)[0],
+        method=choice.build(loaded, drafts, datastore, head or ())[0],
         params=params,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
@@ -222,7 +223,7 @@ class _Conversation:
     def _status(self, generation: Generation, reused: int) -> None:
         prompt = generation.metrics.prompt_tokens
         kept = f", {reused} of {prompt} prompt tokens kept" if reused else ""
-        err().print(f"[dim]{status(self.method, generation)}{kept}")
+        err().print(f"[dim]{status(self.method, generation)}{kept}", soft_wrap=True)
 
     def _keep(self, sequence: Sequence | None) -> None:
         """Hold on to this sequence's K/V instead of the last one's."""

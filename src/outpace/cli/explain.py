@@ -113,6 +113,9 @@ class Explainer:
         owned = [f"{own[kind]} {kind}" for kind in (BONUS, CORRECTION, PLAIN) if own[kind]]
         text.append(f"From the target itself: {', '.join(owned)}.")
         self._console.print(text)
+        if metrics.parts:
+            shown = ", ".join(f"{name} in {count}" for name, count in metrics.parts.items())
+            self._console.print(Text(f"Who drafted: {shown} of {metrics.rounds} rounds.", style="dim"))
         depths = metrics.figures()["per_position_acceptance"]
         if depths:
             shown = "  ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(depths[:10], start=1))

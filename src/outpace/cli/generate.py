@@ -38,10 +38,11 @@ def generate(
         bool, typer.Option("--explain", help="Show what was drafted, accepted and rejected, round by round.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-    method: opt.MethodName = "sam",
+    method: opt.MethodName = "auto",
     param: opt.Param = None,
     rule: opt.Rule = None,
     draft_model: opt.DraftModel = None,
+    head: opt.Head = None,
     datastore: opt.Datastore = None,
     reference: opt.Reference = None,
     temperature: opt.Temperature = 0.0,
@@ -71,7 +72,7 @@ def generate(
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads, datastore)
+    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
@@ -149,7 +150,7 @@ class _Job:
         from outpace.decoding import Decoder
 
         model, drafts = machine.load()
-        method = self.choice.build(model, drafts, machine.datastore)[0]
+        method = self.choice.build(model, drafts, machine.datastore, machine.heads or ())[0]
         decoder = Decoder(model.target, model.tokenizer)
         generation = decoder.submit(self._request(model, method))
         with interruptible(generation) as interrupt:
@@ -172,7 +173,7 @@ class _Job:
             if generation.logprobs:
                 _print_logprobs(model, generation)
             remark = "interrupted: " if interrupt.pressed else ""
-            err().print(f"[dim]{remark}{status(method, generation)}")
+            err().print(f"[dim]{remark}{status(method, generation)}", soft_wrap=True)
         return not interrupt.pressed
 
     def _request(self, model: Model, method: Method) -> Request:

@@ -33,6 +33,15 @@ DraftModel = Annotated[
         help="Smaller model, for methods that draft with one; may be repeated for those that take several.",
     ),
 ]
+Head = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--head",
+        metavar="DIR",
+        rich_help_panel=_DRAFTING,
+        help="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
+    ),
+]
 Datastore = Annotated[
     Path | None,
     typer.Option(

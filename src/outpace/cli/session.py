@@ -32,7 +32,13 @@ class MethodChoice:
         """The chosen methods, in order."""
         return list(self.settings)
 
-    def build(self, model: Model, draft_models: Sequence[Model] = (), datastore: Path | None = None) -> list[Method]:
+    def build(
+        self,
+        model: Model,
+        draft_models: Sequence[Model] = (),
+        datastore: Path | None = None,
+        heads: Sequence[Path] = (),
+    ) -> list[Method]:
         """The methods for this model. Raises BadInput for parts that do not fit."""
         return [
             model.method(
@@ -42,6 +48,7 @@ class MethodChoice:
                 rule=None if name == "none" else self.rule,
                 draft_model=draft_models,
                 datastore=datastore,
+                head=heads,
             )
             for name, settings in self.settings.items()
         ]
@@ -122,6 +129,7 @@ class Machine:
     device: str | None = None
     threads: int | None = None
     datastore: Path | None = None
+    heads: Sequence[Path] | None = None
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def check(self) -> None:
@@ -135,6 +143,11 @@ class Machine:
             from outpace.datastore import open_datastore
 
             open_datastore(self.datastore)
+        if self.heads:
+            from outpace.heads.checkpoint import read_config
+
+            for folder in self.heads:
+                read_config(folder)
 
     def load(self) -> tuple[Model, tuple[Model, ...]]:
         """The model, and the draft models that were named. The thread count is set first: packing depends on it."""

@@ -112,5 +112,9 @@ class Drafter(ABC):
         """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
         return ()
 
+    def drafting(self, sequence: Sequence) -> dict[str, int]:
+        """In how many rounds of this request each of its parts drafted, where it chooses. Asked before ``end``."""
+        return {}
+
     def end(self, sequence: Sequence) -> None:  # noqa: B027
         """The request left; forget it."""

@@ -104,6 +104,7 @@ class Model:
     ) -> Context:
         """What a method is built from, for those who supply something else of it: see :meth:`method`."""
         from outpace.datastore import open_datastore
+        from outpace.heads.checkpoint import read_config
         from outpace.heads.shipped import find_head
         from outpace.method import Context
 
@@ -122,6 +123,8 @@ class Model:
             models=named,
             tokenizer=self.tokenizer,
             head=lambda *kinds: find_head(kinds, heads, self.target),
+            heads=tuple(read_config(Path(one)).kind for one in heads),
+            has_draft=bool(models),
         )
         if datastore is not None:
             context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))

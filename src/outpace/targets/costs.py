@@ -10,9 +10,15 @@ from outpace.tree import TokenTree
 if TYPE_CHECKING:
     from outpace.targets.base import Target
 
-_CONTEXT = 64
+_CONTEXT = 16
+"""Tokens that are there already. Few: filling them in is most of what measuring a slow model costs."""
 _CHAIN = 16
 _REPEAT = 3
+_ENOUGH = 0.05
+"""Seconds for one size after which it is not repeated: noise is small beside a slow forward."""
+_SLOW, _IN_PROPORTION = 0.1, 1.7
+"""A forward of so many seconds that costs so many times what half its rows cost: what is larger is not measured, for
+more rows cost in proportion from there on, and nobody should wait for that."""
 _MOST_ROWS = 128
 """Costs grow in proportion long before; measuring on would hold up the first round of a large batch for a second."""
 
@@ -20,7 +26,8 @@ _MOST_ROWS = 128
 class ForwardCosts:
     """Seconds of one forward by number of rows: measured at powers of two when first needed, between them by line.
 
-    A measurement costs three forwards of its size, once for each target in a process.
+    A measurement costs at most three forwards of its size, once for each target in a process: a fifth of a second for a
+    small model, and about a second for a slow one.
     """
 
     def __init__(self, target: Target) -> None:
@@ -42,8 +49,16 @@ class ForwardCosts:
         if rows not in self._measured:
             # Noise makes a forward slower, never quicker; and more rows never cost less.
             least = max((cost for size, cost in self._measured.items() if size < rows), default=0.0)
-            self._measured[rows] = max(self._measure(rows), least)
+            known = self._in_proportion(rows)
+            self._measured[rows] = max(self._measure(rows) if known is None else known, least)
         return self._measured[rows]
+
+    def _in_proportion(self, rows: int) -> float | None:
+        """What the sizes below say of this one, where they are slow and rows are cheap no longer."""
+        half, quarter = self._measured.get(rows // 2), self._measured.get(rows // 4)
+        if half is None or quarter is None or half < _SLOW or half < _IN_PROPORTION * quarter:
+            return None
+        return 2 * half
 
     def _measure(self, rows: int) -> float:
         target = self._target
@@ -52,13 +67,16 @@ class ForwardCosts:
         # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
         sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
         batch = [(sequence, TokenTree.chain(i % target.vocab_size for i in range(count - 1))) for count in sizes]
-        best = float("inf")
+        best, spent = float("inf"), 0.0
         try:
             target.prefill([sequence])
             for _ in range(_REPEAT):
                 began = perf_counter()
                 target.score(batch)
-                best = min(best, perf_counter() - began)
+                seconds = perf_counter() - began
+                best, spent = min(best, seconds), spent + seconds
+                if spent > _ENOUGH:
+                    break
         finally:
             target.close(sequence.kv)
         return best

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import outpace
@@ -37,6 +38,7 @@ class Settings:
     methods: tuple[str, ...] = ("none",)
     dtypes: tuple[str, ...] | None = None
     draft_model: str | None = None
+    heads: tuple[str, ...] = ()
     vllm_python: str | None = None
     max_new_tokens: int = 64
     threads: int = 1
@@ -76,6 +78,7 @@ class Comparison:
         told = {peer.name: {one.name: dict(one.settings) for one in peer.configs} for peer in self.settings.peers}
         noted = asdict(replace(self.settings, peers=())) | {
             "peers": told,
+            "heads": [Path(folder).name for folder in self.settings.heads],
             "dtypes": self.dtypes,
             "prompts": len(self.questions),
             "categories": list(dict.fromkeys(question.category for question in self.questions)),
@@ -121,7 +124,7 @@ def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Comparison:
     draft = find(settings.draft_model, dtype) if settings.draft_model else None
     questions, warm_up = encode(weights, prompts, settings.max_new_tokens)
     longest = max(len(question.tokens) for question in (*questions, warm_up))
-    job = Job(weights, draft, dtype, settings.threads, context_for(longest, settings.max_new_tokens))
+    job = Job(weights, draft, dtype, settings.threads, context_for(longest, settings.max_new_tokens), settings.heads)
     plan = make_plan(job, dtypes, settings.methods, pythons, skipped)
     told = tuple(dict.fromkeys([*notes, *more]))
     return Comparison(settings, plan, job, tuple(dtypes), tuple(questions), warm_up, told)

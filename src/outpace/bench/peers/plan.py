@@ -59,6 +59,7 @@ class Job:
     dtype: str
     threads: int
     context: int
+    heads: tuple[str, ...] = ()
 
     def settings(self, configs: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[str, Any]:
         """What a worker is told."""
@@ -71,6 +72,7 @@ class Job:
             "draft_folder": self.draft.folder if self.draft else None,
             "draft_gguf": self.draft.gguf if self.draft else None,
             "dtype": dtype,
+            "heads": list(self.heads),
             "threads": self.threads,
             "context": self.context,
             "configs": {name: dict(one) for name, one in configs.items()},

@@ -36,7 +36,7 @@ class Ours:
         self.methods: dict[str, Method] = {}
         for name in settings["configs"]:
             try:
-                self.methods[name] = self.model.method(name, draft_model=draft)
+                self.methods[name] = self.model.method(name, draft_model=draft, head=settings["heads"])
             except OutpaceError as error:  # one that needs a draft model, say; the others can run
                 self.failed[name] = str(error)
 

@@ -1,0 +1,50 @@
+"""Hidden states that are kept beside a sequence's K/V, so that a chat's next turn need not compute them again.
+
+A drafter that reads the target's states wants those of the whole prompt. A turn that begins with the K/V of earlier
+ones runs no forward over them; what their forwards showed is kept here instead, and shown again. A token takes
+``hidden`` numbers for every layer that is read, less than its K/V as a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+_CHUNK = 256
+
+
+class States:
+    """Rows of the residual stream entering ``layers``, one for each token of a text, in order."""
+
+    def __init__(self, layers: Seq[int]) -> None:
+        self.layers = tuple(layers)
+        self._rows = 0
+        self._pieces: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+
+    def add(self, states: Mapping[int, Tensor]) -> None:
+        """The rows that follow, (rows, hidden) by layer; layers that are not kept are passed over."""
+        for layer in self.layers:
+            self._pieces[layer].append(states[layer].clone())  # a view would hold on to the whole batch's
+        self._rows += len(states[self.layers[0]])
+
+    def length(self, layers: Seq[int]) -> int:
+        """How many tokens' rows there are of all these layers."""
+        return self._rows if set(layers) <= set(self.layers) else 0
+
+    def first(self, count: int, layers: Seq[int]) -> States:
+        """The first ``count`` rows of these layers, which are among those that are kept."""
+        out = States(layers)
+        if count:
+            out._rows = count
+            out._pieces = {layer: [torch.cat(self._pieces[layer])[:count]] for layer in out.layers}
+        return out
+
+    def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
+        """Pieces of them as a prefill would show them: (position of the first row, (rows, hidden) by layer)."""
+        if self._rows:
+            whole = {layer: torch.cat(pieces) for layer, pieces in self._pieces.items()}
+            for start in range(0, self._rows, _CHUNK):
+                yield start, {layer: rows[start : start + _CHUNK] for layer, rows in whole.items()}
