@@ -6,8 +6,8 @@ fingerprint, and lends them when the head is loaded. ``training.json`` says wher
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from outpace.heads.words import Words
 from outpace.targets.base import Target
 
 CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "training.json"
+FORMAT = 1
 
 
 def facts(target: Target, name: str) -> TargetFacts:
@@ -46,29 +47,53 @@ def new_head(config: HeadConfig, target: Target, ids: Tensor, seed: int = 0) -> 
 
 
 def save(head: Head, folder: Path, provenance: Mapping[str, Any]) -> None:
-    """Write a head: bf16 weights, its configuration, and where it comes from. Weights last: with them it is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a head: bf16 weights, its configuration, and where it comes from. Weights last: with them it is complete.
+
+    Raises BadInput where there is no room, or no permission; what was there before is then as it was, or gone.
+    """
     borrowed = {"words.rows"} if not head.words.own else set()
     tensors = {
         name: (value.bfloat16() if value.is_floating_point() else value.to(torch.int32)).contiguous().cpu()
         for name, value in head.state_dict().items()
         if name not in borrowed
     }
-    _replace(folder / CONFIG, json.dumps(head.config.model_dump(), indent=1).encode())
-    _replace(folder / PROVENANCE, json.dumps(dict(provenance), indent=1).encode())
+    config = json.dumps(head.config.model_dump(), indent=1).encode()
     unfinished = folder / (WEIGHTS + ".unfinished")
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    os.replace(unfinished, folder / WEIGHTS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+        if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config:
+            (folder / WEIGHTS).unlink(missing_ok=True)  # of another head: never its weights under this configuration
+        _replace(folder / CONFIG, config)
+        _replace(folder / PROVENANCE, json.dumps(dict(provenance), indent=1).encode())
+        unfinished.replace(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"the head cannot be written to '{folder}': {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def _replace(path: Path, content: bytes) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder's configuration is one of outpace's own; False where it has none that can be read."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "kind" in found and "taps" in found
 
 
 def read_config(folder: Path) -> HeadConfig:
-    """A head's configuration. Raises BadInput for a folder that holds no head, and says what it holds instead."""
+    """A head's configuration. Raises BadInput for a folder that holds no head of ours, and says what is wrong."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise BadInput(f"there is no head at '{folder}': no such folder")
@@ -76,15 +101,29 @@ def read_config(folder: Path) -> HeadConfig:
         raise BadInput(f"there is no head at '{folder}': it has no {CONFIG}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict) or "kind" not in found:
-        raise BadInput(f"{path} is not the configuration of an outpace head; other layouts are read by: outpace import-head")
+        raise BadInput(
+            f"{path} is not the configuration of an outpace head; other layouts are read by: outpace import-head"
+        )
     try:
-        return HeadConfig.model_validate(found)
+        config = HeadConfig.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadInput(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if config.format != FORMAT:
+        raise BadInput(f"{path} is of format {config.format}, and this outpace reads format {FORMAT}; update it")
+    return config
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Where a head comes from, as far as its folder says."""
+    try:
+        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -93,9 +132,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise BadInput(f"there is no head at '{folder}': it has no {WEIGHTS}")
     try:
-        return load_file(path)
+        found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is damaged or cut short ({error})") from error
+    return found
 
 
 def load(folder: Path, target: Target) -> Head:
@@ -113,29 +153,66 @@ def load(folder: Path, target: Target) -> Head:
     return assembled(config, read_weights(folder), target, folder)
 
 
-def assembled(config: HeadConfig, tensors: dict[str, Tensor], target: Target, where: Path) -> Head:
-    """The network around its weights. Raises BadInput that names the first tensor that does not fit."""
-    ids = tensors.get("words.ids")
-    if ids is None or ids.dim() != 1 or len(ids) != config.vocabulary:
-        raise BadInput(f"the head at '{where}' lacks a vocabulary map of {config.vocabulary} tokens (words.ids)")
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise BadInput(f"the head at '{where}' maps to tokens that the model does not have (words.ids)")
-    words = Words(ids, target.head_rows(ids.long()).float().cpu(), rank=config.rank, own="words.rows" in tensors)
-    head = find_kind(config.kind)(config, words)
-    expected = head.state_dict()
-    for name, value in expected.items():
-        if name == "words.rows" and not words.own:
-            continue
+def assembled(
+    config: HeadConfig,
+    tensors: Mapping[str, Tensor],
+    target: Target,
+    where: Path,
+    called: Mapping[str, str] | None = None,
+) -> Head:
+    """The network around its weights. ``called``: what its file calls a tensor, where that is something else.
+
+    Raises BadInput that names the first tensor that does not fit.
+    """
+    names = called or {}
+    head = network(config, tensors, target, where)
+    expected = expected_shapes(head)
+    for name, shape in expected.items():
         if name not in tensors:
-            raise BadInput(f"the head at '{where}' lacks tensor {name}")
-        if tensors[name].shape != value.shape:
+            raise BadInput(f"the head at '{where}' lacks tensor {names.get(name, name)}")
+        if tuple(tensors[name].shape) != shape:
             raise BadInput(
-                f"the head at '{where}': tensor {name} has shape {tuple(tensors[name].shape)}, "
-                f"its configuration says {tuple(value.shape)}"
+                f"the head at '{where}': tensor {names.get(name, name)} has shape {tuple(tensors[name].shape)}, "
+                f"its configuration says {shape}"
             )
+        if not bool(tensors[name].isfinite().all()):
+            raise BadInput(f"the head at '{where}': tensor {names.get(name, name)} holds numbers that are not finite")
     unknown = sorted(set(tensors) - set(expected))
     if unknown:
         raise BadInput(f"the head at '{where}' has a tensor that its kind does not know: {unknown[0]}")
-    missing = head.load_state_dict({name: value.to(expected[name].dtype) for name, value in tensors.items()}, strict=False)
-    assert not missing.unexpected_keys
+    kinds = {name: value.dtype for name, value in head.state_dict().items()}
+    head.load_state_dict({name: value.to(kinds[name]) for name, value in tensors.items()}, strict=False)
     return head.eval().requires_grad_(False)
+
+
+def network(config: HeadConfig, tensors: Mapping[str, Tensor], target: Target, where: Path) -> Head:
+    """The network that a configuration describes, its words in place and nothing else yet."""
+    ids = tensors.get("words.ids")
+    if ids is None or ids.dim() != 1 or len(ids) != config.vocabulary or not len(ids) or ids.is_floating_point():
+        raise BadInput(f"the head at '{where}' lacks a vocabulary map of {config.vocabulary} tokens (words.ids)")
+    ids = ids.long()
+    if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
+        raise BadInput(f"the head at '{where}' maps to tokens that the model does not have (words.ids)")
+    if not distinct(ids):
+        raise BadInput(f"the head at '{where}' maps two of its tokens to one of the model's (words.ids)")
+    outside = next((tap for tap in config.taps if not 0 <= tap <= target.num_layers), None)
+    if outside is not None:
+        raise BadInput(f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers")
+    try:
+        words = Words(ids, target.head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors)
+        return find_kind(config.kind)(config, words)
+    except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"the head at '{where}': its {CONFIG} describes no {config.kind} head ({first})") from error
+
+
+def distinct(ids: Tensor) -> bool:
+    """Whether no id is there twice."""
+    return len(set(ids.tolist())) == len(ids)
+
+
+def expected_shapes(head: Head) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors that a head's file must hold."""
+    return {
+        name: tuple(value.shape) for name, value in head.state_dict().items() if name != "words.rows" or head.words.own
+    }

@@ -16,8 +16,14 @@ from outpace.targets.base import Target
 from outpace.tree import TokenTree
 
 _TOKENS, _COMPONENTS = 12, 48
-ALIKE = 0.97
-"""Cosine above which two probes are of the same weights; see LOG.md for what was measured."""
+ALIKE = 0.985
+"""Cosine above which two probes are of the same weights.
+
+Measured on the embedded model, states: its own precisions (float32, bfloat16, int8, int4) among one another 0.9982 and
+more; all matrices rounded to 8 bits 0.9993; noise in all matrices of 1 % of their deviation 0.9985, 2 % 0.994, 5 %
+0.966, 10 % 0.87; one layer's MLP taken away 0.83 to 0.975; rounded anew to 4 bits 0.81, so that another file's
+quantisation counts as other weights; random weights -0.26. Embeddings: 1.0000 in every precision, 0.15 at random.
+"""
 
 
 @torch.inference_mode()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from outpace.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import CONFIG, load, read_config
+from outpace.heads.checkpoint import CONFIG, is_ours, load, read_config
 from outpace.heads.fingerprint import alike, probe
+from outpace.heads.layouts.base import detect, read
 from outpace.targets.base import Target
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -17,22 +18,39 @@ SHIPPED = Path(__file__).parent / "weights"
 def find_head(kinds: Sequence[str], named: Sequence[str | Path], target: Target) -> Head:
     """A head of one of ``kinds`` for this target: from the ``named`` folders, else a shipped one.
 
-    Raises BadInput where there is none, and for a named one that is damaged or was made for another target.
+    A named folder may be of any layout that is read. Raises BadInput where there is none, and for a named one that is
+    damaged or was made for another target.
     """
-    configs = [(Path(one), read_config(Path(one))) for one in named]
-    for folder, config in configs:
-        if config.kind in kinds:
-            return load(folder, target)
+    found = [(Path(one), kind_at(Path(one))) for one in named]
+    for folder, kind in found:
+        if kind in kinds:
+            return load_any(folder, target)
     for folder in shipped(target):
         if read_config(folder).kind in kinds:
             return load(folder, target)
-    if configs:
-        have = ", ".join(sorted({config.kind for _, config in configs}))
+    if found:
+        have = ", ".join(sorted({kind for _, kind in found}))
         raise BadInput(f"this method drafts with a head of kind {' or '.join(kinds)}, and --head gave {have}")
     raise BadInput(
         f"this method drafts with a trained head, and none is shipped for this model: train one with "
         f"'outpace train {kinds[0]} --model MODEL --out FOLDER', and give --head FOLDER"
     )
+
+
+def kind_at(folder: Path) -> str:
+    """The kind of head in a folder, of whatever layout. Raises BadInput where there is none."""
+    if not is_ours(folder) and folder.is_dir():
+        found = detect(folder)
+        if found is not None:
+            return found[1]
+    return read_config(folder).kind
+
+
+def load_any(folder: Path, target: Target) -> Head:
+    """The head in a folder, of whatever layout. Raises BadInput, in one line, where it does not fit."""
+    if is_ours(folder) or not folder.is_dir() or detect(folder) is None:
+        return load(folder, target)
+    return read(folder, target)
 
 
 def shipped(target: Target) -> list[Path]:

@@ -1,0 +1,174 @@
+"""Folders of other layouts: tensors are read from whatever holds them, and a folder is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.errors import BadInput
+
+CONFIG = "config.json"
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "medusa_lm_head.pt",
+)
+_ASIDE = ("token_map.pt", "trainer.pt", "training_args.bin")
+"""Files that lie beside weights and hold none."""
+
+
+@dataclass(slots=True)
+class Package:
+    """A folder to be written: ``config.json``, tensors in one file, and what else belongs to them."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    weights: str = "model.safetensors"
+    json: dict[str, Any] = field(default_factory=dict)
+    """Further JSON files by name."""
+    saved: dict[str, Tensor] = field(default_factory=dict)
+    """Further tensors, each a file of ``torch.save`` by name."""
+
+
+def check_new(folder: Path) -> None:
+    """Raise BadInput unless ``folder`` is free to be written: not there, or empty."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"cannot write '{folder}': it is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise BadInput(f"cannot write '{folder}': the folder is not empty; give a new one")
+
+
+def write_folder(folder: Path, package: Package) -> None:
+    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be."""
+    check_new(folder)
+    beside = folder.with_name(f".{folder.name}.unfinished-{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()},
+            beside / package.weights,
+            metadata={"format": "pt"},
+        )
+        for name, content in {CONFIG: package.config, **package.json}.items():
+            (beside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for name, value in package.saved.items():
+            torch.save(value, beside / name)
+        if folder.is_dir():
+            folder.rmdir()
+        beside.rename(folder)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise BadInput(f"cannot write '{folder}': {error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises BadInput for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} cannot be read: it holds no JSON object")
+    return found
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder: safetensors, an index of several, or a pickle that holds nothing but weights."""
+    path = _weights_of(folder)
+    if path.name.endswith(".index.json"):
+        return _sharded(folder, path)
+    return _one_file(path)
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The names of a folder's tensors."""
+    path = _weights_of(folder)
+    if path.name.endswith(".index.json"):
+        return frozenset(map(str, read_json(path).get("weight_map") or ()))
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt") as file:
+                return frozenset(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"{path} is damaged or cut short ({error})") from error
+    return frozenset(_one_file(path))
+
+
+def _weights_of(folder: Path) -> Path:
+    for name in _NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    for pattern in ("*.safetensors", "*.bin", "*.pt"):
+        found = [path for path in sorted(folder.glob(pattern)) if path.name not in _ASIDE]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise BadInput(f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)")
+    raise BadInput(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, Mapping) or not all(isinstance(name, str) for name in placed.values()):
+        raise BadInput(f"{index} has no weight_map")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(placed.values())):
+        if Path(name).name != name:
+            raise BadInput(f"{index} names a file outside its folder: {name}")
+        tensors |= _one_file(folder / name)
+    if missing := sorted(set(placed) - set(tensors)):
+        raise BadInput(f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold")
+    return tensors
+
+
+def _one_file(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise BadInput(f"{path} is missing; complete the download")
+    return _pickled(path) if path.suffix in (".bin", ".pt") else safe_tensors(path)
+
+
+def safe_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises BadInput for one that is damaged."""
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path} is damaged or cut short ({error})") from error
+    return found
+
+
+def _pickled(path: Path) -> dict[str, Tensor]:
+    found = load_pickle(path)
+    if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise BadInput(f"{path} holds something else than tensors by name")
+    return {str(name): value.detach() for name, value in found.items()}
+
+
+def load_pickle(path: Path) -> Any:
+    """What ``torch.save`` wrote, weights alone: a pickle that would run code is refused."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadInput(
+            f"{path} is damaged, or holds more than weights, which is not loaded; ask for safetensors"
+        ) from error
+    except (RuntimeError, OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path} is damaged or cut short ({first})") from error
