@@ -144,10 +144,10 @@ class Machine:
 
             open_datastore(self.datastore)
         if self.heads:
-            from outpace.heads.checkpoint import read_config
+            from outpace.heads.shipped import kind_at
 
             for folder in self.heads:
-                read_config(folder)
+                kind_at(folder)
 
     def load(self) -> tuple[Model, tuple[Model, ...]]:
         """The model, and the draft models that were named. The thread count is set first: packing depends on it."""

@@ -104,8 +104,7 @@ class Model:
     ) -> Context:
         """What a method is built from, for those who supply something else of it: see :meth:`method`."""
         from outpace.datastore import open_datastore
-        from outpace.heads.checkpoint import read_config
-        from outpace.heads.shipped import find_head
+        from outpace.heads.shipped import find_head, kind_at
         from outpace.method import Context
 
         heads = [head] if isinstance(head, str | Path) else list(head or ())
@@ -123,7 +122,7 @@ class Model:
             models=named,
             tokenizer=self.tokenizer,
             head=lambda *kinds: find_head(kinds, heads, self.target),
-            heads=tuple(read_config(Path(one)).kind for one in heads),
+            heads=tuple(kind_at(Path(one)) for one in heads),
             has_draft=bool(models),
         )
         if datastore is not None:
