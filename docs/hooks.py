@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.certify.exact import tiny_context
 from outpace.drafters.base import Proposal
 from outpace.errors import BadInput
+from outpace.heads.base import kinds
 from outpace.method import methods, rules
+from outpace.training.evaluate import methods_of
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -21,7 +24,10 @@ KINDS = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
-    return markdown.replace("<!-- table: methods -->", methods_table()).replace("<!-- table: rules -->", rules_table())
+    for name, table in (("methods", methods_table), ("rules", rules_table), ("heads", heads_table)):
+        if (mark := f"<!-- table: {name} -->") in markdown:
+            markdown = markdown.replace(mark, table())
+    return markdown
 
 
 def methods_table() -> str:
@@ -41,6 +47,19 @@ def rules_table() -> str:
     for rule in {kind.name: kind() for kind in rules().values()}.values():
         takes = " | ".join("✓" if _takes(rule, proposal) else "" for proposal in KINDS.values())
         rows.append(f"| `{rule.name}` | {rule.paper} | {takes} |")
+    return "\n".join(rows)
+
+
+def heads_table() -> str:
+    """Every kind of head, the methods that draft with it, and its own settings with their defaults."""
+    rows = ["| head | methods | paper | settings (`outpace train --param`) |", "|---|---|---|---|"]
+    for name, head in kinds().items():
+        users = ", ".join(f"`{method}`" for method in methods_of(name, tiny_context(3, 0)))
+        settings = "; ".join(
+            f"`{key}={field.get_default()}` {field.description or ''}".strip()
+            for key, field in head.Options.model_fields.items()
+        )
+        rows.append(f"| `{name}` | {users} | {head.paper} | {settings} |")
     return "\n".join(rows)
 
 

@@ -1,7 +1,8 @@
 """What is certified: every method and its variants, and every rule on one method of each kind of proposal.
 
 A rule sees draws and rows, not the drafter; so what a rule does on one kind of tree is shown by one method that builds
-such trees. Every other method of the kind is certified under its own rule.
+such trees. Every other method of the kind is certified under its own rule. Trained methods draft with untrained heads
+(:func:`outpace.certify.exact.toy_head`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lookahead": [{"text": False}],
     "metasd": [{"policy": "exp3"}],
     "hsd": [{"handover": "variable"}],
+    "medusa": [{"tree": "sparse"}],
+    "distill": [{"width": 1}, {"draft": "sampled"}, {"draft": "sampled-tree", "branching": (2, 1)}],
 }
 """Settings beside the registered tiny ones that change what is drafted or how."""
 
