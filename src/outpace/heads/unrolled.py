@@ -50,7 +50,7 @@ def spread(rows: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     heads, size = rows.shape[1], rows.shape[3]
     flat = rows[0].transpose(0, 1)
     grid: Tensor = flat.new_zeros(shape.numel(), heads, size).index_copy(0, places, flat)
-    return grid.unflatten(0, shape).transpose(1, 2)
+    return grid.view(shape[0], shape[1], heads, size).transpose(1, 2)
 
 
 def gathered(grid: Tensor, places: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class _Joint(torch.autograd.Function):
         own = [(queries * one).sum(-1, dtype=torch.float32) * scale for one in later[::2]]
         mass = mass.float()
         total = torch.stack([mass, *own]).logsumexp(0)
-        joint = mixed * (mass - total).exp().to(mixed.dtype)[..., None]
+        joint: Tensor = mixed * (mass - total).exp().to(mixed.dtype)[..., None]
         for logits, one in zip(own, later[1::2], strict=True):
             joint += (logits - total).exp().to(mixed.dtype)[..., None] * one
         ctx.save_for_backward(queries, keys, values, joint, total, *own, *later)

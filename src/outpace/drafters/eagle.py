@@ -1,0 +1,75 @@
+"""EAGLE and EAGLE-2 at decoding: drafts from the target's features, and then from features that the drafter foretells.
+
+Both draft with an ``eagle`` head and differ in their trees. ``eagle`` (Li et al. 2024, arXiv 2401.15077) has one of a
+fixed shape: what a token is worth depends on its rank among its siblings and its depth alone. The paper's shape was
+chosen by hand; here the ranks' acceptance rates choose it, and are learned. ``eagle2`` (Li et al. 2024, arXiv
+2406.16858) goes by the drafter's own probabilities: a dynamic tree, ranked again when it is complete.
+
+Trees are chosen by score, and so deterministic at every temperature; ``mode="sampled"`` and ``"chain"`` sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.drafters.feature import Net
+from outpace.drafters.feature_method import FeatureSettings, feature_parts
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Stack, stack_plan
+from outpace.method import Context, Parts, register
+from outpace.targets.base import Target
+
+
+class EagleNet(Net):
+    """Rows are embeddings and features, joined before they enter the layer."""
+
+    def __init__(self, head: Any, target: Target) -> None:
+        factored = bool(head.words.rank)
+        super().__init__(head, target, LmHead(head, target) if factored else None)
+        plan = stack_plan(
+            head.config, list(head.layers), rows=None if factored else head.words.rows, device=self._where
+        )
+        self.stack = Stack(plan, target)
+        self._join = head.fc.weight.detach().float().to(self.stack.device)
+        self._bias = None if head.fc.bias is None else head.fc.bias.detach().float().to(self.stack.device)
+
+    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
+        return self.target.final_norm(taps[self.taps[0]]).to(self._join)
+
+    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        return functional.linear(torch.cat([embedded, states], -1), self._join, self._bias), None
+
+
+@register(
+    "eagle",
+    family="eagle",
+    paper="Li et al. 2024, arXiv 2401.15077",
+    summary="A layer that foretells the target's features drafts a tree of a fixed shape.",
+    pays="On any text once a head is trained for the target. eagle2 drafts better trees with the same head.",
+    trained=True,
+    aliases=("eagle1",),
+    tiny={"nodes": 3, "depth": 2, "width": 2},
+)
+def build(context: Context, settings: FeatureSettings) -> Parts:
+    """A tree shaped by ranks, or samples, of an ``eagle`` head."""
+    return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=False)
+
+
+@register(
+    "eagle2",
+    family="eagle",
+    paper="Li et al. 2024, arXiv 2406.16858",
+    summary="EAGLE's drafter with a dynamic tree: its own probabilities say which paths are drafted.",
+    pays="On any text once a head is trained for the target; eagle3 foretells further. Not in batches that fill a "
+    "machine.",
+    trained=True,
+    tiny={"nodes": 3, "depth": 2, "width": 2},
+)
+def build_dynamic(context: Context, settings: FeatureSettings) -> Parts:
+    """A dynamic tree, or samples, of an ``eagle`` head."""
+    return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=True)

@@ -1,0 +1,84 @@
+"""EAGLE-3 at decoding (Li et al. 2025, arXiv 2503.01840): its layer beside the target, and the ``eagle3`` method.
+
+Drafts are EAGLE-2's dynamic trees by default (Li et al. 2024, arXiv 2406.16858). They are chosen by score, and so
+deterministic at every temperature. ``mode="sampled"`` draws trees without replacement and ``"chain"`` chains, each
+draw with the row that it was sampled from; at temperature 0 there is nothing to sample: likeliest paths are drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outpace.drafters.feature import Net
+from outpace.drafters.feature_method import FeatureSettings, feature_parts
+from outpace.heads.base import Head
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Stack, stack_plan
+from outpace.method import Context, Parts, register
+from outpace.targets.base import Target
+
+
+class Eagle3Net(Net):
+    """Rows are states; embeddings are what attention reads beside them."""
+
+    def __init__(self, head: Any, target: Target) -> None:
+        factored = bool(head.words.rank)
+        super().__init__(head, target, LmHead(head, target, norm=head.norm) if factored else None)
+        layer = head.layers[0]
+        plan = stack_plan(
+            head.config,
+            [layer],
+            rows=None if factored else head.words.rows,
+            final_norm=None if factored else head.norm,
+            first_norms=[layer.hidden_norm],
+            second_norm=layer.input_layernorm,
+            device=self._where,
+        )
+        self.stack = Stack(plan, target)
+        self._fuse = head.fc.weight.detach().float().to(self.stack.device)
+        self._epsilon = head.config.epsilon
+        self._tap_norms: list[Tensor] = []
+        self._norm: Tensor | None = None
+        if head.options.norms == "attdrift":
+            self._tap_norms = [norm.weight.detach().float().to(self.stack.device) for norm in head.tap_norms]
+            self._norm = head.norm.weight.detach().float().to(self.stack.device)
+
+    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
+        states = [taps[layer].to(self._fuse) for layer in self.taps]
+        if self._tap_norms:
+            states = [self._normed(one, norm) for one, norm in zip(states, self._tap_norms, strict=True)]
+        return functional.linear(torch.cat(states, -1), self._fuse)
+
+    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(states, weight.shape, weight, self._epsilon)
+
+    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        return states, embedded
+
+    def leaving(self, states: Tensor) -> Tensor:
+        return states if self._norm is None else self._normed(states.to(self._norm), self._norm)
+
+
+def net_of(head: Head, target: Target) -> Net:
+    """An ``eagle3`` head at decoding."""
+    return Eagle3Net(head, target)
+
+
+@register(
+    "eagle3",
+    family="eagle",
+    paper="Li et al. 2025, arXiv 2503.01840; Li et al. 2024, arXiv 2406.16858; Eldenk et al. 2026, arXiv 2605.09992",
+    summary="A layer trained over its own outputs drafts from three of the target's states, as a dynamic tree.",
+    pays="On any text once a head is trained for the target, open-ended prose included. Not in batches that fill a "
+    "machine.",
+    trained=True,
+    tiny={"nodes": 3, "depth": 2, "width": 2},
+)
+def build(context: Context, settings: FeatureSettings) -> Parts:
+    """A dynamic tree, or samples, of an ``eagle3`` head."""
+    return feature_parts(context, net_of(context.head("eagle3"), context.target), settings, confident=True)

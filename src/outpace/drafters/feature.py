@@ -1,0 +1,376 @@
+"""Drafters that read the target's hidden states and go on from their own: what the EAGLE family shares at decoding.
+
+A row holds a token and the state of the token before it. Rows of committed tokens are made from the target's own states
+and kept; they are what a request's K/V in the drafter's layers hold, and nothing that was drafted is. A draft grows
+level by level: the state that leaves a row enters the rows of the tokens that are drafted after it.
+
+States that are not yet rows wait until the next proposal, where all requests catch up in one forward, whose last rows
+give the first level its logits. A request whose past is not known (a prompt of one token, or one that was rewound far)
+drafts nothing until the target has been asked once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.drafters.base import Drafter, Proposal
+from outpace.heads.base import Head
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Out, Rows, Stack
+from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.tree import ROOT, TokenTree
+
+CHUNK = 512
+"""Rows of the past that are run at once, and states that may wait."""
+RECENT = 32
+"""States that are remembered behind the last row, for requests that are rewound by a few tokens."""
+SHORT = 8
+"""So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
+
+
+class Net(ABC):
+    """A head at decoding: what becomes of states before its layers and after them.
+
+    ``taps``: layers of the target whose states it reads; ``ids``: the target's id of each word that it scores.
+    """
+
+    stack: Stack
+
+    def __init__(self, head: Head, target: Target, lm_head: LmHead | None = None) -> None:
+        """``lm_head``: scores the words where the stack does not."""
+        self.target = target
+        self.taps: tuple[int, ...] = head.config.taps
+        self.ids: list[int] = head.words.ids.tolist()
+        self.vocab_size = target.vocab_size
+        self._lm_head = lm_head
+
+    @abstractmethod
+    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
+        """The target's states, (n, hidden) by layer, as the states that rows begin with: (n, hidden) float32."""
+
+    @abstractmethod
+    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Embeddings and states of rows, (n, hidden) each, as the stack's ``states`` and ``second``."""
+
+    def leaving(self, states: Tensor) -> Tensor:
+        """States that left the layers, (n, hidden), as the next rows begin with them."""
+        return states
+
+    def rows(self, tokens: Seq[int], states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What enters the stack for these tokens (n) after ``states`` (n, hidden)."""
+        embedded = self.target.embed(torch.tensor(tokens, device=self._where))
+        return self.entering(embedded.to(states), states)
+
+    def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
+        """The stack's forward, with logits (n, Vd) float32 of every row."""
+        if self._lm_head is None or not logits:
+            return self.stack.run(batch, logits=logits)
+        outs = self.stack.run(batch, logits=False)
+        found = self._lm_head(torch.cat([one.states for one in outs]))
+        for one, rows in zip(outs, torch.split(found, [len(one.states) for one in outs]), strict=True):
+            one.logits = rows
+        return outs
+
+    @property
+    def _where(self) -> torch.device:
+        device: torch.device = getattr(self.target, "device", torch.device("cpu"))
+        return device
+
+
+class Grower(Protocol):
+    """One draft under construction."""
+
+    def take(self, logits: Tensor) -> list[tuple[int, int]]:
+        """Logits (n, Vd) of the rows that were asked for, the root's at first. The rows to run next, as (row they
+        follow, token): rows are counted from 1 as they are run, 0 is the root. Empty: the draft is complete."""
+        ...
+
+    def tree(self) -> TokenTree:
+        """The draft."""
+        ...
+
+    def learn(self, committed: Seq[int]) -> None:
+        """What was committed after the token that it grew from."""
+        ...
+
+
+Start = Callable[[Sequence, Budget, float], Grower]
+"""Starts a draft. The number is what a level costs, in plain steps."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """One request. Row i of ``kv`` is made from the state at position ``first + i`` and the token after it.
+
+    ``states`` (m, hidden): of positions from ``since`` on, some of them rows already. ``root``: what left the last row,
+    (1, hidden), and its logits (1, Vd), while that is the row of the last committed token.
+    """
+
+    kv: Any
+    first: int = 0
+    since: int = 0
+    states: Tensor | None = None
+    root: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def known(self) -> int:
+        """States are known of positions before this one."""
+        return self.since + (0 if self.states is None else len(self.states))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft that is being run: ``states`` (1 + rows, hidden) of root and rows, which see ``seen``."""
+
+    track: _Track
+    grower: Grower
+    at: int
+    """Position of the state before the root."""
+    states: Tensor
+    logits: Tensor
+    seen: list[list[int]]
+    positions: list[int]
+    side: Any = None
+
+
+class FeatureDrafter(Drafter):
+    """Keeps the drafter's K/V in step with the requests, and runs what growers ask for, all requests together."""
+
+    needs_whole = True
+
+    def __init__(self, net: Net, start: Start, proposal: Proposal) -> None:
+        self.net = net
+        self.taps = net.taps
+        self.proposal = proposal
+        self._start = start
+        self._tracks: dict[Sequence, _Track] = {}
+        self._growers: dict[Sequence, tuple[Grower, int]] = {}
+        self._pace = _Pace(net.target)
+
+    # ------------------------------------------------------------------------------------------ what is kept
+
+    def begin(self, sequence: Sequence) -> None:
+        self._tracks[sequence] = _Track(self.net.stack.open())
+
+    @torch.inference_mode()
+    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
+        self._supply(sequence, position, self.net.fused(taps))
+
+    def _supply(self, sequence: Sequence, position: int, states: Tensor) -> None:
+        """The target's states from ``position`` on have become known."""
+        track = self._tracks[sequence]
+        if position < track.known:
+            self._cut(track, position)
+        if track.states is None or position > track.known:
+            self._forget(track)
+            track.first = track.since = position
+            track.states = states
+        else:
+            track.states = torch.cat([track.states, states])
+        track.root = None
+        if self._waiting(track) > CHUNK:
+            self._absorb([(sequence, track)], 0)
+
+    def _waiting(self, track: _Track) -> int:
+        """States that are no rows yet."""
+        return track.known - track.first - self.net.stack.length(track.kv)
+
+    def _absorb(self, tracks: Seq[tuple[Sequence, _Track]], spare: int) -> None:
+        """Make rows of the states that wait, all but the last ``spare`` of each; logits are not wanted."""
+        while tracks:
+            some = [(s, t, min(CHUNK, self._waiting(t) - spare)) for s, t in tracks]
+            some = [one for one in some if one[2] > 0]
+            if some:
+                self.net.run([self._past(*one) for one in some], logits=False)
+            for _, track, _ in some:
+                self._trim(track)
+            tracks = [(s, t) for s, t, count in some if self._waiting(t) > spare]
+
+    def _past(self, sequence: Sequence, track: _Track, count: int) -> Rows:
+        """The next ``count`` rows of committed tokens."""
+        assert track.states is not None
+        at = track.first + self.net.stack.length(track.kv)
+        states = track.states[at - track.since : at - track.since + count]
+        rows, second = self.net.rows(sequence.tokens[at + 1 : at + 1 + count], states)
+        return Rows(track.kv, rows, list(range(at, at + count)), second)
+
+    def _trim(self, track: _Track) -> None:
+        """Forget states that have long been rows. The rest is copied: a slice would hold on to all of them."""
+        spare = track.first + self.net.stack.length(track.kv) - RECENT - track.since
+        if spare >= RECENT and track.states is not None:
+            track.states = track.states[spare:].clone()
+            track.since += spare
+
+    def _cut(self, track: _Track, known: int) -> None:
+        """States of positions from ``known`` on are wrong, and so are rows made from them or before other tokens."""
+        if track.states is None:
+            return
+        rows = max(0, min(self.net.stack.length(track.kv), known - 1 - track.first))
+        if known <= track.first or track.first + rows < track.since:
+            self._forget(track)
+            return
+        track.kv = self.net.stack.truncate(track.kv, rows)
+        track.states = track.states[: known - track.since]
+        track.root = None
+
+    def _forget(self, track: _Track) -> None:
+        if self.net.stack.length(track.kv):
+            track.kv = self.net.stack.truncate(track.kv, 0)
+        track.first = track.since = 0
+        track.states, track.root = None, None
+
+    # --------------------------------------------------------------------------------------------- drafting
+
+    @torch.inference_mode()
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        ready = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            self._growers.pop(sequence, None)
+            track = self._tracks[sequence]
+            known = track.states is not None and track.known == len(sequence.tokens) - 1
+            if known and budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
+                ready.append((sequence, budget, track))
+        self._catch_up([(sequence, track) for sequence, _, track in ready])
+        drafts = []
+        for sequence, budget, track in ready:
+            assert track.root is not None
+            price = self._pace.of(sequence, len(sequences)) if budget.prices else 0.0
+            grower = self._start(sequence, budget, price)
+            self._growers[sequence] = grower, len(sequence.tokens)
+            drafts.append(_Draft(track, grower, len(sequence.tokens) - 2, *track.root, [[]], []))
+        self._grow(drafts)
+        return [self._growers[one][0].tree() if one in self._growers else TokenTree() for one in sequences]
+
+    def _catch_up(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
+        """Rows of all committed tokens, and what leaves the last one."""
+        behind = [one for one in tracks if one[1].root is None]
+        self._absorb([one for one in behind if self._waiting(one[1]) > SHORT], 1)
+        if not behind:
+            return
+        outs = self.net.run([self._past(*one, self._waiting(one[1])) for one in behind])
+        for (_, track), out in zip(behind, outs, strict=True):
+            assert out.logits is not None
+            track.root = self.net.leaving(out.states[-1:]), out.logits[-1:]
+            self._trim(track)
+
+    def _grow(self, drafts: list[_Draft]) -> None:
+        """A level at a time, until every grower has enough."""
+        while True:
+            began = perf_counter()
+            batch, growing = [], []
+            for draft in drafts:
+                wanted = draft.grower.take(draft.logits)
+                if wanted:
+                    batch.append(self._level(draft, wanted))
+                    growing.append(draft)
+            if not batch:
+                return
+            for draft, out in zip(growing, self.net.run(batch), strict=True):
+                assert out.logits is not None
+                draft.states = torch.cat([draft.states, self.net.leaving(out.states)])
+                draft.logits, draft.side = out.logits, out.side
+            drafts = growing
+            self._pace.spent(perf_counter() - began)
+
+    def _level(self, draft: _Draft, wanted: list[tuple[int, int]]) -> Rows:
+        """Rows of drafted tokens. Each sees what was kept, the rows before it on its path and itself."""
+        old, old_positions = len(draft.positions), list(draft.positions)
+        parents = [parent for parent, _ in wanted]
+        for parent in parents:
+            path = [*draft.seen[parent], len(draft.seen) - 1]
+            draft.seen.append(path)
+            draft.positions.append(draft.at + len(path))
+        states = draft.states[parents] if len(parents) > 1 else draft.states[parents[0] : parents[0] + 1]
+        rows, second = self.net.rows([token for _, token in wanted], states)
+        seen, positions = draft.seen[1 + old :], draft.positions[old:]
+        return Rows(draft.track.kv, rows, positions, second, seen, draft.side, old_positions)
+
+    # --------------------------------------------------------------------------------------- after the verdict
+
+    @torch.inference_mode()
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        """Take the target's states of what was committed, whoever drafted it."""
+        paths = [_rows_of(sequence, scored) for sequence, scored in zip(sequences, scores, strict=True)]
+        if not paths:
+            return
+        taps = {
+            layer: torch.cat([one.taps[layer][rows] for one, rows in zip(scores, paths, strict=True)])
+            for layer in self.taps
+        }
+        fused = torch.split(self.net.fused(taps), [len(rows) for rows in paths])
+        for sequence, scored, states in zip(sequences, scores, fused, strict=True):
+            self._supply(sequence, scored.length - 1, states)
+            grower, length = self._growers.pop(sequence, (None, 0))
+            if grower is not None:
+                grower.learn(sequence.tokens[length:])
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        track = self._tracks[sequence]
+        copy = _Track(self.net.stack.fork(track.kv), track.first, track.since, track.states, track.root)
+        self._tracks[twin] = copy
+        same = min(len(sequence.tokens), len(twin.tokens))
+        same = next((at for at in range(same) if sequence.tokens[at] != twin.tokens[at]), same)
+        self._rewound(twin, same)
+
+    def rewind(self, sequence: Sequence, kept: int) -> None:
+        self._growers.pop(sequence, None)
+        self._rewound(sequence, kept)
+
+    def _rewound(self, sequence: Sequence, kept: int) -> None:
+        """Tokens from ``kept`` on are others, or gone: so are states from there on, and that of the last token."""
+        track, known = self._tracks[sequence], min(kept, len(sequence.tokens) - 1)
+        if known < track.known or self.net.stack.length(track.kv) + track.first >= kept:
+            self._cut(track, known)
+
+    def end(self, sequence: Sequence) -> None:
+        track = self._tracks.pop(sequence, None)
+        self._growers.pop(sequence, None)
+        if track is not None:
+            self.net.stack.close(track.kv)
+
+
+def _rows_of(sequence: Sequence, scored: TreeScores) -> list[int]:
+    """Rows of the scores that hold committed tokens: the root and the accepted path. The last token has none yet."""
+    rows, node = [0], ROOT
+    for token in sequence.tokens[scored.length : len(sequence.tokens) - 1]:
+        child = scored.tree.child(node, token)
+        if child is None:
+            break
+        rows.append(1 + child)
+        node = child
+    return rows
+
+
+class _Pace:
+    """What a level of drafting costs, in plain steps: measured for greedy requests, nominal for sampled ones, whose
+    answers must not depend on the clock."""
+
+    NOMINAL = 0.05
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._level = 0.0
+
+    def spent(self, seconds: float) -> None:
+        """One level took so long."""
+        # Some levels are interrupted: what is usual counts, not the mean.
+        self._level = seconds if not self._level else min(1.1 * self._level, 0.9 * self._level + 0.1 * seconds)
+
+    def of(self, sequence: Sequence, batch: int) -> float:
+        """The price of a level for one of ``batch`` requests."""
+        if not sequence.params.greedy or not self._level:
+            return self.NOMINAL
+        return min(1.0, self._level / self._target.costs.seconds(batch))
+
+
+__all__ = ["FeatureDrafter", "Grower", "Net"]

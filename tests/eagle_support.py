@@ -1,0 +1,112 @@
+"""What the tests of the EAGLE family share: heads with random weights, and their networks written out row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.heads.untrained import random_head
+from outpace.method import Context, Method, build
+from outpace.targets.base import Sequence, Target
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import TokenTree
+
+KINDS = {"eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3"}
+
+
+def head_of(kind: str, target: Target, vocabulary: int = 0, **options: Any) -> Any:
+    """A random head; ``vocabulary`` 0: of all tokens."""
+    return random_head((kind,), target, vocabulary=vocabulary or target.vocab_size, options=options)
+
+
+def method_of(name: str, target: Target, vocabulary: int = 0, rule: str | None = None, **settings: Any) -> Method:
+    """A method of the family with a random head."""
+    head = head_of(KINDS[name], target, vocabulary)
+    context = Context(target, lambda: target, head=lambda *kinds: head)
+    return build(name, context, settings, rule)
+
+
+def table(vocab: int = 12, seed: int = 8) -> TableTarget:
+    return TableTarget(vocab, random_table(vocab, seed))
+
+
+def true_states(target: Target, tokens: Seq[int], taps: Seq[int]) -> dict[int, Tensor]:
+    """The target's states of all ``tokens``, (n, hidden) by layer, from one forward over a chain."""
+    sequence = target.sequence(tokens[:1])
+    scored = target.score([(sequence, TokenTree.chain(tokens[1:]))], taps)[0]
+    return {layer: scored.taps[layer].clone() for layer in taps}
+
+
+class Written:
+    """A head row by row: true rows first, then rows that begin with what left the row before."""
+
+    def __init__(self, head: Any, target: Target) -> None:
+        self.head, self.target = head, target
+
+    def fused(self, states: dict[int, Tensor]) -> Tensor:
+        if self.head.kind == "eagle3":
+            found: Tensor = self.head.fused([states[tap] for tap in self.head.config.taps])
+            return found
+        return self.target.final_norm(states[self.head.config.taps[0]])
+
+    def rows(self, tokens: Seq[int], states: Tensor, drafted: Seq[int]) -> Tensor:
+        """Logits (1 + drafted, Vd) behind the last of ``tokens`` and each drafted one.
+
+        ``states`` (n, hidden): fused, of every token but the last.
+        """
+        head, layer = self.head, self.head.layers[0]
+        attention = layer.self_attn
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        logits = []
+        state = states[0]
+        for at, token in enumerate([*tokens[1:], *drafted]):
+            if at < len(states):
+                state = states[at]
+            embedded = self.target.embed(torch.tensor([token]))[0]
+            if head.kind == "eagle3":
+                read = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)])
+            else:
+                state = read = head.fc(torch.cat([embedded, state]))
+            where = torch.tensor([at])
+            query = attention.queries(read[None, None], where)[0, :, 0]
+            key, value = attention.keys_values(read[None, None], where)
+            keys.append(key[0, :, 0])
+            values.append(value[0, :, 0])
+            found = []
+            for which in range(attention.heads):
+                group = which // (attention.heads // attention.kv_heads)
+                scores = torch.stack([query[which] @ one[group] for one in keys]) * attention.head_size**-0.5
+                found.append(sum(w * v[group] for w, v in zip(scores.softmax(0), values, strict=True)))
+            stream = state + attention.o_proj(torch.cat(found))
+            stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
+            logits.append(head.words(head.norm(stream) if head.kind == "eagle3" else stream))
+            state = head.handed_on(stream) if head.kind == "eagle3" else stream
+        return torch.stack(logits[len(tokens) - 2 :])
+
+
+def drafted_logits(drafter: Any, sequence: Sequence, drafted: Seq[int]) -> Tensor:
+    """What the drafter's runtime makes of a chain of given tokens: (1 + drafted, Vd)."""
+    seen: list[Tensor] = []
+
+    class Given:
+        def take(self, logits: Tensor) -> list[tuple[int, int]]:
+            seen.append(logits.clone())
+            at = len(seen) - 1
+            return [(at, drafted[at])] if at < len(drafted) else []
+
+        def tree(self) -> TokenTree:
+            return TokenTree.chain(drafted)
+
+        def learn(self, committed: Seq[int]) -> None:
+            pass
+
+    from outpace.controllers.base import Budget
+
+    before, drafter._start = drafter._start, lambda *_: Given()
+    drafter.propose([sequence], [Budget(len(drafted) + 1)])
+    drafter._start = before
+    return torch.cat(seen)
