@@ -110,7 +110,7 @@ class DraftLm(Head):
         kept = shifted(batch.answer, 1).flatten().nonzero()[:, 0]
         chosen, places = states.flatten(0, 1)[kept], place.flatten()[kept]
         if self.options.divergence == "fkl":
-            loss, hits = soft_cross_entropy(chosen, self.words.matrix, said, places)
+            loss, hits = soft_cross_entropy(chosen, self.words, said, places)
         else:
-            loss, hits = soft_divergence(self.options.divergence, chosen, self.words.matrix, said, places)
+            loss, hits = soft_divergence(self.options.divergence, chosen, self.words, said, places)
         return {"loss": loss, "agree_1": hits}

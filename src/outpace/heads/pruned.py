@@ -8,6 +8,7 @@ those of the largest products stay, in the order in which they were.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ _OWN = {"norm1", "norm2"}
 
 
 def blueprint_of(target: Target) -> Blueprint | None:
-    """The target's weights: those that it runs on, or read again where it keeps them packed; None where there are none."""
+    """The target's weights: those that it runs on, or read again where it keeps them packed; None: it has none."""
     model = target.model if isinstance(target, HFTarget) else target.origin() if target.origin is not None else None
     if model is None:
         return None
@@ -42,7 +43,8 @@ def important(layer: LayerPlan, count: int) -> Tensor:
     """The ``count`` neurons of a layer's MLP that can add most, ascending: (count,) long."""
     size = layer.gate.weight.float().norm(dim=1) * layer.up.weight.float().norm(dim=1)
     size = size * layer.down.weight.float().norm(dim=0)
-    return size.argsort(descending=True, stable=True)[:count].sort().values
+    chosen: Tensor = size.argsort(descending=True, stable=True)[:count].sort().values
+    return chosen
 
 
 def fits(plan: Blueprint, config: HeadConfig) -> bool:
@@ -75,6 +77,7 @@ def take_layers(plan: Blueprint, config: HeadConfig, layers: Seq[DecoderLayer], 
         return []
     chosen = even(len(layers), len(plan.layers))
     config.rope_theta, config.epsilon = theta, plan.epsilon
+    own: Any
     for layer, index in zip(layers, chosen, strict=False):
         source = plan.layers[index]
         attention, mlp = layer.self_attn, layer.mlp
@@ -106,7 +109,8 @@ def _theta(plan: Blueprint) -> float:
     if len(plan.rotations) != 1 or half < 2:
         return 0.0
     where = torch.arange(8)
-    cosines, sines = plan.rotations[0](where)
+    turn = plan.rotations[0]
+    cosines, sines = turn(where)
     speed = float(torch.atan2(sines[1, 1].double(), cosines[1, 1].double()))
     theta = float(f"{speed**-half:.4g}")
     plain = turns(where, plan.head_size, theta)

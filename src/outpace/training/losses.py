@@ -71,15 +71,18 @@ class Said:
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Mean forward KL straight from states: logits live a few hundred rows at a time, backward's work is done at once.
+    """Weighted forward KL straight from states: logits live some hundred rows at a time, backward's work is done at once.
 
+    ``weights`` (n,): of each row in the sum. Gives the sum, and (n,) bool where both would say the same word.
     Of a vocabulary of thousands, logits and their gradients are by far the largest tensors of a training step.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, rows: Tensor, p: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, rows: Tensor, p: Tensor, best: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         total = torch.zeros((), device=states.device)
-        hits = torch.zeros((), device=states.device)
+        hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
         to_states = torch.empty_like(states)
         to_rows = torch.zeros_like(rows, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for start in range(0, len(states), ROWS):
@@ -87,25 +90,25 @@ class _SoftCrossEntropy(torch.autograd.Function):
             narrow = functional.linear(some, rows)
             # Asked this way because argmax is slow on CPUs, and the maximum is not.
             said = narrow.gather(-1, best[start : start + ROWS, None])[:, 0]
-            hits += (said >= narrow.amax(-1)).sum()
+            hits[start : start + ROWS] = said >= narrow.amax(-1)
             q = narrow.float().log_softmax(-1)
-            total -= (q * labels).sum()
+            share = weights[start : start + ROWS, None]
+            total -= (q * labels).sum(-1) @ share[:, 0]
             # Labels are rounded, and so do not sum to one exactly.
-            slope = q.exp_().mul_(labels.sum(-1, keepdim=True, dtype=torch.float32)).sub_(labels).to(rows.dtype)
+            slope = q.exp_().mul_(labels.sum(-1, keepdim=True, dtype=torch.float32)).sub_(labels)
+            slope = slope.mul_(share).to(rows.dtype)
             to_states[start : start + ROWS] = slope @ rows
             if to_rows is not None:
                 to_rows += slope.T @ some
         ctx.save_for_backward(to_states, *([] if to_rows is None else [to_rows]))
-        hits /= len(states)
         ctx.mark_non_differentiable(hits)
-        return total / len(states), hits
+        return total, hits
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        to_states = ctx.saved_tensors[0]
-        weight = slopes[0] / len(to_states)
-        found = [(one.float() * weight).to(to_states.dtype) for one in ctx.saved_tensors]
-        return found[0], found[1] if len(found) > 1 else None, None, None
+        dtype = ctx.saved_tensors[0].dtype
+        found = [(one.float() * slopes[0]).to(dtype) for one in ctx.saved_tensors]
+        return found[0], found[1] if len(found) > 1 else None, None, None, None
 
 
 def soft_cross_entropy(states: Tensor, rows: Tensor | Words, said: Said, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,38 +117,52 @@ def soft_cross_entropy(states: Tensor, rows: Tensor | Words, said: Said, places:
     ``states`` (n, hidden) behind the drafter's norm; ``rows`` (Vd, hidden), borrowed or trained, or the head's words,
     which are quicker where their rank is low; ``places`` (n,) indices into ``said``. Both results are scalars.
     """
+    mean, hits = weighted_cross_entropy(states, rows, said, places, torch.ones(len(states), device=states.device))
+    return mean, hits.float().mean() if len(hits) else states.new_zeros(())
+
+
+def weighted_cross_entropy(
+    states: Tensor, rows: Tensor | Words, said: Said, places: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`soft_cross_entropy`, a mean by ``weights`` (n,), and (n,) bool: where both would say the same word."""
+    if not len(states):
+        return states.sum() * 0.0, torch.zeros(0, dtype=torch.bool, device=states.device)
+    if isinstance(rows, Words):
+        states, rows = rows.factors(states)
+    shares = (weights / weights.sum().clamp_min(_LEAST)).float()
+    found: tuple[Tensor, Tensor] = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, rows.to(states.dtype), said.p[places], said.best[places], shares
+    )
+    return found
+
+
+def soft_divergence(
+    name: str, states: Tensor, rows: Tensor | Words, said: Said, places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean divergence of ``states @ rows.T`` to what was said at ``places``, and agreement: scalars.
+
+    ``name``: one of DIVERGENCES. :func:`soft_cross_entropy` is quicker where it will do.
+    """
     if not len(states):
         return states.sum() * 0.0, states.new_zeros(())
     if isinstance(rows, Words):
         states, rows = rows.factors(states)
-    mean, hits = _SoftCrossEntropy.apply(states, rows.to(states.dtype), said.p[places], said.best[places])  # type: ignore[no-untyped-call]
-    return mean, hits
+    narrow = rows.to(states.dtype)
+    with torch.no_grad():
+        best = torch.cat([functional.linear(part, narrow).argmax(-1) for part in torch.split(states, ROWS)])
+    return _divergences(name, states, narrow, said, places).mean(), (best == said.best[places]).float().mean()
 
 
-def soft_divergence(
-    name: str, states: Tensor, rows: Tensor, said: Said, places: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean divergence of ``states @ rows.T`` to what was said at ``places``, and agreement: scalars.
-
-    ``name``: one of DIVERGENCES; ``weights`` (n,): of the mean, all alike by default. Logits live a few hundred rows at
-    a time and are computed again on the way back; :func:`soft_cross_entropy` is quicker where it will do.
-    """
-    if not len(states):
-        return states.sum() * 0.0, states.new_zeros(())
-    divergence, narrow = DIVERGENCES[name], rows.to(states.dtype)
+def _divergences(name: str, states: Tensor, rows: Tensor, said: Said, places: Tensor) -> Tensor:
+    """(n,). Logits live a few hundred rows at a time, and are computed again on the way back."""
+    divergence = DIVERGENCES[name]
 
     def some(part: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
         # Shares below are as good as none, and KL the other way would be infinite.
         return divergence(labels.float().clamp_min(_LEAST).log(), functional.linear(part, matrix))
 
-    losses, hits = [], []
-    for part, where in zip(torch.split(states, ROWS), torch.split(places, ROWS), strict=True):
-        losses.append(checkpoint(some, part, narrow, said.p[where], use_reentrant=False))
-        with torch.no_grad():
-            hits.append(functional.linear(part, narrow).argmax(-1) == said.best[where])
-    found = torch.cat(losses)
-    mean = found.mean() if weights is None else (weights * found).sum() / weights.sum().clamp_min(_LEAST)
-    return mean, torch.cat(hits).float().mean()
+    parts = zip(torch.split(states, ROWS), torch.split(places, ROWS), strict=True)
+    return torch.cat([checkpoint(some, part, rows, said.p[where], use_reentrant=False) for part, where in parts])
 
 
 def over(mask: Tensor, values: Tensor) -> Tensor:
