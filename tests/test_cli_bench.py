@@ -20,8 +20,8 @@ from test_cli_generate import press
 ROW = {
     "method", "lossless", "prompts", "tokens", "seconds", "tokens_per_second", "decode_tokens_per_second", "ttft_ms",
     "speedup", "speedup_ci95", "mean_acceptance_length", "acceptance_rate", "per_position_acceptance", "identical",
-    "drafting_rounds", "drafting_acceptance_length", "draft_ms", "drafting_parts", "caches", "time_split", "peak_memory_mb",
-    "error", "by_category",
+    "drafting_rounds", "drafting_acceptance_length", "draft_ms", "drafting_parts", "caches", "time_split",
+    "peak_memory_mb", "error", "by_category",
 }  # fmt: skip
 
 
