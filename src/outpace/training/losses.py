@@ -71,7 +71,7 @@ class Said:
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Weighted forward KL straight from states: logits live some hundred rows at a time, backward's work is done at once.
+    """Weighted forward KL straight from states: logits live some hundred rows at a time, and so do their gradients.
 
     ``weights`` (n,): of each row in the sum. Gives the sum, and (n,) bool where both would say the same word.
     Of a vocabulary of thousands, logits and their gradients are by far the largest tensors of a training step.
