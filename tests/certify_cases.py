@@ -28,6 +28,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lookahead": [{"text": False}],
     "metasd": [{"policy": "exp3"}],
     "hsd": [{"handover": "variable"}],
+    "eagle2": [{"mode": "sampled", "branching": (2, 1)}, {"mode": "chain"}],
+    "eagle3": [{"mode": "sampled", "branching": (2, 1)}, {"mode": "chain"}],
     "medusa": [{"tree": "sparse"}],
     "distill": [{"width": 1}, {"draft": "sampled"}, {"draft": "sampled-tree", "branching": (2, 1)}],
 }

@@ -26,8 +26,8 @@ from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.chance import SeededChance
 from outpace.datastore import Datastore
 from outpace.decoding import Request
-from outpace.heads.base import Head
-from outpace.heads.untrained import random_head
+from outpace.heads.base import Head, find_kind
+from outpace.heads.untrained import other_choices, random_head
 from outpace.method import Context, Method, build
 from outpace.models.base import Model
 from outpace.sampling import SamplingParams
@@ -134,10 +134,12 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
 def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
     """An untrained head for toy targets of one vocabulary: they differ in their tables alone, which it never sees.
 
-    Odd ones can draft all tokens but the first; of the others one in two has a low-rank LM head.
+    Odd ones can draft all tokens but the first. The second has a low-rank LM head, the third the options that its kind
+    does not have by default.
     """
-    words = vocab_size - number % 2
-    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=2 if number == 2 else 0)
+    words, rank = vocab_size - number % 2, 2 if number == 2 else 0
+    options = other_choices(find_kind(kinds[0]).Options) if number == 3 else None
+    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
 
 
 def toy_datastore(vocab_size: int) -> Datastore:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from outpace.heads.base import Head, TargetFacts, find_kind, plan
@@ -46,6 +47,17 @@ def random_head(
             if weight.requires_grad and weight.dim() >= 2:
                 weight.data.normal_(std=weight.shape[-1] ** -0.5)
     return head.eval().requires_grad_(False)
+
+
+def other_choices(options: type[BaseModel]) -> dict[str, Any]:
+    """Settings of a kind with every choice made otherwise than by default: switches, and words out of a list."""
+    found: dict[str, Any] = {}
+    for name, field in options.model_fields.items():
+        if field.annotation is bool:
+            found[name] = not field.get_default()
+        elif get_origin(field.annotation) is Literal:
+            found[name] = next(one for one in reversed(get_args(field.annotation)) if one != field.get_default())
+    return found
 
 
 def as_training_begins(head: Head, target: Target, seed: int = 0) -> Head:
