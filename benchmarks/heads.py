@@ -2,7 +2,7 @@
 
     python benchmarks/heads.py questions.jsonl --shipped --head out/medusa --data out/conversations --out out/heads
 
-Every head drafts with the method of its kind, as a tree and as a chain, beside plain decoding, `sam`, `auto`, a bigram
+Every head drafts with all methods of its kind, as trees and as a chain, beside plain decoding, `sam`, `auto`, a bigram
 table fitted on the conversations in --data, and each head as it was before training. All run by turns on every prompt
 (``outpace bench``'s runner), so that a machine that grows slower favours none. OUT.md holds the tables and OUT.json the
 results; what an interrupt leaves is written too.
@@ -33,18 +33,19 @@ from outpace.cli.output import advancing, to_json, write_whole
 from outpace.errors import BadInput
 from outpace.heads.checkpoint import load
 from outpace.heads.shipped import shipped
+from outpace.heads.untrained import as_training_begins
+from outpace.method import find
 from outpace.models import Model
 from outpace.sampling import SamplingParams
 from outpace.training.bigram import Bigrams
 from outpace.training.evaluate import (
     Subject,
     bigram_subjects,
-    choose_method,
+    choose_methods,
     evaluate,
     head_facts,
+    head_subjects,
     own_answers,
-    shapes,
-    untrained,
 )
 
 DEPTHS = 6
@@ -60,6 +61,11 @@ def split_settings(named: str) -> tuple[Path, dict[str, str]]:
     return Path(folder), {key: value for key, _, value in pairs}
 
 
+def taken(method: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of the settings that a method has."""
+    return {key: value for key, value in settings.items() if key in find(method).settings.model_fields}
+
+
 def subjects_of(
     model: Model, named: Sequence[str], compared: bool, seed: int
 ) -> tuple[list[Subject], dict[str, dict[str, Any]]]:
@@ -69,12 +75,14 @@ def subjects_of(
     for one in named:
         folder, settings = split_settings(one)
         head = load(folder, model.target)
-        method = choose_method(head.config.kind, None, model.context(head.config.kind))
-        name = method if method not in facts else f"{method} ({folder.name})"
-        facts[name] = head_facts(folder, head) | {"method": method, "method_settings": settings}
-        subjects += shapes(model, method, name, head, settings)
+        methods = choose_methods(head.config.kind, None, model.context(head.config.kind))
+        kinds = {method: taken(method, settings) for method in methods}
+        again = any(one["kind"] == head.config.kind for one in facts.values())
+        label = f"{{}} ({folder.name})" if again else "{}"
+        facts[label.format(head.config.kind)] = head_facts(folder, head) | {"methods": kinds}
+        subjects += head_subjects(model, head, kinds, label)
         if compared:
-            subjects += untrained(model, method, f"{name}, untrained", head, settings, seed)
+            subjects += head_subjects(model, as_training_begins(head, model.target, seed), kinds, f"untrained {label}")
     return subjects, facts
 
 
@@ -122,7 +130,7 @@ def training_table(facts: Mapping[str, Mapping[str, Any]]) -> str:
                 str(said.get("machine", "–")),
             ]
         )
-    names = ["drafter", "kind of head", "parameters", "MB", "words", "training tokens", "minutes", "trained on"]
+    names = ["head", "kind", "parameters", "MB", "words", "training tokens", "minutes", "trained on"]
     return table(names, rows)
 
 

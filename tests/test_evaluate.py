@@ -30,12 +30,12 @@ from outpace.training.evaluate import (
     FIGURES,
     Subject,
     by_depth,
-    choose_method,
+    choose_methods,
     evaluate,
     head_facts,
+    head_subjects,
     methods_of,
     own_answers,
-    shapes,
 )
 from outpace.training.shards import Conversation, Shards
 
@@ -180,18 +180,20 @@ def test_the_untrained_baseline_is_the_same_network_without_what_it_learned() ->
 def test_a_head_is_measured_with_the_method_of_its_kind() -> None:
     context = toy().context("any")
     assert methods_of("medusa", context)[0] == "medusa"
-    assert choose_method("bpd", None, context) == "bpd"
+    assert choose_methods("bpd", None, context) == ["bpd"]
+    assert choose_methods("dflash", None, context) == ["dflash", "ddtree"]
+    assert choose_methods("dflash", "ddtree", context) == ["ddtree"]
     with pytest.raises(BadInput, match="method 'bpd' does not draft with a head of kind medusa"):
-        choose_method("medusa", "bpd", context)
+        choose_methods("medusa", "bpd", context)
     with pytest.raises(BadInput, match="'pld' does not draft"):
-        choose_method("medusa", "pld", context)
+        choose_methods("medusa", "pld", context)
     with pytest.raises(BadInput, match="no method drafts with a head of kind xyz"):
-        choose_method("xyz", None, context)
+        choose_methods("xyz", None, context)
 
 
 def test_drafters_of_trees_are_measured_as_chains_too() -> None:
     model = toy()
-    both = shapes(model, "medusa", "medusa", random_head(("medusa",), model.target), {})
+    both = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {}})
     assert [one.shape for one in both] == ["tree", "chain"]
     chain = both[1].method
     for text in ("a cat", "it is"):
@@ -203,8 +205,8 @@ def test_drafters_of_trees_are_measured_as_chains_too() -> None:
         trees = [one.tree for one in generation.rounds]
         assert any(len(tree) > 1 for tree in trees)
         assert all(tree.depths[-1] == len(tree) for tree in trees if len(tree))
-    alone = shapes(model, "bpd", "bpd", random_head(("bpd",), model.target), {})
-    assert [one.shape for one in alone] == ["chain"]
+    alone = head_subjects(model, random_head(("dflash",), model.target), {"dflash": {}, "ddtree": {}}, "my {}")
+    assert [one.label for one in alone] == ["my dflash chain", "my ddtree tree"], "one of the two drafts chains"
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -222,7 +224,10 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
     assert found["complete"] is True
     names = [(row["drafter"], row["shape"]) for row in found["drafters"]]
     pair = ("tree", "chain")
-    assert names == [("none", None), *((name, shape) for name in ("medusa", "untrained", "bigram") for shape in pair)]
+    assert names == [
+        ("none", None),
+        *((name, shape) for name in ("medusa", "untrained medusa", "bigram") for shape in pair),
+    ]
     for row in found["drafters"]:
         assert row.keys() == {"drafter", "shape", *FIGURES, "by_category", "error"}
         assert row["error"] is None
@@ -234,7 +239,7 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
     assert head["parameters"] == sum(weight.numel() for weight in a_head(toy()).parameters())
     assert head["bytes"] == (folder / "model.safetensors").stat().st_size
     assert head["training"] == {"tokens": 1000, "minutes": 0.5}
-    assert found["settings"]["method_settings"] == {"nodes": "3"}
+    assert found["settings"]["method_settings"] == {"medusa": {"nodes": "3"}}
     assert found["settings"]["bigrams_of"] == str(tmp_path / "data")
 
 

@@ -39,7 +39,9 @@ def eval_head(
     max_new_tokens: opt.MaxNewTokens = 64,
     method: Annotated[
         str | None,
-        typer.Option("--method", metavar="NAME", help="Draft with this method. [dim]\\[default: the head's own][/]"),
+        typer.Option(
+            "--method", metavar="NAME", help="Draft with this method. [dim]\\[default: all that take the head][/]"
+        ),
     ] = None,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Measure the untrained head and a bigram table beside it.")
@@ -109,25 +111,26 @@ def _measured(
     from outpace.bench.rows import plain_figures
     from outpace.cli.session import choose_methods
     from outpace.heads.checkpoint import load
+    from outpace.heads.untrained import as_training_begins
     from outpace.training.bigram import Bigrams
     from outpace.training.evaluate import (
         bigram_subjects,
-        choose_method,
         evaluate,
         head_facts,
+        head_subjects,
         own_answers,
-        shapes,
-        untrained,
     )
+    from outpace.training.evaluate import choose_methods as fitting
 
     model, _ = machine.load()
     head = load(folder, model.target)
-    name = choose_method(head.config.kind, method, model.context(head.config.kind))
-    chosen = choose_methods([name], param, None, settings.params).settings[name]
-    subjects = shapes(model, name, name, head, chosen)
+    names = fitting(head.config.kind, method, model.context(head.config.kind))
+    chosen = choose_methods(names, param, None, settings.params).settings
+    subjects = head_subjects(model, head, chosen)
     fitted = None
     if baselines:
-        subjects += untrained(model, name, "untrained", head, chosen, settings.params.seed)
+        before = as_training_begins(head, model.target, settings.params.seed)
+        subjects += head_subjects(model, before, chosen, "untrained {}")
         if data is not None:
             table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
         else:
@@ -135,7 +138,7 @@ def _measured(
         subjects += bigram_subjects(model, table)
     with advancing() as advance:
         result = evaluate(model, subjects, prompts, settings, advance)
-    result["settings"] |= {"method": name, "method_settings": plain_figures(chosen), "bigrams_of": fitted}
+    result["settings"] |= {"methods": names, "method_settings": plain_figures(chosen), "bigrams_of": fitted}
     return {**result, "head": plain_figures(head_facts(folder, head))}
 
 

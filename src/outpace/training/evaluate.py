@@ -1,6 +1,6 @@
 """What a trained head is worth: accepted length by position and by task, by decoding with the target.
 
-    subjects = head_subjects(model, Path("my_head"))
+    subjects = head_subjects(model, load(Path("my_head"), model.target), {"eagle3": {}})
     result = evaluate(model, subjects, load_prompts(), BenchSettings(max_new_tokens=64))
     print(result["drafters"][0]["mean_acceptance_length"])
 
@@ -27,7 +27,6 @@ from outpace.decoding import Decoder, Request
 from outpace.errors import BadInput, OutpaceError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, WEIGHTS
-from outpace.heads.untrained import as_training_begins
 from outpace.method import Context, Method, MethodInfo, build, configured, find, methods
 from outpace.models.base import Model
 from outpace.training.bigram import Bigrams, bigram_method
@@ -89,31 +88,41 @@ def methods_of(kind: str, context: Context) -> list[str]:
     return [info.name for info in trained if asks(info)]
 
 
-def choose_method(kind: str, name: str | None, context: Context) -> str:
-    """The method to measure a head of this kind with. Raises BadInput where there is none."""
+def choose_methods(kind: str, name: str | None, context: Context) -> list[str]:
+    """The methods to measure a head of this kind with: the named one, or all. Raises BadInput where there is none."""
     fitting = methods_of(kind, context)
-    if name is not None:
-        chosen = find(name).name
-        if chosen not in fitting:
-            have = ", ".join(fitting) or "none"
-            raise BadInput(f"method '{chosen}' does not draft with a head of kind {kind} (methods that do: {have})")
-        return chosen
-    if not fitting:
-        raise BadInput(f"no method drafts with a head of kind {kind}")
-    return fitting[0]
+    if name is None:
+        if not fitting:
+            raise BadInput(f"no method drafts with a head of kind {kind}")
+        return fitting
+    chosen = find(name).name
+    if chosen not in fitting:
+        have = ", ".join(fitting) or "none"
+        raise BadInput(f"method '{chosen}' does not draft with a head of kind {kind} (methods that do: {have})")
+    return [chosen]
 
 
-def shapes(model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any]) -> list[Subject]:
-    """The method with this head as it is, and as a chain where it drafts trees."""
-    context = replace(model.context(name), head=lambda *_: head)
-    whole = build(name, context, settings)
-    if not whole.drafter.proposal.tree:
-        return [Subject(drafter, "chain", whole)]
-    subjects = [Subject(drafter, "tree", whole)]
-    for chain in CHAINS:
-        with suppress(BadInput):  # it has no such setting, or means something else by it
-            return [*subjects, Subject(drafter, "chain", build(name, context, {**settings, **chain}))]
+def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
+    """Methods with this head, by name with their settings, as they are; and a chain, where all of them draft trees.
+
+    ``label``: what they are called, with {} for the method's name.
+    """
+    subjects = []
+    for name, settings in names.items():
+        method = build(name, _with(model, head, name), settings)
+        subjects.append(Subject(label.format(name), "tree" if method.drafter.proposal.tree else "chain", method))
+    if any(one.shape == "chain" for one in subjects):
+        return subjects
+    for name, settings in names.items():
+        for chain in CHAINS:
+            with suppress(BadInput):  # it has no such setting, or means something else by it
+                method = build(name, _with(model, head, name), {**settings, **chain})
+                return [*subjects, Subject(label.format(name), "chain", method)]
     return subjects
+
+
+def _with(model: Model, head: Head, name: str) -> Context:
+    return replace(model.context(name), head=lambda *_: head)
 
 
 def bigram_subjects(model: Model, table: Bigrams) -> list[Subject]:
@@ -122,13 +131,6 @@ def bigram_subjects(model: Model, table: Bigrams) -> list[Subject]:
         Subject("bigram", shape, bigram_method(model.target, table, **options))
         for shape, options in (("tree", {}), ("chain", {"width": 1}))
     ]
-
-
-def untrained(
-    model: Model, name: str, drafter: str, head: Head, settings: Mapping[str, Any], seed: int
-) -> list[Subject]:
-    """The same network as it was when training began."""
-    return shapes(model, name, drafter, as_training_begins(head, model.target, seed), settings)
 
 
 def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
@@ -231,7 +233,7 @@ def record(folder: Path, result: Mapping[str, Any]) -> None:
         "drafters": [
             {key: row[key] for key in ("drafter", "shape", *RECORDED)}
             for row in result["drafters"]
-            if row["drafter"] == settings["method"]
+            if row["drafter"] in settings["methods"]
         ],
     }
     try:
