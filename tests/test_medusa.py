@@ -1,0 +1,452 @@
+"""Parallel heads: what they learn, which state they read, the trees and chains of medusa and bpd, and exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dense_support import target_of
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters.medusa import RECENT, HeadsDrafter, LastStates, network, rank_prior
+from outpace.errors import BadInput
+from outpace.heads.base import Batch, Head, TargetFacts, Teacher, find_kind, plan
+from outpace.heads.medusa import Medusa, ParallelHeads
+from outpace.heads.untrained import as_training_begins, random_head
+from outpace.method import Context, Method, build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence, Target
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import ROOT, TokenTree
+from support import distance, plain_law, whole_law
+
+VOCAB = 12
+KINDS = ("medusa", "bpd")
+HEADS: dict[str, dict[str, Any]] = {
+    "medusa": {},
+    "two blocks": {"options": {"layers": 2, "heads": 3}},
+    "bpd": {},
+    "few words": {"vocabulary": 7},
+    "low rank": {"rank": 5},
+}
+"""Heads of every shape: keywords of ``random_head``."""
+
+
+def toy(vocab: int = VOCAB, order: int = 1) -> TableTarget:
+    return TableTarget(vocab, random_table(vocab, 8, order=order, sharpness=2.5))
+
+
+def head_of(shape: str, target: Target, **more: Any) -> ParallelHeads:
+    head = random_head(["bpd" if shape == "bpd" else "medusa"], target, seed=3, **HEADS[shape], **more)
+    assert isinstance(head, ParallelHeads)
+    return head
+
+
+def context_of(target: Target, head: Head) -> Context:
+    return Context(target, lambda: target, head=lambda *_: head)
+
+
+def made(target: Target, head: Head, settings: dict[str, Any] | None = None) -> Method:
+    return build(head.kind, context_of(target, head), settings)
+
+
+def decoded(target: Target, requests: Seq[Request]) -> list[Generation]:
+    decoder = Decoder(target)
+    running = [decoder.submit(request) for request in requests]
+    decoder.run()
+    return running
+
+
+# -------------------------------------------------------------------------------------------------------- learning
+
+
+def teacher_for(target: TableTarget, head: Head) -> Teacher:
+    every = torch.eye(target.vocab_size)
+    return Teacher(embedding=every, rows=every[head.words.ids], norm=lambda states: states, final=target.num_layers)
+
+
+def texts(target: TableTarget, rows: int, length: int, prompt: int = 3, seed: int = 0) -> Batch:
+    """Texts of the target's at temperature 1, with the states that it had."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    states = torch.zeros(rows, length, target.vocab_size)
+    for row in range(rows):
+        path = [int(torch.randint(target.vocab_size, (), generator=generator))]
+        for at in range(length):
+            states[row, at] = target.table(tuple(path))
+            tokens[row, at] = path[-1]
+            path.append(int(torch.multinomial(states[row, at].softmax(-1), 1, generator=generator)))
+    answer = torch.zeros(rows, length, dtype=torch.bool)
+    answer[:, prompt:] = True
+    return Batch(tokens, {target.num_layers: states}, torch.ones_like(answer), answer)
+
+
+@cache
+def trained(kind: str) -> tuple[TableTarget, ParallelHeads, list[float]]:
+    """A head that has seen a toy's texts, and its losses on the way."""
+    target = toy()
+    facts = TargetFacts(name="toy", hidden_size=VOCAB, vocab_size=VOCAB, num_layers=target.num_layers, fingerprint=[])
+    config = plan(find_kind(kind), facts, size="large", options={"heads": 3})
+    head = random_head([kind], target)
+    words = as_training_begins(head, target).words
+    fresh = find_kind(kind)(config, words)
+    teacher, batch = teacher_for(target, fresh), texts(target, 12, 40)
+    optimiser = torch.optim.Adam(fresh.parameters(), lr=0.03)
+    losses = []
+    for _ in range(100):
+        optimiser.zero_grad()
+        found = fresh.losses(batch, teacher)
+        found["loss"].backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        losses.append(float(found["loss"].detach()))
+    assert isinstance(fresh, ParallelHeads)
+    return target, fresh.eval().requires_grad_(False), losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_loss_towards_what_can_be_known(kind: str) -> None:
+    target, head, losses = trained(kind)
+    assert losses[-1] < 0.7 * losses[0]
+    # On other texts: a head that knew the chain of transitions would say exactly this.
+    batch, rows = texts(target, 12, 40, seed=5), torch.eye(VOCAB)
+    steps = torch.stack([target.table((token,)).softmax(-1) for token in range(VOCAB)])
+    found = head.losses(batch, teacher_for(target, head))
+    last = batch.tokens[:, 2:-1].flatten()
+    best = -(steps[last] @ steps * (steps[last] @ steps).log()).sum(-1).mean()
+    states = head.said(torch.stack([target.table((int(token),)) for token in last]))[:, 0]
+    said = (states @ rows.T).log_softmax(-1)
+    loss = -(steps[last] @ steps * said).sum(-1).mean()
+    assert float(loss) < float(best) + 0.15
+    assert {"loss", "agree_1", "agree_2", "agree_3"} == set(found)
+    assert float(found["agree_1"]) > 0.4
+
+
+@pytest.mark.parametrize("shape", HEADS)
+def test_each_head_is_asked_for_the_token_that_it_will_be_drafted_for(shape: str) -> None:
+    """The loss, written out position by position."""
+    target = toy()
+    head = head_of(shape, target)
+    teacher, batch = teacher_for(target, head), texts(target, 3, 9)
+    batch.answer[1, 7:] = False  # a shorter row
+    rows = teacher.rows
+    total = weights = 0.0
+    for index in range(head.options.heads):
+        losses = []
+        for row in range(3):
+            for at in range(9):
+                if at + 2 + index < 9 and batch.answer[row, at + 2] and batch.answer[row, at + 2 + index]:
+                    state = batch.states[target.num_layers][row, at]
+                    before = batch.states[target.num_layers][row, at + 1 + index]
+                    p = (rows @ before).softmax(-1).bfloat16().float()
+                    losses.append(-(p * head.words(head.said(state[None])[0, index]).log_softmax(-1)).sum())
+        weight = head.options.decay**index
+        total, weights = total + weight * float(torch.stack(losses).mean()), weights + weight
+    assert float(head.losses(batch, teacher)["loss"]) == pytest.approx(total / weights, rel=1e-5)
+
+
+def test_a_medusa_head_begins_as_the_targets_own() -> None:
+    target = toy()
+    head = as_training_begins(head_of("two blocks", target), target)
+    assert isinstance(head, Medusa)
+    states = torch.randn(4, VOCAB)
+    for index in range(3):
+        assert torch.equal(head.words(head.said(states)[:, index]), target.head(states))
+
+
+def test_settings_that_do_not_exist_are_named() -> None:
+    facts = TargetFacts(name="toy", hidden_size=8, vocab_size=8, num_layers=2, fingerprint=[])
+    with pytest.raises(BadInput, match=r"head 'medusa', setting 'depth'.*heads, layers, decay"):
+        plan(find_kind("medusa"), facts, options={"depth": 2})
+    assert plan(find_kind("bpd"), facts).taps == (2,)
+    assert plan(find_kind("medusa"), facts, options={"layers": 3}).layers == 3
+
+
+# -------------------------------------------------------------------------------------------- beside the target
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", ["medusa", "two blocks", "bpd"])
+def test_the_network_runs_as_it_was_trained(shape: str, precision: str) -> None:
+    target = target_of("heads-of-16-alone", precision)
+    head = head_of(shape, target)
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.dim() == 1:
+                weight.normal_()
+    states = torch.randn(5, target.hidden_size)
+    found, expected = network(head, target)(states), head.said(states)
+    close = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.03}[precision]
+    assert float((found - expected).abs().max()) < close * float(expected.abs().max())
+
+
+def best_words(target: TableTarget, head: ParallelHeads, before: Seq[int]) -> Tensor:
+    """(heads, words): each head's logits when the last committed token is the one after ``before``."""
+    with torch.no_grad():
+        found: Tensor = head.words(head.said(target.table(tuple(before))[None])[0])
+    return found
+
+
+@pytest.mark.parametrize("shape", HEADS)
+def test_every_draft_reads_the_state_of_the_token_before_the_last(shape: str) -> None:
+    """Whatever was accepted in the round before: the first draft is made from the prompt's states alone."""
+    target = toy(order=2)
+    head = head_of(shape, target)
+    drafter = HeadsDrafter(head, target, 1)
+    prompt, committed = (3, 1, 4), [3, 1, 4]
+    controller = Fixed(head.options.heads)
+    method = Method("chain", drafter, build("pld", Context(target, lambda: target)).rule, controller)
+    params = SamplingParams(temperature=1.0, seed=4)
+    [generation] = decoded(target, [Request(prompt, method, params, max_new_tokens=200, trace=True)])
+    lengths, drafted = set(), 0
+    for one in generation.rounds:
+        expected = head.words.ids[best_words(target, head, committed[:-1]).argmax(-1)].tolist()
+        assert one.tree.tokens == expected[: len(one.tree)]  # what is too unlikely is left out
+        lengths.add(len(one.path))
+        drafted += len(one.tree)
+        committed += one.committed
+    assert len(lengths) > 1 and drafted > len(generation.rounds)
+
+
+def test_a_prompt_of_one_token_has_no_state_before_it() -> None:
+    target = toy()
+    method = made(target, head_of("medusa", target), {"nodes": 4})
+    [generation] = decoded(target, [Request((3,), method, max_new_tokens=10, trace=True)])
+    assert [len(one.tree) > 0 for one in generation.rounds][:2] == [False, True]
+
+
+# ----------------------------------------------------------------------------------------------- trees and chains
+
+
+def drafted(drafter: HeadsDrafter, target: TableTarget, tokens: Seq[int], budget: Budget) -> TokenTree:
+    sequence = target.sequence(tokens)
+    drafter.begin(sequence)
+    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    [tree] = drafter.propose([sequence], [budget])
+    drafter.end(sequence)
+    return tree
+
+
+def test_medusas_tree_holds_the_likeliest_combinations_first() -> None:
+    target, head, _ = trained("medusa")
+    tree = drafted(HeadsDrafter(head, target, 4), target, (3, 1), Budget(8, 10, 4))
+    assert tree.is_deterministic and len(tree) == 10
+    assert tree.estimates == sorted(tree.estimates, reverse=True)
+    assert max(tree.depths) > 1 and len(tree.children(ROOT)) > 1
+    ranked = head.words.ids[best_words(target, head, (3,)).argsort(-1, descending=True)].tolist()
+    for node, token in enumerate(tree.tokens):
+        assert token in ranked[tree.depths[node] - 1][:4]
+
+
+def test_the_sparse_tree_goes_by_ranks_alone() -> None:
+    target, head, _ = trained("medusa")
+    trees = [
+        drafted(HeadsDrafter(head, target, 4, by_rank=True), target, prompt, Budget(8, 9, 4))
+        for prompt in ((3, 1), (5, 2), (0, 2))
+    ]
+    assert trees[0].parents == trees[1].parents == trees[2].parents
+    assert len({tuple(tree.tokens) for tree in trees}) == 3
+    first = rank_prior((0, 0)), rank_prior((0, 1)), rank_prior((0, 0)) * rank_prior((1, 0))
+    assert {round(one, 6) for one in first} <= {round(one, 6) for one in trees[0].estimates}
+    dynamic = {
+        tuple(drafted(HeadsDrafter(head, target, 4), target, prompt, Budget(8, 9, 4)).parents)
+        for prompt in ((3, 1), (5, 2), (0, 2))
+    }
+    assert len(dynamic) > 1
+
+
+def test_few_words_are_all_that_is_drafted() -> None:
+    target = toy()
+    tree = drafted(HeadsDrafter(head_of("few words", target), target, 12), target, (3, 1), Budget(2, 60, 12))
+    assert set(tree.tokens) <= set(range(5, 12))
+    assert len(set(tree.tokens)) > 1
+
+
+def test_what_is_dear_is_not_drafted() -> None:
+    target = toy()
+    dear = Budget(8, 8, 4, prices=(1.0, *(3.0 + n for n in range(8))))
+    assert len(drafted(HeadsDrafter(head_of("medusa", target), target, 4), target, (3, 1), dear)) == 0
+
+
+# ------------------------------------------------------------------------------------------------------ exactness
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "medusa": ("medusa", {"nodes": 5, "k": 3}),
+    "what pays": ("medusa", {}),
+    "sparse": ("medusa", {"nodes": 5, "k": 3, "tree": "sparse"}),
+    "bpd": ("bpd", {"length": 3}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_answers_are_plain_decodings(name: str) -> None:
+    kind, settings = METHODS[name]
+    target, head, _ = trained(kind)
+    method, plain = made(target, head, settings), build("none", Context(target, lambda: target))
+    for prompt in ((1, 2), (7,), (3, 3, 3)):
+        [one] = decoded(target, [Request(prompt, plain, max_new_tokens=50)])
+        [other] = decoded(target, [Request(prompt, method, max_new_tokens=50)])
+        assert one.tokens == other.tokens
+        assert other.metrics.accepted > (0 if name == "what pays" else 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ("medusa", {"nodes": 3, "k": 2}),
+        ("two blocks", {"nodes": 3, "k": 2, "tree": "sparse"}),
+        ("bpd", {"length": 2}),
+        ("low rank", {"nodes": 2, "k": 2}),
+        ("few words", {"nodes": 3, "k": 2}),
+    ],
+)
+def test_sampled_answers_have_plain_decodings_law(shape: str, settings: dict[str, Any]) -> None:
+    target = TableTarget(3, random_table(3, 5))
+    changes = {"few words": {"vocabulary": 2}, "low rank": {"rank": 2}}.get(shape, HEADS[shape])
+    head = random_head(["bpd" if shape == "bpd" else "medusa"], target, seed=1, **changes)
+    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, repetition_penalty=1.3)):
+        requests = [Request((0, 1), made(target, head, settings), params, max_new_tokens=4)]
+        law = {outputs[0]: weight for outputs, weight in whole_law(target, requests).items()}
+        assert distance(law, plain_law(target.table, params, (0, 1), 4)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_draft_side_by_side_as_they_do_alone(kind: str) -> None:
+    target, head, _ = trained(kind)
+    requests = [
+        Request(prompt, made(target, head, {"nodes": 5} if kind == "medusa" else {"length": 3}), params, trace=True)
+        for prompt, params in (
+            ((1, 2), SamplingParams()),
+            ((7,), SamplingParams(temperature=1.0, seed=3)),
+            ((3, 3, 3, 5), SamplingParams(temperature=0.8, seed=9)),
+        )
+    ]
+    method = requests[0].method
+    requests = [Request(one.prompt, method, one.params, max_new_tokens=30, trace=True) for one in requests]
+    alone = [decoded(target, [one])[0] for one in requests]
+    together = decoded(target, requests)
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens
+        assert [(r.tree.tokens, r.tree.parents) for r in one.rounds] == [
+            (r.tree.tokens, r.tree.parents) for r in other.rounds
+        ]
+
+
+# ------------------------------------------------------------------------------------------ a drafter among others
+
+
+class Follower:
+    """A sequence, its drafter, and rounds by hand."""
+
+    def __init__(self, tokens: Seq[int] = (3, 1, 4)) -> None:
+        self.target = toy(order=2)
+        self.head = head_of("medusa", self.target)
+        self.drafter = HeadsDrafter(self.head, self.target, 1)
+        self.sequence = self.target.sequence(tokens)
+        self.drafter.begin(self.sequence)
+        self.target.prefill([self.sequence], self.drafter.taps, self.drafter.on_prefill)
+
+    def proposed(self, sequence: Sequence | None = None) -> list[int]:
+        return self.drafter.propose([sequence or self.sequence], [Budget(4, 4)])[0].tokens[:2]
+
+    def expected(self, tokens: Seq[int] | None = None) -> list[int]:
+        before = (self.sequence.tokens if tokens is None else tokens)[:-1]
+        best: list[int] = self.head.words.ids[best_words(self.target, self.head, before).argmax(-1)].tolist()
+        return best[:2]
+
+    def round(self, tree: TokenTree, path: tuple[int, ...], token: int, cut: int | None = None) -> None:
+        scores = self.target.score([(self.sequence, tree)], self.drafter.taps)
+        committed = [*(tree.tokens[node] for node in path), token][:cut]
+        self.target.commit(scores, [path[: len(committed) - 1]])
+        self.sequence.tokens += committed
+        self.drafter.observe([self.sequence], [scores[0]], [Verdict(path, token)])
+
+
+def others() -> TokenTree:
+    """A tree that this drafter did not propose; the path taken through it is 2, 0, 5."""
+    tree = TokenTree()
+    right = tree.add(ROOT, 9), tree.add(ROOT, 2)
+    tree.add(right[0], 7)
+    below = tree.add(right[1], 0)
+    tree.add(right[1], 8)
+    tree.add(below, 5)
+    return tree
+
+
+@pytest.mark.parametrize("proposes", [True, False])
+def test_rounds_of_other_drafters_are_followed(proposes: bool) -> None:
+    """Also those in which it was not asked."""
+    here = Follower()
+    for _ in range(3):
+        if proposes:
+            assert here.proposed() == here.expected()
+        here.round(others(), (1, 3, 5), 6)
+        here.round(others(), (1,), 3)
+        here.round(TokenTree(), (), 4)
+    assert here.proposed() == here.expected()
+
+
+def test_an_answer_that_was_cut_short_leaves_no_states_of_what_was_cut() -> None:
+    here = Follower()
+    here.round(others(), (1, 3, 5), 6, cut=2)
+    assert here.sequence.tokens == [3, 1, 4, 2, 0]
+    assert here.proposed() == here.expected()
+
+
+def test_twins_go_their_own_ways() -> None:
+    here = Follower()
+    here.round(others(), (1, 3), 6)
+    twin = here.target.sequence(here.sequence.tokens, kv=here.target.fork(here.sequence.kv))
+    here.drafter.fork(here.sequence, twin)
+    here.round(others(), (1,), 8)
+    assert here.proposed(twin) == here.expected(twin.tokens)
+    assert here.proposed() == here.expected() != here.expected(twin.tokens)
+    here.drafter.end(here.sequence)
+    assert here.proposed(twin) == here.expected(twin.tokens)
+
+
+def test_tokens_that_are_taken_back() -> None:
+    here = Follower()
+    for _ in range(4):
+        here.round(others(), (1, 3, 5), 6)
+    tokens = here.sequence.tokens
+    for kept in (len(tokens) - 1, len(tokens) - 6):
+        del tokens[kept:]
+        here.drafter.rewind(here.sequence, kept)
+        assert here.proposed() == here.expected()
+        tokens.append(11)  # another token in place of what was taken back; what is before it is known
+        assert here.proposed() == here.expected()
+        tokens.append(10)  # and another: its predecessor was never scored
+        assert here.proposed() == []
+        del tokens[kept:]
+    here.sequence.kv = here.target.truncate(here.sequence.kv, len(tokens) - 1)
+    here.round(others(), (1, 3, 5), 6)
+    assert here.proposed() == here.expected()
+
+
+def test_states_are_replaced_forgotten_and_bounded() -> None:
+    states, rows = LastStates(), torch.arange(100.0)[:, None]
+    states.put(0, rows[:40])
+    assert [float(one) for at in range(40) if (one := states.at(at)) is not None] == list(range(40 - RECENT, 40))
+    states.put(38, rows[50:53])
+    assert [float(one) for at in range(36, 42) if (one := states.at(at)) is not None] == [36, 37, 50, 51, 52]
+    states.put(70, rows[:1])  # a gap: nothing before it counts
+    assert states.at(40) is None and states.at(70) is not None
+    states.cut(20)
+    assert states.at(70) is None and states.at(19) is None
+    states.put(20, rows[20:22])
+    assert [states.at(at) is not None for at in (19, 20, 21, 22)] == [False, True, True, False]
+
+
+def test_nothing_is_kept_of_requests_that_left() -> None:
+    target = toy()
+    drafter = HeadsDrafter(head_of("medusa", target), target, 2)
+    method = Method("medusa", drafter, build("pld", Context(target, lambda: target)).rule, Fixed(3, nodes=5))
+    decoded(target, [Request((1, 2), method, max_new_tokens=12), Request((4,), method, max_new_tokens=5)])
+    assert not drafter._states and not drafter._grown and not drafter._calibrations._open
