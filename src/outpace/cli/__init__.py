@@ -23,6 +23,7 @@ from outpace.cli.datastore import datastore
 from outpace.cli.doctor import doctor
 from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
+from outpace.cli.heads import export_head, import_head, validate_head
 from outpace.cli.methods import methods
 from outpace.cli.train import train
 from outpace.cli.tune import tune
@@ -57,6 +58,8 @@ def root(
 
 for command in (generate, chat, bench, bench_peers, certify, train, tune, eval_head, methods, doctor):
     app.command()(command)
+for head_command in (validate_head, export_head, import_head):
+    app.command()(head_command)
 app.add_typer(datastore)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from outpace.errors import BadInput
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.fingerprint import check, probe
+from outpace.heads.unfit import Unfit
 from outpace.heads.words import Words
 from outpace.targets.base import Target
 
@@ -130,11 +131,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """A head's tensors. Raises BadInput for a file that is missing or damaged."""
     path = folder / WEIGHTS
     if not path.exists():
-        raise BadInput(f"there is no head at '{folder}': it has no {WEIGHTS}")
+        raise Unfit(f"there is no head at '{folder}': it has no {WEIGHTS}", "weights")
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is damaged or cut short ({error})") from error
+        raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
     return found
 
 
@@ -169,17 +170,20 @@ def assembled(
     expected = expected_shapes(head)
     for name, shape in expected.items():
         if name not in tensors:
-            raise BadInput(f"the head at '{where}' lacks tensor {names.get(name, name)}")
+            raise Unfit(f"the head at '{where}' lacks tensor {names.get(name, name)}", "keys")
         if tuple(tensors[name].shape) != shape:
-            raise BadInput(
+            raise Unfit(
                 f"the head at '{where}': tensor {names.get(name, name)} has shape {tuple(tensors[name].shape)}, "
-                f"its configuration says {shape}"
+                f"its configuration says {shape}",
+                "shapes",
             )
         if not bool(tensors[name].isfinite().all()):
-            raise BadInput(f"the head at '{where}': tensor {names.get(name, name)} holds numbers that are not finite")
+            raise Unfit(
+                f"the head at '{where}': tensor {names.get(name, name)} holds numbers that are not finite", "numbers"
+            )
     unknown = sorted(set(tensors) - set(expected))
     if unknown:
-        raise BadInput(f"the head at '{where}' has a tensor that its kind does not know: {unknown[0]}")
+        raise Unfit(f"the head at '{where}' has a tensor that its kind does not know: {unknown[0]}", "keys")
     kinds = {name: value.dtype for name, value in head.state_dict().items()}
     head.load_state_dict({name: value.to(kinds[name]) for name, value in tensors.items()}, strict=False)
     return head.eval().requires_grad_(False)
@@ -189,21 +193,25 @@ def network(config: HeadConfig, tensors: Mapping[str, Tensor], target: Target, w
     """The network that a configuration describes, its words in place and nothing else yet."""
     ids = tensors.get("words.ids")
     if ids is None or ids.dim() != 1 or len(ids) != config.vocabulary or not len(ids) or ids.is_floating_point():
-        raise BadInput(f"the head at '{where}' lacks a vocabulary map of {config.vocabulary} tokens (words.ids)")
+        raise Unfit(
+            f"the head at '{where}' lacks a vocabulary map of {config.vocabulary} tokens (words.ids)", "vocabulary"
+        )
     ids = ids.long()
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise BadInput(f"the head at '{where}' maps to tokens that the model does not have (words.ids)")
+        raise Unfit(f"the head at '{where}' maps to tokens that the model does not have (words.ids)", "vocabulary")
     if not distinct(ids):
-        raise BadInput(f"the head at '{where}' maps two of its tokens to one of the model's (words.ids)")
+        raise Unfit(f"the head at '{where}' maps two of its tokens to one of the model's (words.ids)", "vocabulary")
     outside = next((tap for tap in config.taps if not 0 <= tap <= target.num_layers), None)
     if outside is not None:
-        raise BadInput(f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers")
+        raise Unfit(f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers", "layers")
     try:
         words = Words(ids, target.head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors)
         return find_kind(config.kind)(config, words)
     except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"the head at '{where}': its {CONFIG} describes no {config.kind} head ({first})") from error
+        raise Unfit(
+            f"the head at '{where}': its {CONFIG} describes no {config.kind} head ({first})", "configuration"
+        ) from error
 
 
 def distinct(ids: Tensor) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 from outpace.tree import TokenTree
 
@@ -50,18 +50,22 @@ def _unit(values: Tensor) -> list[float]:
     return found
 
 
+def cosines(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """How alike two probes are: their embeddings, their states. Zeros where they cannot be compared."""
+    if len(one) != len(other) or not one:
+        return 0.0, 0.0
+    half = len(one) // 2
+    return _cosine(one[:half], other[:half]), _cosine(one[half:], other[half:])
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    # Of one-hot embeddings a spread may hold none but zeros, which have no direction.
+    return 1.0 if list(one) == list(other) else float(torch.tensor(list(one)) @ torch.tensor(list(other)))
+
+
 def alike(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether two probes are of the same weights."""
-    if len(one) != len(other):
-        return False
-    half = len(one) // 2
-    a, b = torch.tensor(list(one)), torch.tensor(list(other))
-    return _close(a[:half], b[:half]) and _close(a[half:], b[half:])
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    # Of one-hot embeddings a spread may hold none but zeros, which have no direction.
-    return torch.equal(one, other) or bool(one @ other >= ALIKE)
+    return all(cosine >= ALIKE for cosine in cosines(one, other))
 
 
 def check(
@@ -74,9 +78,10 @@ def check(
         ("number of layers", num_layers, target.num_layers),
     ):
         if theirs != ours:
-            raise BadInput(f"{what} was made for another target: its {name} is {theirs}, this model's {ours}")
+            raise Unfit(f"{what} was made for another target: its {name} is {theirs}, this model's {ours}", "target")
     if not alike(fingerprint, probe(target)):
-        raise BadInput(
+        raise Unfit(
             f"{what} was made for other weights than this model's, though the sizes agree; "
-            "train one for this model (outpace train)"
+            "train one for this model (outpace train)",
+            "fingerprint",
         )

@@ -21,6 +21,7 @@ from outpace.heads.base import Head, HeadConfig, kinds
 from outpace.heads.checkpoint import PROVENANCE, assembled
 from outpace.heads.fingerprint import ALIKE
 from outpace.heads.layouts.files import CONFIG, Package, read_json, read_tensors, tensor_names, write_folder
+from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 
 
@@ -156,8 +157,8 @@ def check_embedding(foreign: Foreign, target: Target, where: Path) -> float:
     name = "embed_tokens"
     shape = (target.vocab_size, target.hidden_size)
     if tuple(foreign.embedding.shape) != shape:
-        raise BadInput(
-            f"the head at '{where}': {name} has shape {tuple(foreign.embedding.shape)}, this model's {shape}"
+        raise Unfit(
+            f"the head at '{where}': {name} has shape {tuple(foreign.embedding.shape)}, this model's {shape}", "shapes"
         )
     tokens = torch.arange(target.vocab_size)
     if foreign.masked is not None:
@@ -166,8 +167,9 @@ def check_embedding(foreign: Foreign, target: Target, where: Path) -> float:
     theirs, ours = foreign.embedding[tokens].float(), target.embed(tokens).float().cpu()
     cosine = float((theirs * ours).sum() / (theirs.norm() * ours.norm()).clamp_min(1e-12))
     if not cosine >= ALIKE:
-        raise BadInput(
+        raise Unfit(
             f"the head at '{where}' was made for other weights than this model's, or with an embedding of its own, "
-            f"which is not read: its {name} and the model's have cosine {cosine:.3f}"
+            f"which is not read: its {name} and the model's have cosine {cosine:.3f}",
+            "fingerprint",
         )
     return cosine

@@ -87,7 +87,9 @@ def _read_eagle3(config: Mapping[str, Any], tensors: dict[str, Tensor], target: 
         taps = layer_ids(nested, _IDS, where, target, shift=1)
     ids = vocabulary(tensors, target, where)
     if config["draft_vocab_size"] not in (None, len(ids)):
-        raise refused(where, f"has a d2t of {len(ids)} tokens; its configuration says {config['draft_vocab_size']}")
+        raise refused(
+            where, f"has a d2t of {len(ids)} tokens; its configuration says {config['draft_vocab_size']}", "vocabulary"
+        )
     known = HeadConfig(
         kind="eagle3",
         target=target_facts(target, config.get("_name_or_path")),

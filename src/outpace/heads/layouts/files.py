@@ -6,7 +6,8 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.heads.unfit import Unfit
 
 CONFIG = "config.json"
 _NAMES = (
@@ -53,23 +55,19 @@ def check_new(folder: Path) -> None:
         raise BadInput(f"cannot write '{folder}': the folder is not empty; give a new one")
 
 
-def write_folder(folder: Path, package: Package) -> None:
-    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be."""
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill that gets the name of ``folder`` when all went well, and leaves nothing otherwise.
+
+    Raises BadInput where it cannot be written.
+    """
     check_new(folder)
     beside = folder.with_name(f".{folder.name}.unfinished-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir()
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()},
-            beside / package.weights,
-            metadata={"format": "pt"},
-        )
-        for name, content in {CONFIG: package.config, **package.json}.items():
-            (beside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for name, value in package.saved.items():
-            torch.save(value, beside / name)
+        yield beside
         if folder.is_dir():
             folder.rmdir()
         beside.rename(folder)
@@ -77,6 +75,17 @@ def write_folder(folder: Path, package: Package) -> None:
         raise BadInput(f"cannot write '{folder}': {error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_folder(folder: Path, package: Package) -> None:
+    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be."""
+    with appearing(folder) as place:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()}
+        save_file(tensors, place / package.weights, metadata={"format": "pt"})
+        for name, content in {CONFIG: package.config, **package.json}.items():
+            (place / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for name, value in package.saved.items():
+            torch.save(value, place / name)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -108,7 +117,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
             with safe_open(path, "pt") as file:
                 return frozenset(file.keys())
         except (SafetensorError, OSError) as error:
-            raise BadInput(f"{path} is damaged or cut short ({error})") from error
+            raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
     return frozenset(_one_file(path))
 
 
@@ -121,27 +130,27 @@ def _weights_of(folder: Path) -> Path:
         if len(found) == 1:
             return found[0]
         if found:
-            raise BadInput(f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)")
-    raise BadInput(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt")
+            raise Unfit(f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)", "weights")
+    raise Unfit(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt", "weights")
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, Mapping) or not all(isinstance(name, str) for name in placed.values()):
-        raise BadInput(f"{index} has no weight_map")
+        raise Unfit(f"{index} has no weight_map", "weights")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(placed.values())):
         if Path(name).name != name:
-            raise BadInput(f"{index} names a file outside its folder: {name}")
+            raise Unfit(f"{index} names a file outside its folder: {name}", "weights")
         tensors |= _one_file(folder / name)
     if missing := sorted(set(placed) - set(tensors)):
-        raise BadInput(f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold")
+        raise Unfit(f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold", "weights")
     return tensors
 
 
 def _one_file(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise BadInput(f"{path} is missing; complete the download")
+        raise Unfit(f"{path} is missing; complete the download", "weights")
     return _pickled(path) if path.suffix in (".bin", ".pt") else safe_tensors(path)
 
 
@@ -150,14 +159,14 @@ def safe_tensors(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is damaged or cut short ({error})") from error
+        raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
     return found
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
     found = load_pickle(path)
     if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
-        raise BadInput(f"{path} holds something else than tensors by name")
+        raise Unfit(f"{path} holds something else than tensors by name", "weights")
     return {str(name): value.detach() for name, value in found.items()}
 
 
@@ -166,9 +175,9 @@ def load_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise BadInput(
-            f"{path} is damaged, or holds more than weights, which is not loaded; ask for safetensors"
+        raise Unfit(
+            f"{path} is damaged, or holds more than weights, which is not loaded; ask for safetensors", "weights"
         ) from error
     except (RuntimeError, OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path} is damaged or cut short ({first})") from error
+        raise Unfit(f"{path} is damaged or cut short ({first})", "weights") from error

@@ -28,6 +28,7 @@ from outpace.heads.layouts.reading import (
     weight_names,
 )
 from outpace.heads.layouts.writing import bf16, decoder_config, embedding, whole_rows
+from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 
 _EMBEDDING, _ROWS, _GENERATION = "model.embed_tokens.weight", "lm_head.weight", "generation_config.json"
@@ -55,8 +56,8 @@ class HuggingFace(Layout):
     def understand(self, config: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, where: Path) -> Foreign:
         try:
             shapes = decoder_shapes(config, target, where)
-        except Exception as error:
-            raise type(error)(f"{error}; a model of its own is used with --draft-model") from error
+        except Unfit as error:
+            raise Unfit(f"{error}; a model of its own is used with --draft-model", error.check) from error
         ids = _words(where, target)
         options = {"layers": shapes["layers"], "pruned": False}
         known = HeadConfig(
@@ -71,7 +72,7 @@ class HuggingFace(Layout):
         found = renamed(called, tensors, (_EMBEDDING, _ROWS), where)
         rows = tensors.get(_ROWS, tensors.get(_EMBEDDING) if config.get("tie_word_embeddings") else None)
         if rows is None:
-            raise refused(where, f"lacks tensor {_ROWS}")
+            raise refused(where, f"lacks tensor {_ROWS}", "keys")
         if len(rows) != target.vocab_size:
             raise refused(where, f"has a tensor {_ROWS} of {len(rows)} tokens; this model has {target.vocab_size}")
         return Foreign(known, found | lm_head(rows[ids], ids, target, where), called, tensors.get(_EMBEDDING))

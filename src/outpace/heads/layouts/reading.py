@@ -10,10 +10,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from outpace.errors import BadInput
 from outpace.heads.base import HeadConfig, TargetFacts, find_kind
 from outpace.heads.checkpoint import distinct, facts
 from outpace.heads.layouts.files import CONFIG
+from outpace.heads.unfit import CheckName, Unfit
 from outpace.heads.words import Words
 from outpace.targets.base import Target
 
@@ -21,15 +21,15 @@ IGNORED = ("rotary_emb.", "verifier_lm_head.", "verifier_norm.")
 """Parts of tensors' names of which nothing is needed: recomputed, or the target's own."""
 
 
-def refused(where: Path, what: str) -> BadInput:
+def refused(where: Path, what: str, check: CheckName = "configuration") -> Unfit:
     """The one line about a head that cannot be read."""
-    return BadInput(f"the head at '{where}' {what}")
+    return Unfit(f"the head at '{where}' {what}", check)
 
 
 def same_size(name: str, theirs: object, ours: int, where: Path) -> None:
     """Raise BadInput for a head that was made for a target of another size."""
     if theirs != ours:
-        raise refused(where, f"was made for another target: its {name} is {theirs}, this model's {ours}")
+        raise refused(where, f"was made for another target: its {name} is {theirs}, this model's {ours}", "target")
 
 
 def number(config: Mapping[str, Any], key: str, where: Path, default: Any = None, least: float = 1) -> Any:
@@ -45,11 +45,13 @@ def layer_ids(config: Mapping[str, Any], key: str, where: Path, target: Target, 
     """Tapped layers. Raises BadInput for what are none, or lie outside the target."""
     value = config.get(key)
     if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
-        raise refused(where, f"does not say which layers it reads: {key} is {value}")
+        raise refused(where, f"does not say which layers it reads: {key} is {value}", "layers")
     taps = tuple(one + shift for one in value)
     outside = next((one for one in taps if not 0 <= one <= target.num_layers), None)
     if outside is not None:
-        raise refused(where, f"reads layer {outside - shift} ({key}); this model has {target.num_layers} layers")
+        raise refused(
+            where, f"reads layer {outside - shift} ({key}); this model has {target.num_layers} layers", "layers"
+        )
     return taps
 
 
@@ -114,19 +116,23 @@ def vocabulary(tensors: Mapping[str, Tensor], target: Target, where: Path) -> Te
         return torch.arange(target.vocab_size)
     offsets = tensors["d2t"].long()
     if offsets.dim() != 1:
-        raise refused(where, f"has a d2t of shape {tuple(offsets.shape)}, not a list")
+        raise refused(where, f"has a d2t of shape {tuple(offsets.shape)}, not a list", "vocabulary")
     ids, among = offsets + torch.arange(len(offsets)), tensors.get("t2d")
     known = None if among is None or among.shape != (target.vocab_size,) else among.bool()
     if known is not None and _leads_to(offsets, known) and not _leads_to(ids, known):
-        raise refused(where, "has token ids in d2t where the layout has offsets (id minus position)")
+        raise refused(where, "has token ids in d2t where the layout has offsets (id minus position)", "vocabulary")
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise refused(where, f"drafts tokens that this model does not have (d2t leads to {int(ids.max())})")
+        raise refused(
+            where, f"drafts tokens that this model does not have (d2t leads to {int(ids.max())})", "vocabulary"
+        )
     if not distinct(ids):
-        raise refused(where, "has two draft tokens for one of the model's (d2t)")
+        raise refused(where, "has two draft tokens for one of the model's (d2t)", "vocabulary")
     if among is not None and known is None:
-        raise refused(where, f"has a t2d of shape {tuple(among.shape)}; this model has {target.vocab_size} tokens")
+        raise refused(
+            where, f"has a t2d of shape {tuple(among.shape)}; this model has {target.vocab_size} tokens", "vocabulary"
+        )
     if known is not None and not _leads_to(ids, known):
-        raise refused(where, "has maps that contradict one another: d2t and t2d name different tokens")
+        raise refused(where, "has maps that contradict one another: d2t and t2d name different tokens", "vocabulary")
     return ids
 
 
@@ -142,7 +148,9 @@ def lm_head(
     if rows is None:
         return {"words.ids": ids}
     if tuple(rows.shape) != (len(ids), target.hidden_size):
-        raise refused(where, f"has a tensor {name} of shape {tuple(rows.shape)}, not {(len(ids), target.hidden_size)}")
+        raise refused(
+            where, f"has a tensor {name} of shape {tuple(rows.shape)}, not {(len(ids), target.hidden_size)}", "shapes"
+        )
     lent = target.head_rows(ids).cpu()
     if torch.equal(lent.bfloat16(), rows.bfloat16()):
         return {"words.ids": ids}
@@ -168,16 +176,16 @@ def renamed(
         name for name in set(tensors) - set(called.values()) - set(used) if not any(part in name for part in IGNORED)
     )
     if rest:
-        raise refused(where, f"has a tensor that its layout does not have: {rest[0]}")
+        raise refused(where, f"has a tensor that its layout does not have: {rest[0]}", "keys")
     return {ours: tensors[theirs] for ours, theirs in called.items() if theirs in tensors}
 
 
 def check_ids(ids: Tensor, target: Target, where: Path, name: str) -> Tensor:
     """Token ids (Vd,) long, each once and of this model. Raises BadInput for what is no such list."""
     if ids.dim() != 1 or not len(ids) or ids.is_floating_point():
-        raise refused(where, f"has a {name} that is no list of tokens")
+        raise refused(where, f"has a {name} that is no list of tokens", "vocabulary")
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise refused(where, f"drafts tokens that this model does not have ({name})")
+        raise refused(where, f"drafts tokens that this model does not have ({name})", "vocabulary")
     if not distinct(ids):
-        raise refused(where, f"has two draft tokens for one of the model's ({name})")
+        raise refused(where, f"has two draft tokens for one of the model's ({name})", "vocabulary")
     return ids.long()

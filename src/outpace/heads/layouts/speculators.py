@@ -100,8 +100,12 @@ class Speculators(Layout):
         options = _eagle3(config, inner, where) if kind == "eagle3" else _dflash(config, inner, where)
         key = "eagle_aux_hidden_state_layer_ids" if kind == "eagle3" else "aux_hidden_state_layer_ids"
         ids = vocabulary(tensors, target, where)
-        if config.get("draft_vocab_size", len(ids)) != len(ids):
-            raise refused(where, f"has a d2t of {len(ids)} tokens; its configuration says {config['draft_vocab_size']}")
+        if config.get("draft_vocab_size") not in (None, len(ids)):
+            raise refused(
+                where,
+                f"has a d2t of {len(ids)} tokens; its configuration says {config['draft_vocab_size']}",
+                "vocabulary",
+            )
         inside = config.get("speculators_config")
         verifier = inside.get("verifier") if isinstance(inside, Mapping) else None
         shapes = decoder_shapes({**inner, "target_hidden_size": config.get("target_hidden_size")}, target, where)

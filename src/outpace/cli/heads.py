@@ -1,0 +1,171 @@
+"""``outpace export-head``, ``import-head``, ``validate-head``: heads to and from other engines, and their checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import outpace.cli.options as opt
+from outpace.cli.output import out, print_json
+from outpace.cli.session import Machine
+from outpace.errors import BadInput
+
+if TYPE_CHECKING:
+    from outpace.heads.layouts.base import About
+    from outpace.heads.validate import Report
+    from outpace.models import Model
+
+HUB = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""What other engines call the embedded models."""
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A head: what outpace train wrote, or another layout.")]
+NewFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where to write it: a new folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def export_head(
+    folder: Folder,
+    output: NewFolder,
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="NAME", help="speculators (vLLM), eagle, medusa, or hf (transformers).")
+    ],
+    model: opt.ModelName = "smollm2",
+    verifier: Annotated[
+        str | None,
+        typer.Option("--verifier", metavar="NAME", help="What the engine calls the model; default: its hub id."),
+    ] = None,
+    json: Json = False,
+    threads: opt.Threads = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+) -> None:
+    """Write a head as other engines load it, with all that it borrows from its model."""
+    machine = _checked(folder, model, threads, dtype, device)
+    from outpace.heads.layouts.base import find_layout, write
+    from outpace.heads.layouts.files import check_new
+    from outpace.heads.shipped import kind_at, load_any
+
+    find_layout(layout, kind_at(folder))
+    check_new(output)
+    loaded, _ = machine.load()
+    head = load_any(folder, loaded.target)
+    write(head, loaded.target, output, layout, _about(folder, loaded, head.kind, verifier or HUB.get(model, model)))
+    _written(output, {"kind": head.kind, "layout": layout, "model": verifier or HUB.get(model, model)}, json)
+
+
+def import_head(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A head in another engine's layout.")],
+    output: NewFolder,
+    model: opt.ModelName = "smollm2",
+    json: Json = False,
+    threads: opt.Threads = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+) -> None:
+    """Read a head of another engine's layout and keep it as outpace has it: small, and bound to its model."""
+    machine = _checked(folder, model, threads, dtype, device)
+    from outpace.heads.checkpoint import is_ours, read_provenance, save
+    from outpace.heads.layouts.base import detect, read
+    from outpace.heads.layouts.files import appearing, check_new
+
+    if is_ours(folder):
+        raise BadInput(f"the head at '{folder}' is of outpace's own layout already; use it with --head")
+    found = detect(folder)
+    check_new(output)
+    loaded, _ = machine.load()
+    head = read(folder, loaded.target)
+    with appearing(output) as place:
+        save(head, place, read_provenance(folder) | {"imported": found[0].name if found else "", "from": folder.name})
+    _written(output, {"kind": head.kind, "layout": "outpace", "model": model}, json)
+
+
+def validate_head(
+    folder: Folder,
+    model: opt.ModelName = "smollm2",
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", help="How long an answer is decoded with it.")
+    ] = 32,
+    json: Json = False,
+    threads: opt.Threads = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+) -> None:
+    """Check a head of any layout: keys, shapes, vocabulary, layers, fingerprint, and an answer decoded with it."""
+    opt.check_length(max_new_tokens)
+    if not folder.is_dir():
+        raise BadInput(f"there is no head at '{folder}': no such folder")
+    machine = Machine(model, None, dtype, device, threads)
+    machine.check()
+    from outpace.heads.validate import validate
+
+    loaded, _ = machine.load()
+    report = validate(folder, loaded, tokens=max_new_tokens)
+    if json:
+        print_json(report.public())
+    else:
+        _show(report)
+    wrong = [one for one in report.checks if one.ok is False]
+    if wrong:
+        raise BadInput(f"{wrong[0].name}: {wrong[0].message}")
+
+
+def _checked(folder: Path, model: str, threads: int | None, dtype: str | None, device: str | None) -> Machine:
+    """What can be said before a model is loaded."""
+    machine = Machine(model, None, dtype, device, threads)
+    machine.check()
+    from outpace.heads.shipped import kind_at
+
+    kind_at(folder)
+    return machine
+
+
+def _about(folder: Path, model: Model, kind: str, name: str) -> About:
+    from outpace.heads.checkpoint import read_provenance
+    from outpace.heads.layouts.base import About
+
+    idle = _idle(model) if kind == "dflash" else None
+    return About(name, model.info.get("architecture", "LlamaForCausalLM"), idle, read_provenance(folder))
+
+
+def _idle(model: Model) -> int | None:
+    """A token that no text uses: beyond the tokenizer's, or a special one that neither chats nor answers hold."""
+    used = set(model.tokenizer.chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]))
+    used |= set(model.tokenizer.chat([{"role": "user", "content": "b"}])) | set(model.eos_ids)
+    for token in reversed(range(model.target.vocab_size)):
+        if token not in used and (token >= len(model.tokenizer) or model.tokenizer.token_bytes(token) is None):
+            return token
+    return None
+
+
+def _written(folder: Path, facts: dict[str, Any], json: bool) -> None:
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    if json:
+        print_json({"path": str(folder), **facts, "files": files})
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("head", f"[bold cyan]{escape(str(folder))}[/]")
+    for name, value in facts.items():
+        table.add_row(name, escape(str(value)))
+    for name, size in files.items():
+        table.add_row("file", f"{escape(name)}  {size / 1e6:,.2f} MB")
+    out().print(table)
+
+
+def _show(report: Report) -> None:
+    console = out()
+    title = f"{report.kind or 'head'} in layout {report.layout or 'unknown'}"
+    console.print(f"[bold cyan]{escape(report.folder)}[/]  {escape(title)}", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    mark = {True: "[green]ok[/]", False: "[bold red]wrong[/]", None: "[dim]-[/]"}
+    for one in report.checks:
+        table.add_row(mark[one.ok], one.name, escape(one.message))
+    console.print(table)
