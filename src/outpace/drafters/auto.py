@@ -43,17 +43,17 @@ LEARNED = ("eagle3", "eagle2", "eagle", "ddtree", "dflash", "pard2", "medusa", "
 DRAFT_MODEL = {"length": 4, "width": 3, "nodes": 12}
 """How a draft model that the user named drafts: a tree, which a match of the free part can join and be cut with."""
 
-PRIOR_TOKENS = 2.2
+PRIOR_TOKENS = 2.0
 """Tokens that a round with the learned part is expected to commit before any was seen."""
 PRIOR_PRICE = 1.3
 """What such a round's forward is expected to cost, in plain steps."""
-PRIOR_ROUNDS = 3.0
-"""How many rounds this expectation counts for."""
-FADE = 0.97
-"""What a round still weighs after the next one with the learned part."""
+PRIOR_ROUNDS = 2.0
+"""How many rounds this expectation counts for, at first."""
+FADE = 0.95
+"""What a round still weighs after the next one with the learned part; the expectation fades with them."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in plain steps, where no clock may be asked or none was read yet."""
-PATIENCE, MOST_PATIENCE = 8, 128
+PATIENCE, MOST_PATIENCE = 8, 64
 """Rounds without the learned part after which it is tried again: at first, and at most. A trial that does not pay
 doubles them, one that does halves them and is followed by another at once."""
 _CLOCKED = 9
@@ -65,6 +65,8 @@ class Yield:
 
     tokens: float = 0.0
     steps: float = 0.0
+    expected: float = PRIOR_ROUNDS
+    """Rounds that the expectation counts for."""
     waited: int = 0
     patience: int = PATIENCE
     again: bool = False
@@ -73,8 +75,8 @@ class Yield:
 
     def pace(self, draft: float) -> float:
         """Tokens per plain step's time of a round whose draft takes ``draft`` plain steps."""
-        expected = PRIOR_ROUNDS * (PRIOR_PRICE + draft)
-        return (PRIOR_ROUNDS * PRIOR_TOKENS + self.tokens) / (expected + self.steps)
+        tokens = self.tokens + self.expected * PRIOR_TOKENS
+        return tokens / (self.steps + self.expected * (PRIOR_PRICE + draft))
 
     def wanted(self, alone: float, draft: float) -> bool:
         """Whether to ask the learned part, where the pace without it would be ``alone``. To be asked once a round."""
@@ -97,6 +99,7 @@ class Yield:
             weight = 0.5 if self.again else FADE  # what was known is out of date
         self.tokens = weight * self.tokens + tokens
         self.steps = weight * self.steps + steps
+        self.expected *= weight
 
 
 class Clock:
@@ -337,6 +340,7 @@ def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] 
     summary="A learned drafter, the suffix automaton, both or neither, as costs and acceptance have it.",
     pays="Everywhere, with a head for the model; without one where text repeats. What does not pay is left out: then "
     "it is plain decoding.",
+    tiny={"settings": {"eagle3": {"nodes": 3, "depth": 2, "width": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:
     """The free part, and the learned one that there is."""

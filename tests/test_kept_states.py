@@ -1,0 +1,128 @@
+"""A kept sequence shows drafters that read hidden states what the forwards of earlier turns showed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outpace.acceptance.base import Verdict
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.fixed import Fixed
+from outpace.decoding import Decoder, Request
+from outpace.method import Method
+from outpace.sampling import SamplingParams
+from outpace.targets.base import FULL, Sequence, TreeScores
+from outpace.targets.states import States
+from outpace.targets.table import TableTarget, random_table
+from support import CERTAIN_TREE, Toy, certain_tree, method
+
+VOCAB = 6
+TARGET = TableTarget(VOCAB, random_table(VOCAB, 2))
+
+
+class Reader(Toy):
+    """Drafts certain trees, and writes down the states that it is shown, by position."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        super().__init__(certain_tree(1, VOCAB), CERTAIN_TREE)
+        self.taps = taps
+        self.shown: dict[Sequence, list[dict[int, Tensor]]] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        self.shown[sequence] = []
+
+    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
+        assert set(taps) == set(self.taps)
+        assert position == len(self.shown[sequence]), "in order, without a gap"
+        rows = len(taps[self.taps[0]])
+        self.shown[sequence] += [{layer: taps[layer][row] for layer in self.taps} for row in range(rows)]
+
+    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+        for sequence, scored, verdict in zip(sequences, scores, verdicts, strict=True):
+            path = verdict.path[: len(sequence.tokens) - scored.length - 1]
+            for row in (0, *(1 + node for node in path)):
+                self.shown[sequence].append({layer: scored.taps[layer][row] for layer in self.taps})
+
+    def check(self, sequence: Sequence) -> None:
+        """What was shown is the target's state at every token but the last."""
+        shown = self.shown[sequence]
+        assert len(shown) == len(sequence.tokens) - 1
+        for position, states in enumerate(shown):
+            for layer, state in states.items():
+                path = tuple(sequence.tokens[: position + 1])
+                assert torch.equal(state, TARGET._state(path, FULL, layer))
+
+
+def reading(*taps: int) -> tuple[Reader, Method]:
+    drafter = Reader(taps)
+    return drafter, Method("toy", drafter, RecursiveRejection(), Fixed(3))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.data(), st.booleans())
+def test_a_turn_that_continues_shows_all_states_and_computes_none_again(data: st.DataObject, sampled: bool) -> None:
+    params = SamplingParams(1.0, seed=5) if sampled else SamplingParams()
+    reader, made = reading(1, 3)
+    decoder = Decoder(TARGET)
+    kept = None
+    prompt: tuple[int, ...] = (1, 2)
+    for _ in range(3):
+        request = Request(prompt, made, params, max_new_tokens=5, stop_ids=frozenset({3}), keep=True, kept=kept)
+        generation = decoder.submit(request)
+        if kept is not None:
+            same = next((i for i, (a, b) in enumerate(zip(prompt, kept.tokens, strict=False)) if a != b), len(prompt))
+            assert TARGET.length(generation.sequence.kv) == min(same, len(prompt) - 1, TARGET.length(kept.kv))
+        decoder.run()
+        reader.check(generation.sequence)
+        fresh = Decoder(TARGET)
+        again = fresh.submit(dataclasses.replace(request, keep=False, kept=None))
+        fresh.run()
+        assert generation.tokens == again.tokens
+        assert again.sequence.states is None, "nothing is kept that nobody asked for"
+        kept = generation.sequence
+        shared = data.draw(st.integers(1, len(kept.tokens)))
+        prompt = (*kept.tokens[:shared], *data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=4)))
+
+
+def continued(first: Method, then: Method) -> Sequence:
+    """The second turn's sequence, before its prefill."""
+    decoder = Decoder(TARGET)
+    kept = decoder.submit(Request((1, 2, 4), first, max_new_tokens=5, keep=True))
+    decoder.run()
+    prompt = (*kept.sequence.tokens, 2, 2)
+    sequence = decoder.submit(Request(prompt, then, max_new_tokens=4, kept=kept.sequence)).sequence
+    reused = TARGET.length(sequence.kv)
+    decoder.run()
+    if isinstance(then.drafter, Reader):
+        then.drafter.check(sequence)
+    assert reused in (0, len(kept.sequence.tokens) - 1)
+    sequence.prompt_length = reused
+    return sequence
+
+
+def test_what_was_not_kept_is_computed_again() -> None:
+    assert continued(method(None), reading(1)[1]).prompt_length == 0
+    assert continued(reading(1)[1], reading(1, 2)[1]).prompt_length == 0
+    assert continued(reading(1, 2)[1], reading(2)[1]).prompt_length > 0
+    assert continued(reading(1)[1], method(None)).prompt_length > 0
+
+
+def test_states_are_copies_and_come_in_pieces() -> None:
+    states = States((2,))
+    rows = torch.arange(600.0).view(600, 1)
+    states.add({2: rows[:500], 7: rows})
+    states.add({2: rows[500:]})
+    rows += 1000
+    assert states.length((2,)) == 600
+    assert states.length((2, 7)) == 0
+    pieces = list(states.chunks())
+    assert [position for position, _ in pieces] == [0, 256, 512]
+    assert torch.cat([piece[2] for _, piece in pieces]).flatten().tolist() == list(range(600))
+    assert [len(piece[2]) for _, piece in states.first(300, (2,)).chunks()] == [256, 44]
+    assert list(states.first(0, (2,)).chunks()) == []
