@@ -66,6 +66,10 @@ class FeatureMethod(FeatureDrafter):
         super().begin(sequence)
         self._memories.open(sequence)
 
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self._memories.open(twin)
+
     def end(self, sequence: Sequence) -> None:
         super().end(sequence)
         self._memories.close(sequence)

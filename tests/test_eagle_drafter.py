@@ -1,0 +1,485 @@
+"""The EAGLE family's methods: exact laws, greedy identity, state in step with requests whatever befalls them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle_support import Written, head_of, method_of, table, true_states
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.decoding import Decoder, Generation, Request
+from outpace.drafters import feature, feature_growth
+from outpace.drafters.calibration import Calibration
+from outpace.drafters.feature import FeatureDrafter
+from outpace.drafters.feature_growth import CENTRES, EDGES, Paths, by_confidence, by_rank
+from outpace.drafters.none import NoDraft
+from outpace.method import Context, Method, build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Sequence, Target
+from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.target import DenseTarget
+from outpace.targets.hf import HFTarget
+from outpace.targets.table import TableTarget, random_table
+from outpace.tree import ROOT, TokenTree
+from support import NeverTwice, Path, distance, plain_law, whole_law
+from target_suite import tiny_model
+
+NAMES = ("eagle", "eagle2", "eagle3")
+PARAMS = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "top-k": SamplingParams(temperature=1.0, top_k=2),
+    "frequency penalty": SamplingParams(temperature=1.0, frequency_penalty=0.9, presence_penalty=0.4),
+    "processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "tree": {"nodes": 3, "depth": 2, "width": 2},
+    "what pays": {},
+    "likeliest chain": {"nodes": 2, "depth": 2, "width": 1},
+    "sampled": {"mode": "sampled", "branching": (2, 1)},
+    "chain": {"mode": "chain", "depth": 2},
+    "careful chain": {"mode": "chain", "depth": 2, "confidence": 0.5},
+}
+
+# --------------------------------------------------------------------------------------------------- exactness
+
+
+def law_error(name: str, mode: str, params: SamplingParams, vocabulary: int, prompt: Path = (0, 2)) -> float:
+    law = random_table(3, 1, sharpness=1.0)
+    target = TableTarget(3, law)
+    method = method_of(name, target, vocabulary, **MODES[mode])
+    found = whole_law(target, [Request(prompt, method, params, max_new_tokens=3)])
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
+    return distance({output: weight for (output,), weight in found.items()}, plain_law(law, params, prompt, 3))
+
+
+CASES = [
+    *((mode, "temperature 1", 2) for mode in MODES),
+    *((mode, params, 3) for mode in ("sampled", "chain") for params in ("top-k", "processor")),
+    ("chain", "frequency penalty", 3),
+]
+
+
+@pytest.mark.parametrize(("mode", "params", "vocabulary"), CASES)
+def test_every_mode_keeps_the_law(mode: str, params: str, vocabulary: int) -> None:
+    assert law_error("eagle3", mode, PARAMS[params], vocabulary) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "mode"), [("eagle", "tree"), ("eagle2", "sampled")])
+def test_heads_that_foretell_features_keep_the_law(name: str, mode: str) -> None:
+    assert law_error(name, mode, PARAMS["temperature 1"], 2) < 1e-6
+
+
+def test_a_prompt_of_one_token_keeps_the_law() -> None:
+    assert law_error("eagle3", "sampled", PARAMS["temperature 1"], 3, prompt=(1,)) < 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_come_with_the_rows_that_they_were_drawn_from(name: str) -> None:
+    """The chain's rows are the written network's distribution over its words, under the request's own sampler."""
+    target, tokens = table(12), [3, 1, 4, 1, 5]
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.3, seed=5)
+    head = head_of("eagle3" if name == "eagle3" else "eagle", target, 9)
+    made = build(name, Context(target, lambda: target, head=lambda *_: head), {"mode": "chain", "depth": 3})
+    sequence = started(made, target, tokens, params)
+    [tree] = made.drafter.propose([sequence], [Budget(3)])
+    assert len(tree) == 3
+    written = Written(head, target)
+    fused = written.fused(true_states(target, tokens, head.config.taps))
+    rows = written.rows(tokens, fused[:-1], tree.tokens[:2])
+    for at, logits in enumerate(rows):
+        whole = torch.full((12,), -torch.inf)
+        whole[head.words.ids] = logits
+        naive = plain_law(lambda _, whole=whole: whole, params, (*tokens, *tree.tokens[:at]), 1)  # type: ignore[misc]
+        right = torch.tensor([naive.get((token,), 0.0) for token in range(12)])
+        torch.testing.assert_close(tree.q_rows[at].dense(12), right, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------- greedy, in batches
+
+
+def answers(target: Target, method: Method, prompts: Seq[Seq[int]], new: int = 40) -> list[list[int]]:
+    """Each prompt decoded alone."""
+    found = []
+    for prompt in prompts:
+        decoder = Decoder(target)
+        one = decoder.submit(Request(tuple(prompt), method, max_new_tokens=new))
+        decoder.run()
+        found.append(one.tokens)
+    return found
+
+
+def nothing_left(method: Method) -> None:
+    drafter: Any = method.drafter
+    for part in getattr(drafter, "parts", (drafter,)):
+        if isinstance(part, FeatureDrafter):
+            assert not part._tracks
+            assert not part._growers
+
+
+@pytest.fixture(scope="module", params=["table", "dense", "generic"])
+def target(request: pytest.FixtureRequest) -> Target:
+    if request.param == "table":
+        return table(12)
+    model = tiny_model("llama")
+    return DenseTarget(draw(model)) if request.param == "dense" else HFTarget(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_answers_are_plain_decodings_in_a_batch_that_changes(target: Target, name: str) -> None:
+    rng = random.Random(1)
+    plain = build("none", Context(target, lambda: target))
+    made = [plain, *(method_of(name, target, target.vocab_size - 2, **MODES[mode]) for mode in ("tree", "what pays"))]
+    made.append(method_of(name, target, **MODES["sampled"]))
+    prompts = [[rng.randrange(target.vocab_size) for _ in range(rng.choice([1, 2, 9, 30]))] for _ in range(8)]
+    right = answers(target, plain, prompts)
+    decoder, running = Decoder(target), []
+    for at, prompt in enumerate(prompts):
+        running.append(decoder.submit(Request(tuple(prompt), made[at % 4], max_new_tokens=40)))
+        decoder.step()
+    decoder.run()
+    assert [one.tokens for one in running] == right
+    assert sum(one.metrics.drafted for one in running) > 100
+    for method in made[1:]:
+        nothing_left(method)
+
+
+def rounds_of(target: Target, method: Method, prompts: Seq[Seq[int]], together: bool) -> list[list[list[int]]]:
+    """Tokens of every tree that was proposed, by request."""
+    decoder = Decoder(target)
+    running: list[Generation] = []
+    for prompt in prompts:
+        params = SamplingParams(temperature=1.0, seed=len(running))
+        running.append(decoder.submit(Request(tuple(prompt), method, params, max_new_tokens=20, trace=True)))
+        if not together:
+            decoder.run()
+    decoder.run()
+    return [[one.tree.tokens for one in each.rounds] for each in running]
+
+
+@pytest.mark.parametrize("mode", ["tree", "what pays", "sampled", "chain"])
+def test_a_batch_drafts_what_each_would_alone(target: Target, mode: str) -> None:
+    method = method_of("eagle3", target, **MODES[mode])
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8], [9, 7, 9, 3, 2, 3, 8]]
+    assert rounds_of(target, method, prompts, True) == rounds_of(target, method, prompts, False)
+
+
+def test_a_head_that_knows_the_target_is_accepted() -> None:
+    """The target's next token is a function of the last, and the head is made to know it."""
+    target = TableTarget(
+        12, lambda path: 9.0 * torch.nn.functional.one_hot(torch.tensor((path[-1] * 5 + 3) % 12), 12).float()
+    )
+    head = knowing(target)
+    method = build(
+        "eagle2", Context(target, lambda: target, head=lambda *_: head), {"nodes": 6, "depth": 3, "width": 3}
+    )
+    decoder = Decoder(target)
+    one = decoder.submit(Request((1, 2), method, max_new_tokens=40))
+    decoder.run()
+    assert one.metrics.accepted / one.metrics.rounds > 2.0
+
+
+def knowing(target: Target) -> Any:
+    """An ``eagle`` head whose joint turns an embedding into the logits after it, and whose layer adds nothing."""
+    head = head_of("eagle", target)
+    for weight in head.parameters():
+        weight.data.zero_()
+    for token in range(12):
+        head.fc.weight.data[(token * 5 + 3) % 12, token] = 9.0
+    return head
+
+
+# ------------------------------------------------------------------------------------- what befalls a request
+
+
+def started(method: Method, target: Target, tokens: Seq[int], params: SamplingParams | None = None) -> Sequence:
+    sequence = target.sequence(tokens, params)
+    method.drafter.begin(sequence)
+    target.prefill([sequence], method.drafter.taps, method.drafter.on_prefill)
+    return sequence
+
+
+def told(method: Method, target: Target, sequence: Sequence, tree: TokenTree, path: Seq[int], token: int) -> None:
+    """A round in which ``tree``, whoever drafted it, was scored, and ``path`` and ``token`` committed."""
+    scores = target.score([(sequence, tree)], method.drafter.taps)
+    target.commit(scores, [list(path)])
+    sequence.tokens += [*(tree.tokens[node] for node in path), token]
+    method.drafter.observe([sequence], [scores[0]], [Verdict(tuple(path), token)])
+
+
+def fresh_draft(name: str, target: Target, tokens: Seq[int]) -> TokenTree:
+    """What a drafter says that was given all tokens as a prompt."""
+    method = method_of(name, target, **MODES["tree"])
+    [tree] = method.drafter.propose([started(method, target, tokens)], [Budget(2, 3, 2)])
+    return tree
+
+
+def same(one: TokenTree, other: TokenTree) -> None:
+    """The same tokens; estimates have learned meanwhile."""
+    assert {tuple(one.path_tokens(node)) for node in range(len(one))} == {
+        tuple(other.path_tokens(node)) for node in range(len(other))
+    }
+
+
+@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
+def test_rounds_of_others_keep_it_in_step(target: Target, name: str) -> None:
+    """It was not asked, or another's tree was scored: later drafts are those of a drafter that saw the whole text."""
+    method = method_of(name, target, **MODES["tree"])
+    sequence = started(method, target, [3, 1, 4, 1, 5])
+    tree = TokenTree()
+    first = tree.add(ROOT, 9)
+    tree.add(ROOT, 7)
+    second = tree.add(first, 2)
+    tree.add(first, 6)
+    third = tree.add(second, 8)
+    told(method, target, sequence, tree, (first, second, third), 6)
+    told(method, target, sequence, TokenTree(), (), 11)
+    method.drafter.propose([sequence], [Budget(2, 3, 2)])
+    told(method, target, sequence, TokenTree.chain([4, 4]), (0,), 2)
+    assert sequence.tokens == [3, 1, 4, 1, 5, 9, 2, 8, 6, 11, 4, 2]
+    drafter: Any = method.drafter
+    drafter._memories.open(sequence)  # the rates of a fresh one
+    [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
+    same(tree, fresh_draft(name, target, sequence.tokens))
+
+
+def test_proposing_again_proposes_the_same(target: Target) -> None:
+    method = method_of("eagle3", target, **MODES["tree"])
+    sequence = started(method, target, [3, 1, 4, 1, 5])
+    first = method.drafter.propose([sequence], [Budget(2, 3, 2)])[0]
+    assert len(method.drafter.propose([sequence], [Budget(0)])[0]) == 0
+    again = method.drafter.propose([sequence], [Budget(2, 3, 2)])[0]
+    assert (first.tokens, first.parents) == (again.tokens, again.parents)
+    assert len(first) == 3
+
+
+@pytest.mark.parametrize("kept", [12, 11, 10, 6, 1])
+def test_a_rewound_request_drafts_as_one_that_began_there(target: Target, kept: int) -> None:
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    method = method_of("eagle3", target, **MODES["tree"])
+    drafter: Any = method.drafter
+    for after in ([], [7], [7, 10, 0]):
+        sequence = started(method, target, tokens)
+        drafter.propose([sequence], [Budget(2, 3, 2)])
+        sequence.tokens[kept:] = after
+        if target.length(sequence.kv) > (rows := min(kept, len(sequence.tokens) - 1)):
+            sequence.kv = target.truncate(sequence.kv, rows)
+        drafter.rewind(sequence, kept)
+        target.prefill([sequence], drafter.taps, drafter.on_prefill)
+        [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
+        same(tree, fresh_draft("eagle3", target, sequence.tokens))
+        drafter.end(sequence)
+    nothing_left(method)
+
+
+def test_a_request_that_is_rewound_far_begins_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of long ago are forgotten: no draft in the next round, then drafts from what is known."""
+    monkeypatch.setattr(feature, "RECENT", 2)
+    target = table(12)
+    method = method_of("eagle3", target, **MODES["tree"])
+    drafter: Any = method.drafter
+    sequence = started(method, target, [at % 12 for at in range(20)])
+    drafter.propose([sequence], [Budget(2, 3, 2)])
+    del sequence.tokens[6:]
+    sequence.kv = target.truncate(sequence.kv, 5)
+    drafter.rewind(sequence, 6)
+    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 0
+    told(method, target, sequence, TokenTree(), (), 7)
+    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 3
+    told(method, target, sequence, TokenTree(), (), 3)
+    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 3
+
+
+def test_a_fork_goes_its_own_way(target: Target) -> None:
+    method = method_of("eagle3", target, **MODES["tree"])
+    drafter: Any = method.drafter
+    one = started(method, target, [3, 1, 4, 1, 5, 9, 2, 6])
+    drafter.propose([one], [Budget(2, 3, 2)])
+    twin = target.sequence(one.tokens[:7], kv=target.fork(one.kv, 6))
+    drafter.fork(one, twin)
+    told(method, target, twin, TokenTree(), (), 10)
+    told(method, target, one, TokenTree(), (), 2)
+    for sequence, tree in zip((one, twin), drafter.propose([one, twin], [Budget(2, 3, 2)] * 2), strict=True):
+        same(tree, fresh_draft("eagle3", target, sequence.tokens))
+    drafter.end(one)
+    drafter.end(twin)
+    nothing_left(method)
+
+
+def test_states_are_kept_until_they_are_rows_and_not_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature, "CHUNK", 16)
+    monkeypatch.setattr(feature, "RECENT", 4)
+    target = table(12)
+    method = method_of("eagle3", target, **MODES["tree"])
+    drafter: Any = method.drafter
+    tokens = [(at * at + 3) % 12 for at in range(120)]
+    sequence = started(method, target, tokens)
+    for at in range(60):  # never asked
+        told(method, target, sequence, TokenTree(), (), at % 12)
+        assert len(drafter._tracks[sequence].states) <= 16 + 2 * 4 + 1
+    [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
+    assert len(drafter._tracks[sequence].states) <= 2 * 4
+    monkeypatch.undo()
+    same(tree, fresh_draft("eagle3", target, sequence.tokens))
+
+
+@pytest.mark.parametrize("name", ["merge", "cascade"])
+def test_it_drafts_beside_others(name: str) -> None:
+    target = table(12)
+    head = head_of("eagle3", target)
+    context = Context(target, lambda: target, head=lambda *_: head)
+    settings = {"parts": ("pld", "eagle3"), "settings": {"eagle3": MODES["tree"], "pld": {"length": 3}}}
+    combined, plain = build(name, context, settings), build("none", context)
+    prompts = [[1, 2, 1, 2, 1], [7], [3, 3, 3]]
+    assert answers(target, combined, prompts) == answers(target, plain, prompts)
+    nothing_left(combined)
+    law = random_table(3, 1, sharpness=1.0)
+    small = TableTarget(3, law)
+    head = head_of("eagle3", small, 2)
+    settings["settings"] = {"eagle3": MODES["chain"], "pld": {"length": 1}}
+    combined = build(name, Context(small, lambda: small, head=lambda *_: head), settings)
+    params = SamplingParams(temperature=1.0)
+    found = whole_law(small, [Request((0, 0), combined, params, max_new_tokens=3)])
+    assert distance({out: weight for (out,), weight in found.items()}, plain_law(law, params, (0, 0), 3)) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------ growing paths
+
+
+def grown(budget: Budget, rows: Any, **settings: Any) -> tuple[Paths, list[list[tuple[int, int]]]]:
+    """A draft over six words (ids 10 to 15) whose logits after a path of words are ``rows(path)``; what was run."""
+    paths = Paths(
+        budget, Calibration(by_confidence if settings.get("confident", True) else by_rank), range(10, 16), **settings
+    )
+    known: list[tuple[int, ...]] = [()]
+    asked: list[tuple[int, ...]] = [()]
+    levels = []
+    while asked:
+        wanted = paths.take(torch.stack([rows(path) for path in asked]))
+        asked = [(*known[row], token - 10) for row, token in wanted]
+        known += asked
+        levels.append(wanted)
+    return paths, levels
+
+
+def words(path: tuple[int, ...]) -> Tensor:
+    return random_table(6, 4, order=2, sharpness=1.5)(path)
+
+
+def best_paths(depth: int, width: int) -> list[tuple[float, tuple[int, ...]]]:
+    """All paths of the likeliest ``width`` words a node, by probability."""
+    level: dict[tuple[int, ...], float] = {(): 1.0}
+    found: dict[tuple[int, ...], float] = {}
+    for _ in range(depth):
+        level = {
+            (*path, word): before * float(p)
+            for path, before in level.items()
+            for p, word in zip(*map(Tensor.tolist, words(path).softmax(-1).topk(width)), strict=True)
+        }
+        found |= level
+    return sorted(((p, path) for path, p in found.items()), reverse=True)
+
+
+@pytest.mark.parametrize(("depth", "width", "nodes"), [(1, 3, 9), (2, 2, 4), (3, 3, 9), (4, 2, 6)])
+def test_the_most_probable_paths_are_drafted(depth: int, width: int, nodes: int) -> None:
+    paths, _ = grown(Budget(depth, nodes, width), words, expand=64)
+    tree = paths.tree()
+    right = best_paths(depth, width)[:nodes]
+    assert {tuple(token - 10 for token in tree.path_tokens(node)) for node in range(len(tree))} == {p for _, p in right}
+    assert tree.estimates == sorted(tree.estimates, reverse=True)
+    assert tree.estimates == pytest.approx([p for p, _ in right], rel=1e-4)
+
+
+def test_a_level_runs_few_nodes_and_passed_over_ones_come_later() -> None:
+    paths, levels = grown(Budget(3, 12, 3), words, expand=2)
+    assert [len(level) for level in levels[:3]] == [2, 2, 2]
+    assert len(paths.tree()) == 12
+
+
+def test_temperature_flattens_what_is_promised() -> None:
+    cold, _ = grown(Budget(1, 6, 6), words, warmth=1.0)
+    warm, _ = grown(Budget(1, 6, 6), words, warmth=0.5)
+    right = (0.5 * words(())).softmax(-1).sort(descending=True).values.tolist()
+    assert warm.tree().estimates == pytest.approx(right, rel=1e-4)
+    assert cold.tree().estimates[0] > warm.tree().estimates[0]
+
+
+def certain(path: tuple[int, ...]) -> Tensor:
+    return torch.tensor([8.0, 0, 0, 0, 0, 0])
+
+
+def test_drafts_end_where_they_do_not_pay() -> None:
+    cheap = tuple(1.0 + 0.01 * count for count in range(9))
+    dear = tuple(1.0 + 0.9 * count for count in range(9))
+    paths, levels = grown(Budget(8, 8, 3, prices=cheap), certain, level=0.01)
+    assert max(paths.tree().depths) == 8
+    paths, levels = grown(Budget(8, 8, 3, prices=dear), certain, level=0.01)
+    assert len(levels) <= 2
+    assert len(paths.tree()) <= 1
+    _, levels = grown(Budget(8, 8, 3, prices=cheap), certain, level=5.0)
+    assert levels == [[]], "a level that costs more than it can bring is not run"
+    unsure, levels = grown(Budget(8, 8, 3, prices=dear), lambda path: torch.zeros(6), level=0.01)
+    assert levels == [[]]
+    assert len(unsure.tree()) == 0
+
+
+def test_a_threshold_stops_where_the_drafter_is_unsure() -> None:
+    def rows(path: tuple[int, ...]) -> Tensor:
+        return certain(path) if len(path) < 2 else torch.zeros(6)
+
+    paths, _ = grown(Budget(6, 8, 1, confidence=0.9), rows)
+    assert paths.tree().tokens == [10, 10]
+
+
+def test_rates_are_learned_by_what_was_committed() -> None:
+    rates = Calibration(by_confidence)
+    for _ in range(40):
+        paths = Paths(Budget(2, 4, 2), rates, range(10, 16), expand=2)
+        wanted = paths.take(certain(())[None])
+        paths.take(torch.stack([certain(())] * len(wanted)))
+        before = paths.tree().estimates[0]
+        paths.learn([11, 10])  # never what it is sure of
+    assert before < 0.4
+    ranks = Calibration(by_rank)
+    for _ in range(40):
+        paths = Paths(Budget(1, 4, 3), ranks, range(10, 16), confident=False)
+        paths.take(torch.tensor([[3.0, 2.0, 1.0, 0.0, 0.0, 0.0]]))
+        paths.learn([12])
+    order = paths.tree().tokens
+    assert order[0] == 12, "by rank it is the third that comes"
+
+
+def test_a_fixed_shape_does_not_look_at_probabilities() -> None:
+    sure, _ = grown(Budget(3, 8, 3), certain, confident=False)
+    unsure, _ = grown(Budget(3, 8, 3), lambda path: torch.arange(6.0).flip(0) * 0.01, confident=False)
+    assert sure.tree().parents == unsure.tree().parents
+
+
+def test_kinds_lie_between_their_edges() -> None:
+    assert len(CENTRES) == len(EDGES) + 1
+    for low, centre, high in zip((0.0, *EDGES), CENTRES, (*EDGES, 1.0), strict=True):
+        assert low < centre < high
+    assert feature_growth.by_rank((1, 99)) == feature_growth.RANKS[-1]
+
+
+def test_a_forward_serves_a_whole_batch() -> None:
+    """Catching up and every level are one forward each, however many requests there are."""
+    target = table(12)
+    method = method_of("eagle3", target, nodes=4, depth=2, width=2)
+    drafter: Any = method.drafter
+    sequences = [started(method, target, tokens) for tokens in ([3, 1, 4], [5, 9, 2, 6, 5], [3, 5, 8, 9])]
+    calls: list[int] = []
+    run = drafter.net.stack.run
+    drafter.net.stack.run = lambda batch, **more: calls.append(len(batch)) or run(batch, **more)  # type: ignore[func-returns-value]
+    drafter.propose(sequences, [Budget(2, 4, 2)] * 3)
+    assert calls == [3, 3]
+
+
+def test_plain_decoding_reads_no_states() -> None:
+    assert NoDraft().taps == ()
+    assert method_of("eagle3", table(12)).drafter.taps
