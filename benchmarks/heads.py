@@ -31,8 +31,7 @@ from outpace.bench.settings import BenchSettings
 from outpace.bench.words import number, percent, times
 from outpace.cli.output import advancing, to_json, write_whole
 from outpace.errors import BadInput
-from outpace.heads.checkpoint import load
-from outpace.heads.shipped import shipped
+from outpace.heads.shipped import load_any, shipped
 from outpace.heads.untrained import as_training_begins
 from outpace.method import find
 from outpace.models import Model
@@ -74,7 +73,7 @@ def subjects_of(
     facts: dict[str, dict[str, Any]] = {}
     for one in named:
         folder, settings = split_settings(one)
-        head = load(folder, model.target)
+        head = load_any(folder, model.target)
         methods = choose_methods(head.config.kind, None, model.context(head.config.kind))
         kinds = {method: taken(method, settings) for method in methods}
         again = any(one["kind"] == head.config.kind for one in facts.values())

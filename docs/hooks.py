@@ -9,6 +9,7 @@ from outpace.certify.exact import tiny_context
 from outpace.drafters.base import Proposal
 from outpace.errors import BadInput
 from outpace.heads.base import kinds
+from outpace.heads.layouts.base import layouts
 from outpace.method import methods, rules
 from outpace.training.evaluate import methods_of
 
@@ -24,7 +25,8 @@ KINDS = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
-    for name, table in (("methods", methods_table), ("rules", rules_table), ("heads", heads_table)):
+    tables = {"methods": methods_table, "rules": rules_table, "heads": heads_table, "layouts": layouts_table}
+    for name, table in tables.items():
         if (mark := f"<!-- table: {name} -->") in markdown:
             markdown = markdown.replace(mark, table())
     return markdown
@@ -60,6 +62,16 @@ def heads_table() -> str:
             for key, field in head.Options.model_fields.items()
         )
         rows.append(f"| `{name}` | {users} | {head.paper} | {settings} |")
+    return "\n".join(rows)
+
+
+def layouts_table() -> str:
+    """Every layout of other engines, and the kinds of heads that it is read and written for."""
+    rows = ["| layout | heads | |", "|---|---|---|"]
+    rows += [
+        f"| `{name}` | {', '.join(f'`{kind}`' for kind in layout.kinds)} | {'' if layout.writes else 'read only'} |"
+        for name, layout in layouts().items()
+    ]
     return "\n".join(rows)
 
 

@@ -72,10 +72,10 @@ def eval_head(
     machine = Machine(model, None, dtype, device, threads)
     from outpace.bench.prompts import load_prompts
     from outpace.bench.settings import BenchSettings
-    from outpace.heads.checkpoint import read_config
+    from outpace.heads.shipped import kind_at
     from outpace.sampling import SamplingParams
 
-    read_config(folder)  # what is no head is said before a model is loaded for it
+    kind_at(folder)  # what is no head is said before a model is loaded for it
     machine.check()
     questions = load_prompts(prompts, limit)
     settings = BenchSettings(
@@ -110,7 +110,7 @@ def _measured(
     """Load, build, decode."""
     from outpace.bench.rows import plain_figures
     from outpace.cli.session import choose_methods
-    from outpace.heads.checkpoint import load
+    from outpace.heads.shipped import load_any
     from outpace.heads.untrained import as_training_begins
     from outpace.training.bigram import Bigrams
     from outpace.training.evaluate import (
@@ -123,7 +123,7 @@ def _measured(
     from outpace.training.evaluate import choose_methods as fitting
 
     model, _ = machine.load()
-    head = load(folder, model.target)
+    head = load_any(folder, model.target)
     names = fitting(head.config.kind, method, model.context(head.config.kind))
     chosen = choose_methods(names, param, None, settings.params).settings
     subjects = head_subjects(model, head, chosen)

@@ -1,6 +1,6 @@
 """What a trained head is worth: accepted length by position and by task, by decoding with the target.
 
-    subjects = head_subjects(model, load(Path("my_head"), model.target), {"eagle3": {}})
+    subjects = head_subjects(model, load_any(Path("my_head"), model.target), {"eagle3": {}})
     result = evaluate(model, subjects, load_prompts(), BenchSettings(max_new_tokens=64))
     print(result["drafters"][0]["mean_acceptance_length"])
 
@@ -26,11 +26,12 @@ from outpace.bench.settings import BenchSettings, Progress
 from outpace.decoding import Decoder, Request
 from outpace.errors import BadInput, OutpaceError
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import PROVENANCE, WEIGHTS
+from outpace.heads.checkpoint import PROVENANCE
 from outpace.method import Context, Method, MethodInfo, build, configured, find, methods
 from outpace.models.base import Model
 from outpace.training.bigram import Bigrams, bigram_method
 from outpace.training.shards import write_atomically
+from outpace.training.trainer import STATE
 
 FIGURES = (
     "tokens",
@@ -192,7 +193,7 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
         "kind": config.kind,
         "target": config.target.name,
         "parameters": sum(weight.numel() for weight in head.parameters()),
-        "bytes": (folder / WEIGHTS).stat().st_size,
+        "bytes": sum(one.stat().st_size for one in folder.iterdir() if _holds_weights(one)),
         "vocabulary": config.vocabulary,
         "rank": config.rank,
         "layers": config.layers,
@@ -200,6 +201,11 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
         "options": config.options,
         "training": provenance(folder),
     }
+
+
+def _holds_weights(path: Path) -> bool:
+    """Of whatever layout; the state of a run is not the head."""
+    return path.suffix in (".safetensors", ".bin", ".pt") and path.name not in (STATE, "training_args.bin")
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
