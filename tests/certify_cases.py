@@ -28,9 +28,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "lookahead": [{"text": False}],
     "metasd": [{"policy": "exp3"}],
     "hsd": [{"handover": "variable"}],
-    "eagle2": [{"mode": "sampled", "branching": (2, 1)}, {"mode": "chain"}],
-    "eagle3": [{"mode": "sampled", "branching": (2, 1)}, {"mode": "chain"}],
+    "eagle2": [{"mode": "chain"}],
+    "eagle3": [{"mode": "sampled", "branching": (2,)}, {"mode": "chain"}],
     "medusa": [{"tree": "sparse"}],
+    "dflash": [{"sampled": False}],
+    "pard2": [{"features": False}, {"sampled": True}],
     "distill": [{"width": 1}, {"draft": "sampled"}, {"draft": "sampled-tree", "branching": (2, 1)}],
 }
 """Settings beside the registered tiny ones that change what is drafted or how."""
