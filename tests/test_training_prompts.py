@@ -32,7 +32,11 @@ def write(path: Path, *rows: object) -> Path:
     [
         ({"turns": ["one", "two"]}, ("one", "two"), ""),
         ({"id": 3, "prompt": "what?", "answer": "that"}, ("what?",), ""),
-        ({"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]}, ("hi",), "be kind"),
+        (
+            {"messages": [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]},
+            ("hi",),
+            "be kind",
+        ),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, ("q",), ""),
         ({"prompt": [{"role": "user", "content": "listed"}]}, ("listed",), ""),
         ({"instruction": "Shorten.", "input": "A long text.", "output": "x"}, ("Shorten.\n\nA long text.",), ""),
@@ -46,7 +50,9 @@ def test_columns_are_found(row: object, texts: tuple[str, ...], system: str) -> 
     assert (found.texts, found.system) == (texts, system)
 
 
-@pytest.mark.parametrize("row", [{"label": 3}, {"prompt": ""}, {"turns": []}, {"turns": [1, 2]}, 7, None, {"messages": [{}]}])
+@pytest.mark.parametrize(
+    "row", [{"label": 3}, {"prompt": ""}, {"turns": []}, {"turns": [1, 2]}, 7, None, {"messages": [{}]}]
+)
 def test_rows_without_a_prompt_are_passed_over(row: object) -> None:
     assert row_of(row, 1) is None
 
@@ -126,7 +132,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="no usable rows: its columns are label"):
         list(source("owner/name"))
     hub(monkeypatch, [], load=ConnectionError("no route\nto the hub"))
-    with pytest.raises(BadInput, match="no file 'owner/name'.*no route") as caught:
+    with pytest.raises(BadInput, match=r"no file 'owner/name'.*no route") as caught:
         source("owner/name")
     assert "\n" not in str(caught.value)
 
@@ -163,7 +169,9 @@ def test_short_bench_prompts_are_overlaps_too() -> None:
 
 
 def test_bench_prompts_and_excluded_files_overlap(tmp_path: Path) -> None:
-    overlap = Overlap(bench_texts([write(tmp_path / "x.jsonl", {"turns": ["first", "a second turn that is kept out"]})]))
+    overlap = Overlap(
+        bench_texts([write(tmp_path / "x.jsonl", {"turns": ["first", "a second turn that is kept out"]})])
+    )
     assert all(turn in overlap for prompt in load_prompts() for turn in prompt.turns)
     assert "a second turn that is kept out" in overlap
     assert "How do I water a cactus that lives on my balcony all year?" not in overlap

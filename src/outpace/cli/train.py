@@ -364,6 +364,7 @@ class _Job:
         from outpace.machine import describe
 
         progress = trainer.progress
+        history = [[step, round(loss, 5)] for step, loss in progress.history]
         made = {
             "command": self.command(model.name),
             "data": collected.public(),
@@ -374,7 +375,7 @@ class _Job:
             "seconds": round(progress.seconds, 1),
             "skipped_steps": progress.skipped,
             "held_out": {name: round(value, 5) for name, value in trainer.evaluate().items()},
-            "history": [[step, round(loss, 5)] for step, loss in progress.history],
+            "history": history,
             "machine": describe(),
         }
         try:

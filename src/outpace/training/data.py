@@ -191,7 +191,9 @@ class Collector:
         self._seen = self._known()
         self._given = self._in_turns([iter(one) for one in wish.sources])
         self._given_left = bool(wish.sources)
-        self._vain = 0
+        self._turns: list[Ask] = []
+        self._written = False
+        self._vain = self._owned = 0
         self.state = Collected(shards.answer_tokens(), len(self._answered))
 
     def _known(self) -> Seen:
@@ -263,7 +265,7 @@ class Collector:
             return True
         if self.wish.self_written == 0.0:
             return False
-        self._take_own()
+        self._take_own(1 if 0.0 < share < 1.0 and self._given_left else count)
         return True
 
     def _take_given(self, count: int) -> None:
@@ -277,18 +279,30 @@ class Collector:
                 self.log.write([self._judged(ask)])
                 taken += 1
 
-    def _take_own(self) -> None:
-        before = len(self.log.asks)
-        start = self.log.turns
-        found = self._own.turns(start, _TURNS, self.wish.together)
-        entries = [self._judged(ask) for ask in found if (ask.origin, ask.key) not in self.log.looked_at]
-        self.log.write([*entries, {"turns": start + _TURNS}])
-        self._vain = 0 if len(self.log.asks) > before else self._vain + 1
-        if self._vain >= _VAIN:
-            raise BadInput(
-                f"the model wrote no users' turns that can be used ({_VAIN * _TURNS} were asked for); "
-                "give prompts: --prompts FILE"
-            )
+    def _take_own(self, count: int) -> None:
+        """Judge up to ``count`` of the turns that the model has written; none where it must write some first."""
+        if not self._turns:
+            self._write_turns()
+        some, self._turns = self._turns[:count], self._turns[count:]
+        self.log.write([self._judged(ask) for ask in some])
+
+    def _write_turns(self) -> None:
+        """Let the model write the next turns. The log says so when they are used up: till then they can be made again.
+
+        Raises BadInput when none of the last ones could be used.
+        """
+        if self._written:
+            self.log.write([{"turns": self.log.turns + _TURNS}])
+            self._vain = 0 if self.log.own > self._owned else self._vain + 1
+            if self._vain >= _VAIN:
+                raise BadInput(
+                    f"the model wrote no users' turns that can be used ({_VAIN * _TURNS} were asked for); "
+                    "give prompts: --prompts FILE"
+                )
+        self._owned = self.log.own
+        found = self._own.turns(self.log.turns, _TURNS, self.wish.together)
+        self._turns = [ask for ask in found if (ask.origin, ask.key) not in self.log.looked_at]
+        self._written = True
 
     def _judged(self, ask: Ask) -> dict[str, Any]:
         """The log's line for a candidate; one that is taken counts as seen from here on."""

@@ -9,6 +9,7 @@ loss or gradients are not finite changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -194,8 +195,9 @@ class Trainer:
         for group, base in zip(groups, self._rates, strict=True):
             group["lr"] = base * rate
         self.head.train()
-        found = self._losses(batch)
-        torch.autograd.backward(found["loss"])
+        with self._chance(self.progress.step + 1):
+            found = self._losses(batch)
+            torch.autograd.backward(found["loss"])
         self.progress.step += 1
         self.progress.tokens += int(batch.answer.sum())
         for weight, copy in self._copies:
@@ -232,6 +234,13 @@ class Trainer:
         for weight, copy in self._copies:
             weight.copy_(copy)
 
+    @contextlib.contextmanager
+    def _chance(self, number: int) -> Iterator[None]:
+        """What a head draws at random depends on the seed and the step alone, so a run that goes on draws the same."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed((self.schedule.seed * 1_000_003 + number) % 2**63)
+            yield
+
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         moved = Batch(
             batch.tokens.to(self.device),
@@ -251,9 +260,11 @@ class Trainer:
         self._evaluated = self.progress.step
         sums: dict[str, float] = {}
         weight = 0
-        for batch in self.data.held_out():
+        for number, batch in enumerate(self.data.held_out()):
             count = int(batch.answer.sum())
-            for name, value in self._losses(batch).items():
+            with self._chance(-1 - number):
+                losses = self._losses(batch)
+            for name, value in losses.items():
                 sums[name] = sums.get(name, 0.0) + count * float(value)
             weight += count
         if not weight:
