@@ -9,7 +9,8 @@ blocks x + SiLU(W x + b), which begin as the identity, so that every head begins
 outputs are each added to the state.
 
 Ours, beside the papers: heads learn the target's distribution, not its token alone; an LM head is not each head's own.
-The feed-forward layer is as wide as the head's size says, where the paper multiplies its width by the number of heads.
+The feed-forward layer of ``bpd`` is as wide as the dial for size says, whatever the number of heads; a ``medusa`` head
+grows by ``layers``.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ class ParallelHeads(Head):
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         said, place = teacher.says(batch)
-        # A draft begins behind a token of which no state is known: it is the first that a head may be asked for.
-        wanted = shifted(batch.answer, 2)
-        normed = teacher.norm(batch.states[teacher.final][wanted])
+        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        # A draft begins behind a token of which no state is known: a state's first draft token is two positions on.
+        first = alive = shifted(wanted, 2)
+        normed = teacher.norm(batch.states[teacher.final][first])
         states = self.said(normed.to(next(self.parameters()).dtype))
         total, weights = torch.zeros((), device=normed.device), 0.0
         found: dict[str, Tensor] = {}
         for index in range(self.options.heads):
-            there = shifted(batch.answer, 2 + index)[wanted]
-            places = shifted(place, 1 + index)[wanted][there]
-            loss, hits = soft_cross_entropy(states[there, index], self.words, said, places)
+            alive = alive & shifted(wanted, 2 + index)
+            places = shifted(place, 1 + index)[alive]
+            loss, hits = soft_cross_entropy(states[alive[first], index], self.words, said, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight
             found[f"agree_{index + 1}"] = hits
