@@ -1,0 +1,106 @@
+"""What the tests of draft LMs share: heads without training, text of a toy target, exact laws of what they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.decoding import Decoder, Request
+from outpace.heads.base import Batch, Head, Teacher
+from outpace.heads.untrained import random_head
+from outpace.method import Context, Method, build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.target import DenseTarget
+from outpace.targets.hf import HFTarget
+from outpace.targets.table import TableTarget, random_table
+from outpace.training.trainer import teacher_of
+from support import NeverTwice, round_error
+from target_suite import tiny_model
+
+TARGETS = {"dense": lambda: DenseTarget(draw(tiny_model("llama"))), "hf": lambda: HFTarget(tiny_model("llama"))}
+PARAMS = {
+    "temperature 1": SamplingParams(temperature=1.0),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.7),
+    "repetition penalty": SamplingParams(temperature=1.0, repetition_penalty=1.7),
+    "banned": SamplingParams(temperature=1.0, logit_bias={2: float("-inf")}),
+    "processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+    "greedy": SamplingParams(),
+}
+
+
+def context(target: Target, head: Head) -> Context:
+    """A context in which this head was named."""
+    return Context(target, lambda: target, head=lambda *kinds: head)
+
+
+def law_error(kind: str, name: str, settings: dict[str, Any], params: SamplingParams, words: int, rank: int) -> float:
+    """How far one round and what follows it is from plain decoding, over three tokens of which some are words."""
+    table = random_table(3, 1, sharpness=1.0)
+    target = TableTarget(3, table)
+    head = random_head([kind], target, seed=3, vocabulary=words, rank=rank, options={"layers": 1})
+    return round_error(build(name, context(target, head), settings), params, table=table, prompt=(0, 2, 1))
+
+
+def answers(target: Target, method: Method, prompts: Seq[Seq[int]], params: SamplingParams, count: int) -> list[Any]:
+    """The prompts decoded as one batch."""
+    decoder = Decoder(target)
+    running = [decoder.submit(Request(tuple(one), method, params, max_new_tokens=count)) for one in prompts]
+    decoder.run()
+    return running
+
+
+def text(target: TableTarget, rows: int = 8, length: int = 24, prompt: int = 4, seed: int = 0) -> Batch:
+    """Conversations whose answers are the target's likeliest tokens, with its states, of several lengths."""
+    draws = torch.Generator().manual_seed(seed)
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    states = {layer: torch.zeros(rows, length, target.vocab_size) for layer in range(target.num_layers + 1)}
+    real, answer = torch.zeros(rows, length, dtype=torch.bool), torch.zeros(rows, length, dtype=torch.bool)
+    for row in range(rows):
+        size, said = length - row % 3, prompt + row % 2
+        path = torch.randint(target.vocab_size, (said,), generator=draws).tolist()
+        while len(path) < size:
+            path.append(int(target.table(tuple(path)).argmax()))
+        tokens[row, :size] = torch.tensor(path)
+        real[row, :size], answer[row, said:size] = True, True
+        sequence = target.sequence([*path, 0])
+
+        def keep(_: Any, position: int, taps: Any, row: int = row) -> None:
+            for layer, found in taps.items():
+                states[layer][row, position : position + len(found)] = found
+
+        target.prefill([sequence], tuple(states), keep)
+    return Batch(tokens, states, real, answer)
+
+
+def trained(
+    head: Head, target: Target, batch: Batch, steps: int = 60, rate: float = 0.02
+) -> tuple[Teacher, list[float]]:
+    """Train on one batch; returns the teacher and the loss of every step."""
+    teacher = teacher_of(target, head, torch.device("cpu"))
+    head.requires_grad_(True).train()
+    optimiser = torch.optim.Adam(head.parameters(), lr=rate)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = head.losses(batch, teacher)["loss"]
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    head.requires_grad_(False).eval()
+    return teacher, losses
+
+
+def taps_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, Tensor]:
+    """The states of all tokens but the last, (tokens - 1, hidden) by layer."""
+    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    sequence = target.sequence(tokens)
+    target.prefill(
+        [sequence], tuple(layers), lambda _, at, taps: [found[one].append(taps[one].clone()) for one in taps]
+    )
+    target.close(sequence.kv)
+    return {layer: torch.cat(pieces) for layer, pieces in found.items()}

@@ -1,0 +1,324 @@
+"""PARD-2: exact laws, the same network in training and beside a target, masks and weights, with states and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill_support import PARAMS, TARGETS, answers, context, law_error, taps_of, text, trained
+from outpace.controllers.base import Budget
+from outpace.drafters.pard2 import CATCH_UP, RECENT, ParallelDraft
+from outpace.heads.base import TargetFacts, find_kind, parameters, plan
+from outpace.heads.pard2 import FLOOR, Masks, Pard2, reach
+from outpace.heads.untrained import random_head
+from outpace.heads.words import Words
+from outpace.method import build
+from outpace.sampling import SamplingParams
+from outpace.targets.base import Target
+from outpace.targets.table import TableTarget, random_table
+from outpace.training.losses import Said, weighted_cross_entropy
+from outpace.training.trainer import teacher_of
+from target_suite import near
+
+MODES: dict[str, dict[str, Any]] = {
+    "tree": {"nodes": 4, "depth": 2, "width": 2},
+    "chain": {"nodes": 2, "depth": 2, "width": 1},
+    "without states": {"nodes": 4, "depth": 2, "width": 2, "features": False},
+    "sampled": {"nodes": 2, "depth": 2, "sampled": True, "width": 1},
+}
+
+
+def pard2(target: Target, vocabulary: int = 60, rank: int = 0, **options: Any) -> Pard2:
+    head = random_head(["pard2"], target, seed=4, vocabulary=vocabulary, rank=rank, options=options)
+    assert isinstance(head, Pard2)
+    return head
+
+
+# --------------------------------------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_mode_keeps_the_law(mode: str, name: str) -> None:
+    assert law_error("pard2", "pard2", MODES[mode], PARAMS[name], words=2, rank=0) < 1e-6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("words", "rank"), [(3, 0), (3, 2)])
+def test_other_vocabularies_keep_the_law(mode: str, words: int, rank: int) -> None:
+    assert law_error("pard2", "pard2", MODES[mode], PARAMS["temperature 1"], words, rank) < 1e-6
+
+
+@pytest.mark.parametrize("settings", [*MODES.values(), {}], ids=str)
+def test_a_trained_one_drafts_well_and_answers_stay_plain(settings: dict[str, Any]) -> None:
+    target = TableTarget(12, random_table(12, 8, order=1))
+    head = pard2(target, layers=1, ahead=3, anchors=1.0, keep=1.0, without=0.5)
+    trained(head, target, text(target))
+    prompts = [(1, 2), (7,), (3, 3, 3)]
+    plain = answers(target, build("none", context(target, head)), prompts, SamplingParams(), 40)
+    method = build("pard2", context(target, head), settings)
+    drafted = answers(target, method, prompts, SamplingParams(), 40)
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    assert sum(one.metrics.accepted for one in drafted) > 40
+    assert isinstance(method.drafter, ParallelDraft)
+    assert not method.drafter._requests
+
+
+# ------------------------------------------------------------------------------------------- beside the target
+
+
+def module_rows(head: Pard2, target: Target, tokens: Seq[int], count: int, *, features: bool = True) -> Tensor:
+    """What the network, as it is trained, says of ``count`` tokens after these: (count, Vd)."""
+    embedded = target.embed(torch.tensor(tokens)).clone().float()[None]
+    carried = torch.zeros_like(embedded)
+    if features and len(tokens) > 1:
+        taps = taps_of(target, tokens, head.config.taps)
+        carried[0, 1:] = head.fused([taps[tap].float() for tap in head.config.taps])
+    last = len(tokens) - 1
+    depths = torch.arange(1, count)
+    masks = Masks(
+        torch.tensor([[last]]), torch.ones(1, 1, dtype=torch.bool), torch.zeros(count - 1, dtype=torch.long), depths
+    )
+    hung = (head.mask + carried[:, last]).expand(1, count - 1, -1)
+    states = head.run(embedded + carried, hung, masks)
+    return head.words(head.norm(states[0, last:]))
+
+
+def drafted_rows(drafter: ParallelDraft, target: Target, tokens: Seq[int], count: int = 4) -> Tensor:
+    """What the drafter says of the tokens after a prompt."""
+    sequence = target.sequence(tokens)
+    drafter.begin(sequence)
+    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    found = drafter.rows([sequence], [count])[0]
+    assert found is not None
+    drafter.end(sequence)
+    return found
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("features", [True, False])
+@pytest.mark.parametrize("rank", [0, 6])
+def test_what_runs_beside_a_target_is_what_was_trained(kind: str, features: bool, rank: int) -> None:
+    target = TARGETS[kind]()
+    head = pard2(target, rank=rank)
+    drafter = ParallelDraft(head, target, features=features)
+    assert bool(drafter.taps) is features
+    for tokens in ([5, 60, 7, 88, 13, 2, 41], [9]):
+        near(drafted_rows(drafter, target, tokens), module_rows(head, target, tokens, 4, features=features))
+
+
+def test_the_targets_states_make_a_difference() -> None:
+    target = TARGETS["dense"]()
+    head = pard2(target)
+    tokens = [5, 60, 7, 88]
+    with_states, without = (
+        drafted_rows(ParallelDraft(head, target, features=on), target, tokens) for on in (True, False)
+    )
+    assert float((with_states - without).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_rows_after_some_rounds_are_those_of_the_whole_text(features: bool) -> None:
+    target = TARGETS["dense"]()
+    head = pard2(target)
+    method = build("pard2", context(target, head), {"nodes": 6, "depth": 3, "width": 2, "features": features})
+    drafter = method.drafter
+    assert isinstance(drafter, ParallelDraft)
+    seen = 0
+
+    def checked(sequences: Any, depths: Any) -> Any:
+        nonlocal seen
+        found = ParallelDraft.rows(drafter, sequences, depths)
+        for sequence, rows in zip(sequences, found, strict=True):
+            fresh = ParallelDraft(head, target, features=features)
+            near(rows, drafted_rows(fresh, target, sequence.tokens, depths[0]))
+            seen += 1
+        return found
+
+    drafter.rows = checked  # type: ignore[method-assign]
+    answers(target, method, [[4, 5, 6], [70, 3]], SamplingParams(temperature=1.0), 6)
+    assert seen > 4
+
+
+def test_a_batch_drafts_what_each_drafts_alone() -> None:
+    target = TARGETS["dense"]()
+    drafter = ParallelDraft(pard2(target), target, 3)
+    prompts = [[3, 4, 5], list(range(2, 2 + 3 * CATCH_UP)), [9]]
+    together, apart = ([target.sequence(one) for one in prompts] for _ in range(2))
+    for one in (*together, *apart):
+        drafter.begin(one)
+    target.prefill([*together, *apart], drafter.taps, drafter.on_prefill)
+    budget = Budget(3, 6, 3)
+    for tree, one in zip(drafter.propose(together, [budget] * 3), apart, strict=True):
+        alone = drafter.propose([one], [budget])[0]
+        assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
+
+
+def test_proposals_that_are_not_observed_leave_no_trace() -> None:
+    target = TARGETS["dense"]()
+    drafter = ParallelDraft(pard2(target), target, 3)
+    sequence = target.sequence([3, 4, 5, 6])
+    drafter.begin(sequence)
+    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    first = drafter.rows([sequence], [4])[0]
+    assert first is not None
+    again = drafter.rows([sequence], [4])[0]
+    assert torch.equal(first, again)  # type: ignore[arg-type]
+    assert drafter._stack.length(drafter._requests[sequence].kv) == 4
+
+
+def test_a_fork_and_a_rewind_go_their_own_way_and_nothing_stays() -> None:
+    target = TARGETS["dense"]()
+    head = pard2(target)
+    drafter = ParallelDraft(head, target, 2, features=False)
+    one = target.sequence(list(range(2, 30)))
+    drafter.begin(one)
+    drafter.propose([one], [Budget(3, 4, 2)])
+    twin = target.sequence([*one.tokens])
+    drafter.fork(one, twin)
+    one.tokens.append(7)
+    twin.tokens += [8, 9]
+    for sequence in (one, twin):
+        found = drafter.rows([sequence], [3])[0]
+        near(found, drafted_rows(drafter, target, sequence.tokens, 3))
+    del one.tokens[12:]
+    drafter.rewind(one, 12)
+    one.tokens += [50, 51]
+    near(drafter.rows([one], [3])[0], drafted_rows(drafter, target, one.tokens, 3))
+    drafter.end(one)
+    drafter.end(twin)
+    assert not drafter._requests
+    assert not drafter._grown
+    assert not drafter._calibrations._open
+
+
+def test_states_live_on_through_a_fork_and_a_rewind_and_old_ones_are_dropped() -> None:
+    target = TARGETS["dense"]()
+    drafter = ParallelDraft(pard2(target), target, 2)
+    tokens = [(7 * at) % 97 for at in range(2 * RECENT)]
+    one = target.sequence(tokens)
+    drafter.begin(one)
+    target.prefill([one], drafter.taps, drafter.on_prefill)
+    drafter.propose([one], [Budget(3, 4, 2)])
+    assert len(drafter._requests[one].states) <= RECENT + 1
+    twin = target.sequence([*tokens])
+    drafter.fork(one, twin)
+    near(drafter.rows([twin], [3])[0], drafted_rows(drafter, target, tokens, 3))
+    del one.tokens[-5:]
+    drafter.rewind(one, len(one.tokens))
+    near(drafter.rows([one], [3])[0], drafted_rows(drafter, target, one.tokens, 3))
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+def test_masks_see_the_text_up_to_their_anchor_and_nothing_of_other_anchors() -> None:
+    target = TableTarget(9)
+    head = pard2(target)
+    torch.manual_seed(0)
+    rows, mask = torch.randn(1, 10, 9), torch.randn(9)
+    anchors = torch.tensor([[2, 6, 3]])
+    slots, depths = torch.tensor([0, 1, 2, 0, 1, 0]), torch.tensor([1, 1, 1, 2, 2, 3])
+    masks = Masks(anchors, torch.ones(1, 3, dtype=torch.bool), slots, depths)
+    together = head.run(rows, mask.expand(1, 6, 9), masks)
+    for slot in range(3):
+        mine = (slots == slot).nonzero()[:, 0]
+        alone = Masks(anchors[:, slot : slot + 1], masks.real[:, :1], torch.zeros_like(mine), depths[mine])
+        cut = rows[:, : int(anchors[0, slot]) + 1]  # what comes after the anchor is not there at all
+        found = head.run(cut, mask.expand(1, len(mine), 9), alone)
+        torch.testing.assert_close(together[0, 10 + mine], found[0, cut.shape[1] :], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(together[0, : cut.shape[1]], found[0, : cut.shape[1]], atol=1e-5, rtol=1e-5)
+
+
+def test_a_mask_is_dropped_with_all_behind_it() -> None:
+    target = TableTarget(12)
+    head = pard2(target, ahead=6, anchors=0.8, keep=0.6)
+    batch = text(target, rows=6, length=40)
+    masks = head.masks(batch)
+    kept = {(int(slot), int(depth)) for slot, depth in zip(masks.slots, masks.depths, strict=True)}
+    assert all(depth == 1 or (slot, depth - 1) in kept for slot, depth in kept)
+    counts = [sum(depth == one for _, depth in kept) for one in range(1, 6)]
+    assert counts == [round(masks.anchors.shape[1] * max(0.6**one, FLOOR)) for one in range(1, 6)]
+    wanted = torch.zeros_like(batch.answer)
+    wanted[:, :-1] = batch.answer[:, 1:]
+    for row in range(6):  # different places, all of them before a token of the answer
+        places = masks.anchors[row][masks.real[row]].tolist()
+        assert len(set(places)) == len(places)
+        assert all(wanted[row, at] for at in places)
+
+
+def test_weights_are_the_products_of_the_targets_probabilities() -> None:
+    target = TableTarget(12, random_table(12, 3))
+    head = pard2(target, vocabulary=9)
+    batch = text(target, rows=3)
+    teacher = teacher_of(target, head, torch.device("cpu"))
+    said, place = teacher.says(batch)
+    certain = head.certain(batch, said, place)
+    ids = head.words.ids.tolist()
+    expected = torch.ones(3, 24)
+    for row in range(3):
+        for at in batch.answer[row].nonzero()[:, 0].tolist():
+            shares = target.table(tuple(batch.tokens[row, :at].tolist()))[ids].softmax(-1)
+            token = int(batch.tokens[row, at])
+            expected[row, at] = shares[ids.index(token)] if token in ids else 0.0
+    torch.testing.assert_close(certain, expected, atol=0.02, rtol=0.02)  # what was said is bfloat16
+    assert float(expected.min()) == 0.0
+    anchors, depths = torch.tensor([[4, 9], [5, 5], [20, 7]]), torch.tensor([1, 3])
+    weights = reach(certain, anchors, depths)
+    for row in range(3):
+        for column in range(2):
+            first = int(anchors[row, column])
+            product = certain[row, first + 1 : first + 1 + int(depths[column])].prod()
+            assert float(weights[row, column]) == pytest.approx(float(product), rel=1e-4, abs=1e-6)
+
+
+def test_the_weighted_loss_is_its_definition_and_so_are_its_slopes() -> None:
+    torch.manual_seed(0)
+    said, places = Said(torch.randn(7, 5), torch.randn(6, 5)), torch.tensor([0, 6, 3, 3])
+    states, rows = torch.randn(4, 5, requires_grad=True), torch.randn(6, 5, requires_grad=True)
+    weights = torch.tensor([1.0, 0.2, 0.0, 3.0])
+    loss, hits = weighted_cross_entropy(states, rows, said, places, weights)
+    q = (states @ rows.T).log_softmax(-1)
+    known = -(weights / weights.sum()) @ (said.p[places].float() * q).sum(-1)
+    torch.testing.assert_close(loss, known)
+    assert hits.tolist() == (q.argmax(-1) == said.best[places]).tolist()
+    for one, other in zip(
+        torch.autograd.grad(loss, (states, rows)), torch.autograd.grad(known, (states, rows)), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("weights", ["target", "even"])
+def test_it_learns_to_look_ahead_with_states_and_without(weights: str) -> None:
+    target = TableTarget(10, random_table(10, 4, order=1, sharpness=3.0))
+    batch = text(target)
+    head = pard2(target, layers=1, ahead=3, anchors=1.0, keep=1.0, without=0.5, weights=weights)
+    teacher, losses = trained(head, target, batch, steps=80)
+    assert losses[-1] < losses[0] - 0.5
+    found = head.losses(batch, teacher)
+    assert min(float(found[f"agree_{ahead}"]) for ahead in (1, 2, 3)) > 0.8
+    tokens = batch.tokens[0, :12].tolist()
+    for features in (True, False):
+        rows = drafted_rows(ParallelDraft(head, target, features=features), target, tokens, 3)
+        assert head.words.ids[rows.argmax(-1)].tolist() == batch.tokens[0, 12:15].tolist()
+
+
+def test_an_evaluation_gives_the_same_figures_twice() -> None:
+    target = TableTarget(10, random_table(10, 4))
+    head = pard2(target)
+    batch, teacher = text(target), teacher_of(target, head, torch.device("cpu"))
+    assert float(head.losses(batch, teacher)["loss"]) == float(head.losses(batch, teacher)["loss"])
+    head.train()
+    assert float(head.losses(batch, teacher)["loss"]) != float(head.losses(batch, teacher)["loss"])
+
+
+def test_the_usual_size_fits_into_twelve_megabytes() -> None:
+    facts = TargetFacts(name="toy", hidden_size=576, vocab_size=49152, num_layers=30, fingerprint=[])
+    config = plan(find_kind("pard2"), facts, vocabulary=16)
+    head = Pard2(config, Words(torch.arange(16), torch.zeros(16, 576)))
+    assert parameters(head) < 5.9e6
+    assert config.taps == (2, 15, 27)
