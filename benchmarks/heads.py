@@ -228,7 +228,7 @@ def measure(options: argparse.Namespace) -> None:
         fitted = f"{bigrams.tokens:,} pairs of the conversations that heads are trained on"
     else:
         bigrams, fitted = own_answers(model, prompts, options.max_new_tokens), "the answers to these very prompts"
-    subjects = [*compared, *bigram_subjects(model, bigrams), *subjects]
+    subjects = [*compared, *bigram_subjects(model, bigrams, options.bigram_nodes), *subjects]
     results: dict[str, Any] = {
         "command": shlex.join(sys.argv),
         "heads": facts,
@@ -255,6 +255,7 @@ def main() -> None:
     parser.add_argument("--head", action="append", default=[], metavar="FOLDER[:KEY=VALUE,...]")
     parser.add_argument("--shipped", action="store_true", help="the heads that come with the package")
     parser.add_argument("--data", type=Path, help="conversations for the bigram table; default: these very answers")
+    parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: as many as pay")
     parser.add_argument("--others", nargs="*", default=["sam", "auto"], help="methods to compare with")
     parser.add_argument("--no-untrained", action="store_true", help="leave out the heads before training")
     parser.add_argument("--out", type=Path, default=Path("out/heads"), help="where to write, without the ending")

@@ -73,7 +73,7 @@ def questions(tmp_path: Path) -> Path:
 def test_the_figures_are_those_of_a_hand_count() -> None:
     """The same requests decoded once more, and counted from their rounds."""
     model = toy()
-    method = replace(bigram_method(model.target, own_answers(model, PROMPTS, 24)), controller=Fixed(5, nodes=6))
+    method = bigram_method(model.target, own_answers(model, PROMPTS, 24), nodes=6)
     found = evaluate(model, [Subject("bigram", "tree", method)], PROMPTS, BenchSettings(max_new_tokens=24))
     plain, row = found["drafters"]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.cost_model import CostModel
+from outpace.controllers.fixed import Fixed
 from outpace.drafters.best_first import BestFirst, Successor
 from outpace.drafters.calibration import Calibration
 from outpace.errors import BadInput
@@ -97,6 +98,7 @@ class BigramDrafter(BestFirst):
         del self._rates[sequence]
 
 
-def bigram_method(target: Target, table: Bigrams, width: int = FOLLOWERS) -> Method:
-    """The table as a method: a tree, or a chain of ``width`` 1; lengths as for any deterministic drafter."""
-    return Method("bigram", BigramDrafter(table, width), RecursiveRejection(), CostModel(target.costs))
+def bigram_method(target: Target, table: Bigrams, width: int = FOLLOWERS, nodes: int | None = None) -> Method:
+    """The table as a method: a tree, or a chain of ``width`` 1. ``nodes``: draft tokens a round; None: what pays."""
+    controller = CostModel(target.costs) if nodes is None else Fixed(nodes, width, nodes)
+    return Method("bigram", BigramDrafter(table, width), RecursiveRejection(), controller)

@@ -126,12 +126,10 @@ def _with(model: Model, head: Head, name: str) -> Context:
     return replace(model.context(name), head=lambda *_: head)
 
 
-def bigram_subjects(model: Model, table: Bigrams) -> list[Subject]:
-    """The table as a tree and as a chain."""
-    return [
-        Subject("bigram", shape, bigram_method(model.target, table, **options))
-        for shape, options in (("tree", {}), ("chain", {"width": 1}))
-    ]
+def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
+    """The table as a tree and as a chain, of ``nodes`` draft tokens a round (None: as many as pay)."""
+    tree, chain = bigram_method(model.target, table, nodes=nodes), bigram_method(model.target, table, 1, nodes)
+    return [Subject("bigram", "tree", tree), Subject("bigram", "chain", chain)]
 
 
 def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
