@@ -183,7 +183,7 @@ class Auto(Merge):
             count, pace = _alone(tree, budget)
             if self._may_learn(budget) and one.known.wanted(pace, drafts[at]):
                 learned.append(at)
-            out.append(tree if count == len(tree) else tree.first(count))
+            out.append(tree if count == len(tree) or tree.side else tree.first(count))
         if learned:
             self._join(learned, sequences, priced, drafts, free, out)
         for sequence, tree in zip(sequences, out, strict=True):
@@ -352,6 +352,9 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     learned = learned_part(context, settings)
     if learned is not None:
         built[learned[0]] = learned[1]
+    free = built[settings.free].drafter
+    if free.proposal.sampled or free.needs_whole:
+        raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples or runs the target for it")
     for name, parts in built.items():
         if parts.rule is not None and not parts.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{parts.rule.name}', which changes the output")

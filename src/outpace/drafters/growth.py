@@ -186,5 +186,5 @@ class TreeGrowth(Growth):
         tree, where = TokenTree(), {ROOT: ROOT}
         for index in self._best():
             one = self._candidates[index]
-            where[index] = tree.add(where[one.parent], one.token)
+            where[index] = tree.add(where[one.parent], one.token, estimate=math.exp(one.log_q))
         return tree
