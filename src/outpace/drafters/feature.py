@@ -179,22 +179,19 @@ class FeatureDrafter(Drafter):
             track.states = torch.cat([track.states, states])
         track.root = None
         if self._waiting(track) > CHUNK:
-            self._absorb([(sequence, track)], 0)
+            self._absorb([(sequence, track)])
 
     def _waiting(self, track: _Track) -> int:
         """States that are no rows yet."""
         return track.known - track.first - self.net.stack.length(track.kv)
 
-    def _absorb(self, tracks: Seq[tuple[Sequence, _Track]], spare: int) -> None:
-        """Make rows of the states that wait, all but the last ``spare`` of each; logits are not wanted."""
+    def _absorb(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
+        """Make rows of the states that wait, all but the last of each: that row's logits will be wanted."""
         while tracks:
-            some = [(s, t, min(CHUNK, self._waiting(t) - spare)) for s, t in tracks]
-            some = [one for one in some if one[2] > 0]
-            if some:
-                self.net.run([self._past(*one) for one in some], logits=False)
-            for _, track, _ in some:
+            self.net.run([self._past(s, t, min(CHUNK, self._waiting(t) - 1)) for s, t in tracks], logits=False)
+            for _, track in tracks:
                 self._trim(track)
-            tracks = [(s, t) for s, t, count in some if self._waiting(t) > spare]
+            tracks = [(s, t) for s, t in tracks if self._waiting(t) > 1]
 
     def _past(self, sequence: Sequence, track: _Track, count: int) -> Rows:
         """The next ``count`` rows of committed tokens."""
@@ -254,7 +251,7 @@ class FeatureDrafter(Drafter):
     def _catch_up(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
         """Rows of all committed tokens, and what leaves the last one."""
         behind = [one for one in tracks if one[1].root is None]
-        self._absorb([one for one in behind if self._waiting(one[1]) > SHORT], 1)
+        self._absorb([one for one in behind if self._waiting(one[1]) > SHORT])
         if not behind:
             return
         outs = self.net.run([self._past(*one, self._waiting(one[1])) for one in behind])
