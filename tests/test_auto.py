@@ -447,7 +447,7 @@ def test_parts_are_what_was_named_then_what_is_shipped(methods: None) -> None:
         (context(), {"settings": {"sam": {"lenth": 2}}}, "lenth"),
         (context(["one"]), {"learned": ["toy-one"], "settings": {"toy-one": {"x": 1}}}, "no setting 'x'"),
         (context(), {"free": "nonesuch"}, "unknown method"),
-        (context(draft=True), {"free": "draft-model"}, "samples or runs"),
+        (context(draft=True), {"free": "draft-model"}, "samples, or runs"),
     ],
 )
 def test_what_cannot_be_is_refused(methods: None, given: Context, settings: dict[str, Any], said: str) -> None:

@@ -348,13 +348,13 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     stray = next((name for name in settings.settings if name not in known), None)
     if stray is not None:
         raise BadInput(f"settings are given for '{stray}', which is none of auto's parts ({', '.join(sorted(known))})")
-    built = {settings.free: context.parts(settings.free, settings.settings.get(settings.free))}
+    free = context.parts(settings.free, settings.settings.get(settings.free))
+    if free.drafter.proposal.sampled or free.drafter.needs_whole or find(settings.free).trained:
+        raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples, or runs a model for it")
+    built = {settings.free: free}
     learned = learned_part(context, settings)
     if learned is not None:
         built[learned[0]] = learned[1]
-    free = built[settings.free].drafter
-    if free.proposal.sampled or free.needs_whole:
-        raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples or runs the target for it")
     for name, parts in built.items():
         if parts.rule is not None and not parts.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{parts.rule.name}', which changes the output")
