@@ -105,9 +105,7 @@ def read_config(folder: Path) -> HeadConfig:
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict) or "kind" not in found:
-        raise BadInput(
-            f"{path} is not the configuration of an outpace head; other layouts are read by: outpace import-head"
-        )
+        raise BadInput(f"{path} is not the configuration of a head, of outpace or of a layout that is read")
     try:
         config = HeadConfig.model_validate(found)
     except ValidationError as error:

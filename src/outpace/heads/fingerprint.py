@@ -36,12 +36,12 @@ def probe(target: Target) -> list[float]:
     target.prefill([sequence])
     state = target.score([(sequence, TokenTree())], (target.num_layers,))[0].taps[target.num_layers][0]
     target.close(sequence.kv)
-    found = [*_unit(_spread(target.embed(torch.tensor(tokens)).flatten())), *_unit(_spread(state))]
+    size = min(_COMPONENTS, target.hidden_size)
+    found = [*_unit(_spread(target.embed(torch.tensor(tokens)).flatten(), size)), *_unit(_spread(state, size))]
     return [round(value, 5) for value in found]
 
 
-def _spread(values: Tensor) -> Tensor:
-    count = min(_COMPONENTS, len(values))
+def _spread(values: Tensor, count: int) -> Tensor:
     return values.float().cpu()[torch.linspace(0, len(values) - 1, count).long()]
 
 

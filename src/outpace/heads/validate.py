@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Request
 from outpace.errors import BadInput, OutpaceError
 from outpace.heads.base import HeadConfig
@@ -23,6 +24,8 @@ from outpace.sampling import SamplingParams
 
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 _PROMPT = "Write a short list of three things that a good night's sleep is for."
+_DRAFT = 3
+"""Draft tokens a round."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -193,6 +196,8 @@ def _decoded(kind: str, folder: Path, model: Model, tokens: int) -> Check:
         for name in ("none", names[0]):
             decoder = Decoder(model.target)
             method = model.method(name, head=folder)
+            if name != "none":  # it is to draft whether that pays or not
+                method = replace(method, controller=Fixed(_DRAFT))
             generation = decoder.submit(Request(prompt, method, max_new_tokens=tokens, stop_ids=model.eos_ids))
             decoder.run()
             if generation.error is not None:
@@ -207,5 +212,7 @@ def _decoded(kind: str, folder: Path, model: Model, tokens: int) -> Check:
         size = gap(model.target, prompt, answers[0][:at], chosen, SamplingParams(), model.eos_ids)
         if not size.near_tie:
             return Check("decoding", False, f"method '{names[0]}' answers otherwise than plain decoding at token {at}")
-    said = f"{accepted} of {drafted} draft tokens accepted" if drafted else "nothing was drafted: it does not pay"
+    if not drafted:
+        return Check("decoding", False, f"method '{names[0]}' drafts nothing with it")
+    said = f"{accepted} of {drafted} draft tokens accepted"
     return Check("decoding", True, f"method '{names[0]}' answers as plain decoding does; {said}")

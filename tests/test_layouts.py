@@ -1,0 +1,427 @@
+"""Heads in other engines' layouts: written, read back, and run by what those engines would make of the files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import outpace.heads.layouts.files
+from eagle_support import Written, true_states
+from layouts_support import (
+    ABOUT,
+    IDLE,
+    configuration,
+    dflash_elsewhere,
+    eagle3_elsewhere,
+    eagle_elsewhere,
+    edit,
+    head_of,
+    target,
+    tensors,
+    written,
+)
+from outpace.errors import BadInput
+from outpace.heads.checkpoint import load
+from outpace.heads.layouts.base import About, detect, read, write
+from outpace.heads.shipped import find_head, kind_at
+
+TOKENS, DRAFTED = [5, 60, 7, 91, 33], [72, 48, 80]
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("eagle3", "speculators", {}),
+    ("eagle3", "speculators", {"norms": "attdrift"}),
+    ("eagle3", "eagle", {}),
+    ("eagle", "eagle", {}),
+    ("eagle", "eagle", {"bias": False}),
+    ("dflash", "speculators", {}),
+    ("dflash", "speculators", {"causal": True, "block": 5, "layers": 1}),
+    ("medusa", "medusa", {"layers": 2, "heads": 3}),
+    ("draft-lm", "hf", {"layers": 2}),
+]
+
+
+def shown(head: Any, logits: Tensor) -> Tensor:
+    """Logits over a head's words as logits over the target's tokens."""
+    found = logits.new_full((len(logits), target().vocab_size), float("-inf"))
+    found[:, head.words.ids] = logits
+    return found
+
+
+def close(theirs: Tensor, ours: Tensor) -> bool:
+    """The same up to the order of sums: embedding and LM head, which are not bfloat16 in the target, were rounded."""
+    return bool((theirs.isinf() == ours.isinf()).all()) and torch.allclose(theirs, ours, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize(("kind", "layout", "options"), CASES)
+@pytest.mark.parametrize("vocabulary", [50, 97])
+def test_what_is_written_is_read_bit_for_bit(
+    kind: str, layout: str, options: dict[str, Any], vocabulary: int, tmp_path: Path
+) -> None:
+    head = head_of(kind, vocabulary, **options)
+    folder = written(head, layout, tmp_path / "there")
+    again = read(folder, target())
+    before, after = head.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert (again.kind, again.config.taps, again.words.own) == (kind, head.config.taps, False)
+    for name, value in options.items():
+        assert getattr(again.options, name) == value
+    found = detect(folder)
+    assert found is not None
+    assert (found[0].name, found[1], kind_at(folder)) == (layout, kind, kind)
+
+
+@pytest.mark.parametrize(("layout", "options"), [case[1:] for case in CASES if case[0] == "eagle3"])
+@pytest.mark.parametrize("vocabulary", [50, 97])
+def test_another_engine_makes_the_same_of_an_eagle3_head(
+    layout: str, options: dict[str, Any], vocabulary: int, tmp_path: Path
+) -> None:
+    head = head_of("eagle3", vocabulary, **options)
+    states = true_states(target(), TOKENS[:-1], head.config.taps)
+    wanted = Written(head, target())
+    ours = wanted.rows(TOKENS, wanted.fused(states), DRAFTED)
+    theirs = eagle3_elsewhere(written(head, layout, tmp_path / "there"), TOKENS, states, DRAFTED)
+    assert close(theirs, shown(head, ours))
+
+
+def test_another_engine_makes_the_same_of_an_eagle_head(tmp_path: Path) -> None:
+    head = head_of("eagle", 97)
+    states = true_states(target(), TOKENS[:-1], head.config.taps)
+    wanted = Written(head, target())
+    features = wanted.fused(states)
+    rows = target().head_rows(torch.arange(97))
+    theirs = eagle_elsewhere(written(head, "eagle", tmp_path / "there"), rows, TOKENS, features, DRAFTED)
+    assert close(theirs, wanted.rows(TOKENS, features, DRAFTED))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+@pytest.mark.parametrize("vocabulary", [50, 97])
+def test_another_engine_makes_the_same_of_a_dflash_head(
+    options: dict[str, Any], vocabulary: int, tmp_path: Path
+) -> None:
+    head = head_of("dflash", vocabulary, **options)
+    states = true_states(target(), TOKENS[:-1], head.config.taps)
+    context = head.context([states[tap] for tap in head.config.taps])[None]
+    context = torch.cat([context, torch.zeros_like(context[:, :1])], 1)  # the last token's own state is hidden
+    embedded = target().embed(torch.tensor(TOKENS[-1:]))[None]
+    ours = head.words(head.blocks(context, embedded, torch.tensor([[len(TOKENS) - 1]]))[0, 0, 1:])
+    theirs = dflash_elsewhere(written(head, "speculators", tmp_path / "there"), TOKENS[-1], states)
+    assert close(theirs, shown(head, ours))
+
+
+def test_medusa_makes_the_same_of_its_files(tmp_path: Path) -> None:
+    head = head_of("medusa", 50, layers=2, heads=3)
+    weights = tensors(written(head, "medusa", tmp_path / "there"))
+    states = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    ours = head.words(head.said(states))
+    for index in range(3):
+        row = states
+        for layer in range(2):
+            inner = row @ weights[f"{index}.{layer}.linear.weight"].T + weights[f"{index}.{layer}.linear.bias"]
+            row = row + torch.nn.functional.silu(inner)
+        logits = row @ weights[f"{index}.2.weight"].T
+        assert logits.shape == (6, 97)
+        assert close(logits[:, head.words.ids], ours[:, index])
+        assert set(logits.argmax(-1).tolist()) <= set(head.words.ids.tolist())
+
+
+@pytest.mark.parametrize("vocabulary", [50, 97])
+def test_transformers_makes_the_same_of_a_draft_lm(vocabulary: int, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    head = head_of("draft-lm", vocabulary)
+    folder = written(head, "hf", tmp_path / "there")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = torch.tensor([TOKENS])
+    with torch.inference_mode():
+        theirs, (states, _) = model(prompt).logits[0], head(target().embed(prompt[0])[None])
+        again = model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    words = head.words.ids
+    assert close(theirs[:, words], head.words(states[0]))
+    assert set(theirs.argmax(-1).tolist()) <= set(words.tolist())
+    assert set(again[0, len(TOKENS) :].tolist()) <= set(words.tolist())
+
+
+def test_a_vocabulary_map_holds_offsets_and_the_embedding_is_the_targets(tmp_path: Path) -> None:
+    head = head_of("eagle3", 50)
+    found = tensors(written(head, "speculators", tmp_path / "there"))
+    assert torch.equal(found["d2t"] + torch.arange(50), head.words.ids)
+    assert torch.equal(found["t2d"].nonzero()[:, 0], head.words.ids)
+    assert (found["d2t"].dtype, found["t2d"].dtype) == (torch.int64, torch.bool)
+    tokens = torch.arange(97)
+    assert torch.equal(found["embed_tokens.weight"], target().embed(tokens).bfloat16().float())
+    assert torch.equal(found["lm_head.weight"], target().head_rows(head.words.ids).bfloat16().float())
+    assert "d2t" not in tensors(written(head_of("eagle3", 97), "speculators", tmp_path / "whole"))
+
+
+def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> None:
+    found = configuration(written(head_of("eagle3", 50, norms="attdrift"), "speculators", tmp_path / "eagle3"))
+    assert found["speculators_model_type"] == found["speculators_config"]["algorithm"] == "eagle3"
+    assert found["speculators_config"]["verifier"] == {
+        "name_or_path": "models/tiny",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert found["speculators_config"]["proposal_methods"][0]["speculative_tokens"] > 0
+    assert found["draft_vocab_size"] == 50
+    assert found["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    assert found["norm_before_residual"] is False
+    assert found["fc_norm"] is found["norm_output"] is True
+    assert found["transformer_layer_config"]["vocab_size"] == 97
+    block = configuration(written(head_of("dflash", block=6), "speculators", tmp_path / "dflash"))
+    assert block["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
+    assert (block["block_size"], block["mask_token_id"]) == (6, IDLE)
+    assert block["aux_hidden_state_layer_ids"] == [1, 2]
+
+
+def test_engines_collect_states_in_the_order_of_the_layers(tmp_path: Path) -> None:
+    head = head_of("eagle3", taps=(2, 0), norms="attdrift")
+    folder = written(head, "speculators", tmp_path / "there")
+    assert configuration(folder)["eagle_aux_hidden_state_layer_ids"] == [0, 2]
+    states = true_states(target(), TOKENS, (0, 2))
+    again: Any = read(folder, target())
+    assert again.config.taps == (0, 2)
+    assert torch.allclose(again.fused([states[0], states[2]]), head.fused([states[2], states[0]]), atol=1e-4)
+
+
+def test_sglang_names_the_layers_whose_output_it_is(tmp_path: Path) -> None:
+    head = head_of("eagle3", taps=(2, 4))
+    folder = written(head, "eagle", tmp_path / "there")
+    key = "eagle_aux_hidden_state_layer_ids"
+    assert configuration(folder)[key] == [2, 4]
+    assert configuration(folder)["eagle_config"][key] == [1, 3]
+    edit(folder, {key: None})
+    assert read(folder, target()).config.taps == (2, 4)
+    edit(folder, {"eagle_config": None})
+    assert read(folder, target()).config.taps == (1, 2)  # EAGLE's own: 2, half and last but two
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("draft-lm", "hf")])
+def test_a_low_rank_lm_head_is_multiplied_out(kind: str, layout: str, tmp_path: Path) -> None:
+    head = head_of(kind, 50, rank=4)
+    again = read(written(head, layout, tmp_path / "there"), target())
+    assert again.words.own
+    assert torch.equal(again.words.matrix, head.words.matrix.bfloat16().float())
+    assert torch.equal(again.words.ids, head.words.ids)
+
+
+def test_what_a_layout_cannot_say_is_refused(tmp_path: Path) -> None:
+    def refused(head: Any, layout: str, *said: str) -> None:
+        with pytest.raises(BadInput) as caught:
+            write(head, target(), tmp_path / "there", layout, ABOUT)
+        assert all(one in str(caught.value) for one in said), caught.value
+        assert not list(tmp_path.iterdir())
+
+    refused(head_of("eagle3", norms="attdrift"), "eagle", "attdrift", "speculators")
+    refused(head_of("eagle", rank=4), "eagle", "LM head of its own")
+    refused(head_of("bpd"), "medusa", "no heads of kind 'bpd'", "no layout of other engines")
+    refused(head_of("eagle3"), "medusa", "it is written as: speculators, eagle")
+    refused(head_of("eagle3"), "gguf", "unknown layout 'gguf'", "speculators, eagle, medusa, hf")
+    refused(head_of("dflash"), "z-lab", "unknown layout")
+    with pytest.raises(BadInput, match="uses all of its tokens"):
+        write(head_of("dflash", 97), target(), tmp_path / "there", "speculators", About("tiny"))
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match="not empty"):
+        written(head_of("eagle3"), "speculators", taken)
+    assert [path.name for path in taken.iterdir()] == ["notes.txt"]
+
+    def full(found: dict[str, Tensor], path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(outpace.heads.layouts.files, "save_file", full)
+    with pytest.raises(BadInput, match="No space left"):
+        written(head_of("eagle3"), "speculators", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_weights_are_read_from_whatever_holds_them(tmp_path: Path) -> None:
+    head = head_of("eagle3")
+    folder = written(head, "speculators", tmp_path / "there")
+    whole = load_file(folder / "model.safetensors")
+
+    def same() -> bool:
+        return torch.equal(read(folder, target()).state_dict()["fc.weight"], head.state_dict()["fc.weight"])
+
+    names = sorted(whole)
+    halves = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
+    (folder / "model.safetensors").unlink()
+    for file, some in halves.items():
+        save_file({name: whole[name] for name in some}, folder / file)
+    placed = {name: file for file, some in halves.items() for name in some}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": placed}))
+    assert same()
+    (folder / "b.safetensors").rename(folder / "c.safetensors")
+    with pytest.raises(BadInput, match=r"b\.safetensors is missing"):
+        read(folder, target())
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../model.safetensors")}))
+    with pytest.raises(BadInput, match="outside its folder"):
+        read(folder, target())
+    for path in (index, folder / "a.safetensors", folder / "c.safetensors"):
+        path.unlink()
+    torch.save(whole, folder / "pytorch_model.bin")
+    assert same()
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(BadInput, match="no weights"):
+        read(folder, target())
+
+
+class Bomb:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("ran"),))
+
+
+def test_a_pickle_that_would_run_code_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = written(head_of("medusa"), "medusa", tmp_path / "there")
+    (folder / "medusa_lm_head.safetensors").unlink()
+    path = folder / "medusa_lm_head.pt"
+    torch.save({"0.0.linear.weight": Bomb()}, path)
+    with pytest.raises(BadInput, match="more than weights"):
+        read(folder, target())
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(BadInput, match="more than weights"):
+        read(folder, target())
+    assert not (tmp_path / "ran").exists()
+    path.write_bytes(b"PK")
+    with pytest.raises(BadInput, match="damaged"):
+        read(folder, target())
+
+
+def ones_more(value: Tensor) -> Tensor:
+    return torch.cat([value, value[:1]])
+
+
+WRONG: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
+    ("eagle3", "speculators", {"transformer_layer_config__hidden_size": 64}, {}, "its hidden size is 64.*model's 32"),
+    ("eagle3", "speculators", {"transformer_layer_config__vocab_size": 99}, {}, "its vocabulary is 99, .*model's 97"),
+    ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, {}, "reads layer 9 .*has 4 layers"),
+    ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": None}, {}, "does not say which layers"),
+    ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, "fc.weight has shape"),
+    ("eagle3", "speculators", {"norm_before_residual": True}, {}, "norm_before_residual"),
+    ("eagle3", "speculators", {"norm_before_fc": True}, {}, "norm_before_fc"),
+    ("eagle3", "speculators", {"fc_norm": True}, {}, "one of fc_norm and norm_output"),
+    ("eagle3", "speculators", {"transformer_layer_config__num_hidden_layers": 2}, {}, "has 2 layers"),
+    ("eagle3", "speculators", {"transformer_layer_config__hidden_act": "gelu"}, {}, "activation gelu"),
+    ("eagle3", "speculators", {"transformer_layer_config__head_dim": 7}, {}, "q_proj.weight has shape"),
+    ("eagle3", "speculators", {"draft_vocab_size": 7}, {}, "its configuration says 7"),
+    ("eagle3", "speculators", {"transformer_layer_config": None}, {}, "no transformer_layer_config"),
+    ("eagle3", "speculators", {}, {"fc__weight": lambda one: None}, "lacks tensor fc.weight"),
+    ("eagle3", "speculators", {}, {"extra": lambda one: one}, "does not have: extra"),
+    ("eagle3", "speculators", {}, {"norm__weight": lambda one: one * float("nan")}, "norm.weight .*not finite"),
+    ("eagle3", "speculators", {}, {"d2t": lambda one: one + torch.arange(50)}, "token ids in d2t"),
+    ("eagle3", "speculators", {}, {"d2t": lambda one: one + 1}, "drafts tokens that this model does not have"),
+    ("eagle3", "speculators", {}, {"d2t": lambda one: one - 1}, "d2t and t2d name different tokens"),
+    ("eagle3", "speculators", {}, {"d2t": lambda one: one - torch.arange(50)}, "two draft tokens"),
+    ("eagle3", "speculators", {}, {"lm_head__weight": ones_more}, r"lm_head.weight of shape \(51, 32\)"),
+    ("eagle3", "speculators", {}, {"embed_tokens__weight": ones_more}, r"embed_tokens has shape \(98, 32\)"),
+    ("eagle3", "speculators", {}, {"embed_tokens__weight": lambda one: one.flip(0)}, "other weights than this model's"),
+    ("eagle3", "eagle", {"num_hidden_layers": 2}, {}, "has 2 layers"),
+    ("eagle", "eagle", {}, {"embed_tokens__weight": lambda one: one.flip(0)}, "other weights than this model's"),
+    ("eagle", "eagle", {}, {"layers__0__input_layernorm__weight": lambda one: one}, "does not have: layers.0.input"),
+    ("dflash", "speculators", {"mask_token_id": 500}, {}, "no mask token"),
+    ("dflash", "speculators", {"sample_from_anchor": True}, {}, "sample_from_anchor"),
+    ("dflash", "speculators", {"block_size": 100}, {}, "beyond what a dflash head can be: block"),
+    ("medusa", "medusa", {"hidden_size": 64}, {}, "its hidden size is 64"),
+    ("medusa", "medusa", {"medusa_num_heads": 5}, {}, "LM head of its own in each head|lacks tensor 4.0"),
+    ("medusa", "medusa", {}, {"1__1__weight": lambda one: one + 1}, "LM head of its own in each head"),
+    ("medusa", "medusa", {}, {"token_map": lambda one: one + 10}, "drafts tokens that this model does not have"),
+    ("draft-lm", "hf", {"hidden_size": 64}, {}, "its hidden size is 64.*--draft-model"),
+]
+
+
+@pytest.mark.parametrize(("kind", "layout", "config", "changed", "said"), WRONG)
+def test_what_does_not_fit_is_named(
+    kind: str, layout: str, config: dict[str, Any], changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = written(head_of(kind), layout, tmp_path / "there")
+    edit(folder, config, **changed)
+    with pytest.raises(BadInput, match=said) as caught:
+        read(folder, target())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3"), "speculators", tmp_path / "there")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(BadInput, match="damaged or cut short"):
+        read(folder, target())
+
+
+def test_an_lm_head_of_its_own_stays_its_own(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3"), "speculators", tmp_path / "there")
+    edit(folder, None, lm_head__weight=lambda one: one * 1.5)
+    again = read(folder, target())
+    assert again.words.own
+    assert torch.equal(again.words.matrix, tensors(folder)["lm_head.weight"])
+
+
+def test_medusa_as_vllm_converts_it(tmp_path: Path) -> None:
+    head = head_of("medusa", 50)
+    folder = written(head, "medusa", tmp_path / "there")
+    found = load_file(folder / "medusa_lm_head.safetensors")
+    theirs = {"token_map": found["token_map"], "lm_heads.0.weight": found["0.1.weight"]}
+    for index in range(head.options.heads):
+        theirs[f"blocks.{index}.layers.0.weight"] = found[f"{index}.0.linear.weight"]
+        theirs[f"lm_heads.{index}.weight"] = found[f"{index}.1.weight"][found["token_map"]].clone()
+    save_file(theirs, folder / "model.safetensors")
+    sizes = {"model_type": "medusa", "num_heads": head.options.heads, "num_hidden_layers": 1, "hidden_size": 32}
+    (folder / "config.json").write_text(json.dumps(sizes | {"vocab_size": 97, "truncated_vocab_size": 50}))
+    again: Any = read(folder, target())
+    for index in range(head.options.heads):
+        ours = again.state_dict()[f"blocks.{index}.0.weight"]
+        assert torch.equal(ours, head.state_dict()[f"blocks.{index}.0.weight"])
+        assert not again.state_dict()[f"blocks.{index}.0.bias"].any()
+    assert torch.equal(again.words.ids, head.words.ids)
+
+
+def test_dflash_as_its_authors_publish_it(tmp_path: Path) -> None:
+    head = head_of("dflash", 97, layers=1)
+    folder = written(head, "speculators", tmp_path / "there")
+    edit(folder, None, embed_tokens__weight=lambda one: None, lm_head__weight=lambda one: None)
+    inner = configuration(folder)["transformer_layer_config"]
+    special = {"mask_token_id": 3, "target_layer_ids": [tap - 1 for tap in head.config.taps]}
+    theirs = inner | {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 4}
+    (folder / "config.json").write_text(json.dumps(theirs | {"dflash_config": special}))
+    again: Any = read(folder, target())
+    assert again.config.taps == head.config.taps
+    assert torch.allclose(again.mask_embedding, target().embed(torch.tensor([3]))[0])
+    assert torch.equal(again.fc.weight, head.fc.weight)
+    edit(folder, {"num_target_layers": 6})
+    with pytest.raises(BadInput, match="its number of layers is 6, this model's 4"):
+        read(folder, target())
+
+
+def test_a_named_head_may_be_of_any_layout(tmp_path: Path) -> None:
+    head = head_of("eagle3")
+    folder = written(head, "eagle", tmp_path / "there")
+    found = find_head(["eagle3"], [folder], target())
+    assert torch.equal(found.state_dict()["fc.weight"], head.state_dict()["fc.weight"])
+    with pytest.raises(BadInput, match="--head gave eagle3"):
+        find_head(["medusa"], [folder], target())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(BadInput, match="not the configuration of a head"):
+        find_head(["eagle3"], [tmp_path / "other"], target())
+    with pytest.raises(BadInput, match="not the configuration of a head"):
+        load(folder, target())
+
+
+def test_provenance_goes_along(tmp_path: Path) -> None:
+    write(head_of("eagle3"), target(), tmp_path / "there", "eagle", About("tiny", provenance={"seed": 7}))
+    assert json.loads((tmp_path / "there" / "training.json").read_text()) == {"seed": 7}
