@@ -178,6 +178,9 @@ def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> Non
     assert block["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     assert (block["block_size"], block["mask_token_id"]) == (6, IDLE)
     assert block["aux_hidden_state_layer_ids"] == [1, 2]
+    beside = torch.load(tmp_path / "dflash" / "mask_embedding.pt", weights_only=True)
+    assert beside["mask_token_id"] == IDLE
+    assert torch.equal(beside["embedding"].float(), tensors(tmp_path / "dflash")["embed_tokens.weight"][IDLE])
 
 
 def test_engines_collect_states_in_the_order_of_the_layers(tmp_path: Path) -> None:
@@ -395,6 +398,7 @@ def test_dflash_as_its_authors_publish_it(tmp_path: Path) -> None:
     folder = written(head, "speculators", tmp_path / "there")
     edit(folder, None, embed_tokens__weight=lambda one: None, lm_head__weight=lambda one: None)
     inner = configuration(folder)["transformer_layer_config"]
+    (folder / "mask_embedding.pt").unlink()
     special = {"mask_token_id": 3, "target_layer_ids": [tap - 1 for tap in head.config.taps]}
     theirs = inner | {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 4}
     (folder / "config.json").write_text(json.dumps(theirs | {"dflash_config": special}))
@@ -402,6 +406,12 @@ def test_dflash_as_its_authors_publish_it(tmp_path: Path) -> None:
     assert again.config.taps == head.config.taps
     assert torch.allclose(again.mask_embedding, target().embed(torch.tensor([3]))[0])
     assert torch.equal(again.fc.weight, head.fc.weight)
+    torch.save({"mask_token_id": 3, "embedding": head.mask_embedding.data}, folder / "mask_embedding.pt")
+    masked: Any = read(folder, target())
+    assert torch.equal(masked.mask_embedding, head.mask_embedding)
+    torch.save(torch.zeros(31), folder / "mask_embedding.pt")
+    with pytest.raises(BadInput, match="no embedding of this model"):
+        read(folder, target())
     edit(folder, {"num_target_layers": 6})
     with pytest.raises(BadInput, match="its number of layers is 6, this model's 4"):
         read(folder, target())

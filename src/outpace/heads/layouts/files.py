@@ -30,7 +30,7 @@ _NAMES = (
     "pytorch_model.bin.index.json",
     "medusa_lm_head.pt",
 )
-_ASIDE = ("token_map.pt", "trainer.pt", "training_args.bin")
+_ASIDE = ("token_map.pt", "mask_embedding.pt", "trainer.pt", "training_args.bin")
 """Files that lie beside weights and hold none."""
 
 
@@ -43,8 +43,8 @@ class Package:
     weights: str = "model.safetensors"
     json: dict[str, Any] = field(default_factory=dict)
     """Further JSON files by name."""
-    saved: dict[str, Tensor] = field(default_factory=dict)
-    """Further tensors, each a file of ``torch.save`` by name."""
+    saved: dict[str, Any] = field(default_factory=dict)
+    """What ``torch.save`` is to write, tensors and numbers alone, by file name."""
 
 
 def check_new(folder: Path) -> None:

@@ -10,7 +10,9 @@ What is verified there, and differs from outpace's terms or from other layouts:
   the next row) are what outpace calls ``norms="attdrift"``. ``norm_before_residual`` is always written: vLLM
   takes its absence for true.
 * A dflash head's mask is a token. outpace's is an embedding of its own, and is written in the place of a token that no
-  text uses. Blocks are causal in layers of sliding attention; a window as wide as the context leaves the rest as it is.
+  text uses. vLLM runs with that embedding, and takes ``mask_embedding.pt`` beside it for the same; the library
+  ``speculators`` itself puts the target's embedding back when it loads a dflash head to train it further.
+* Blocks are causal in layers of sliding attention; a window as wide as the context leaves the rest as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch import Tensor
 from outpace.errors import BadInput
 from outpace.heads.base import Head, HeadConfig
 from outpace.heads.layouts.base import About, Foreign, Layout, Names
-from outpace.heads.layouts.files import Package
+from outpace.heads.layouts.files import Package, load_pickle
 from outpace.heads.layouts.reading import (
     decoder_shapes,
     layer_ids,
@@ -44,6 +46,7 @@ from outpace.targets.base import Target
 VERSION = "0.9.0"
 _TYPE = "speculators_model_type"
 _EMBEDDING, _ROWS, _MASK = "embed_tokens.weight", "lm_head.weight", "mask_embedding"
+MASK_FILE = "mask_embedding.pt"
 
 
 class Speculators(Layout):
@@ -68,6 +71,7 @@ class Speculators(Layout):
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
         }
+        token = 0
         if head.kind == "eagle3":
             drift = head.options.norms == "attdrift"
             config |= {
@@ -90,7 +94,10 @@ class Speculators(Layout):
                 "sliding_window_non_causal": False,
                 "sample_from_anchor": False,
             }
-        return Package(config, tensors)
+        package = Package(config, tensors)
+        if head.kind == "dflash":
+            package.saved[MASK_FILE] = {"mask_token_id": token, "embedding": tensors[_EMBEDDING][token].clone()}
+        return package
 
     def understand(self, config: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, where: Path) -> Foreign:
         kind = str(config[_TYPE])
@@ -196,9 +203,15 @@ def idle_token(head: Head, about: About, target: Target) -> int:
 
 
 def mask_row(token: object, rows: Tensor | None, target: Target, where: Path) -> Tensor:
-    """(hidden): what a mask reads, from the file's own embedding or the target's."""
+    """(hidden): what a mask reads, from a file of its own, the head's embedding, or the target's."""
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < target.vocab_size:
         raise refused(where, f"names no mask token of this model: mask_token_id is {token}")
+    if (where / MASK_FILE).is_file():
+        found = load_pickle(where / MASK_FILE)
+        found = found.get("embedding") if isinstance(found, Mapping) else found
+        if not isinstance(found, Tensor) or found.numel() != target.hidden_size:
+            raise refused(where, f"has a {MASK_FILE} that is no embedding of this model", "shapes")
+        return found.reshape(-1)
     if rows is not None and token < len(rows):
         return rows[token]
     return target.embed(torch.tensor([token]))[0].cpu()

@@ -1,8 +1,8 @@
 """The layout of DFlash's authors (z-lab): a Qwen3 configuration with ``dflash_config``. Read, and not written.
 
-It borrows embedding and LM head from its target when it runs. Its mask is a token of the target, and its
-``target_layer_ids`` name layers by their output: the tap is one more. Heads of outpace have a mask of their own, for
-which this layout has no place; ``--layout speculators`` has.
+It borrows embedding and LM head from its target when it runs. Its mask is a token of the target, or lies beside it as
+``mask_embedding.pt``; its ``target_layer_ids`` name layers by their output: the tap is one more. For engines that are
+to load a head of outpace there is ``--layout speculators``.
 """
 
 from __future__ import annotations
