@@ -22,7 +22,14 @@ from outpace.heads.untrained import random_head
 from outpace.heads.words import Words, factored
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget
-from outpace.training.losses import DIVERGENCES, ROWS, Said, soft_cross_entropy, soft_divergence
+from outpace.training.losses import (
+    DIVERGENCES,
+    ROWS,
+    Said,
+    soft_cross_entropy,
+    soft_divergence,
+    weighted_cross_entropy,
+)
 from support import Row
 
 HIDDEN, VOCAB = 16, 40
@@ -198,6 +205,22 @@ def test_the_gradient_is_the_means(form: str, count: int, way: str) -> None:
     assert mean.item() == pytest.approx(expected.item(), rel=1e-5)
     assert_alike(gradients(5.0 * mean, weights), gradients(5.0 * expected, weights))
     assert hits.item() == pytest.approx(agreed(words, states, said, places))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_count_in_every_gradient(form: str) -> None:
+    count = ROWS + 5
+    words, said, places = words_of(form), Said(rows_of(1, 60), rows_of(2)), torch.arange(count) % 60
+    states = rows_of(4, count).requires_grad_()
+    shares = 3.0 * torch.rand(count, generator=torch.Generator().manual_seed(1))
+    shares[7] = 0.0
+    losses = -(said.p[places].float() * words(states).log_softmax(-1)).sum(-1)
+    expected = (shares * losses).sum() / shares.sum()
+    found, hits = weighted_cross_entropy(states, words, said, places, shares)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(hits, words(states).argmax(-1) == said.best[places])
+    weights = [states, *words.parameters()]
+    assert_alike(gradients(found, weights), gradients(expected, weights))
 
 
 def agreed(words: Words, states: Tensor, said: Said, places: Tensor) -> float:

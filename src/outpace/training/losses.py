@@ -163,19 +163,3 @@ def _divergences(name: str, states: Tensor, rows: Tensor, said: Said, places: Te
 
     parts = zip(torch.split(states, ROWS), torch.split(places, ROWS), strict=True)
     return torch.cat([checkpoint(some, part, rows, said.p[where], use_reentrant=False) for part, where in parts])
-
-
-def over(mask: Tensor, values: Tensor) -> Tensor:
-    """Mean of ``values`` where ``mask`` holds, 0 where it holds nowhere."""
-    weights = mask.to(values.dtype)
-    return (values * weights).sum() / weights.sum().clamp_min(1.0)
-
-
-def agreement(mask: Tensor, target: Tensor, draft: Tensor) -> Tensor:
-    """Share of rows where both would say the same word: (n, V) each, ``mask`` (n,)."""
-    return over(mask, (target.argmax(-1) == draft.argmax(-1)).float()).detach()
-
-
-def hard(labels: Tensor, draft: Tensor) -> Tensor:
-    """Cross entropy with labels (n,), which are -1 where there is none: (n,), 0 there."""
-    return functional.cross_entropy(draft.float(), labels, ignore_index=-1, reduction="none")
