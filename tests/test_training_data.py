@@ -254,7 +254,10 @@ def batches(dataset: Dataset) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def test_states_beyond_the_budget_are_computed_again(tmp_path: Path, prompts: Path, llama: Model) -> None:
+def test_states_beyond_the_budget_are_computed_again(
+    tmp_path: Path, prompts: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "BLOCK", 16)
     layers, wish = (0, 2, 3), {"tokens": 600, "sources": [Given(prompts)], "self_written": 0.0}
     sets = []
     for name, cache in (("kept", 10**9), ("some", 1), ("none", 0)):

@@ -1,0 +1,213 @@
+"""outpace train: from prompts to a head that decodes, through the command line; stopped, resumed, refused."""
+
+import importlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import outpace.models
+from cli_support import Run, refused, runner, toy
+from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.shards import Shards
+from outpace.training.trainer import STATE, Trainer, read_state
+
+train = importlib.import_module("outpace.cli.train")  # the package's attribute of this name is the command
+TOY = toy()
+SMALL = ("--tokens", "500", "--size", "tiny")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    made = runner(monkeypatch, capsys)
+    monkeypatch.setattr(outpace.models, "load", lambda name, **_: TOY)  # one for all: its tables are drawn once
+    return made
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    names = ["cat", "dog", "owl", "fox", "bee", "ant", "elk", "hen"]
+    rows = [{"turns": [f"what did the {one} say to the {other}"]} for one in names for other in names if one != other]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_head_is_trained_and_drafts(run: Run, prompts: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    ran = run("train", "eagle3", "--prompts", str(prompts), "--out", str(head), *SMALL, "--param", "steps=2")
+    assert ran.code == 0, ran
+    assert f"the head is in {head}" in ran.out
+    assert f"--method eagle3 --head {head}" in ran.out
+    assert "tokens of" in ran.err
+    assert {CONFIG, WEIGHTS, PROVENANCE, STATE, "data"} == {path.name for path in head.iterdir()}
+    made = json.loads((head / PROVENANCE).read_text())
+    assert made["command"].startswith("outpace train eagle3 --model toy --tokens 500 --prompts prompts.jsonl")
+    assert made["data"]["answer_tokens"] == Shards(head / "data", {}).answer_tokens() >= 500
+    assert made["data"]["sources"].keys() <= {"prompts.jsonl", "self"}
+    assert made["steps"] > 0 < made["tokens"]
+    assert made["machine"]["torch"]
+    assert json.loads((head / CONFIG).read_text())["options"]["steps"] == 2
+    method = TOY.method("eagle3", {"nodes": 3}, head=head)
+    said = outpace.generate(TOY, "a cat", method=method, max_new_tokens=16)
+    assert said.tokens == outpace.generate(TOY, "a cat", method="none", max_new_tokens=16).tokens
+    assert said.metrics["drafting_rounds"] > 0.5
+
+
+def test_without_prompts_the_model_writes_them_and_data_are_shared(run: Run, tmp_path: Path) -> None:
+    data = tmp_path / "shared"
+    common = ("--data", str(data), "--json", *SMALL)
+    first = run("train", "medusa", "--out", str(tmp_path / "a"), *common)
+    assert first.code == 0, first
+    assert json.loads(first.out)["data"]["sources"].keys() == {"self"}
+    kept = {path.name: path.read_bytes() for path in data.iterdir()}
+    second = run("train", "eagle3", "--out", str(tmp_path / "b"), *common, "--rank", "4", "--max-minutes", "5")
+    assert second.code == 0, second
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == kept
+    config = json.loads((tmp_path / "b" / CONFIG).read_text())
+    assert (config["rank"], config["vocabulary"]) == (4, TOY.target.vocab_size)
+    assert "--max-minutes 5" in json.loads(second.out)["command"]
+    assert not (tmp_path / "b" / "data").exists()
+
+
+def test_training_is_interrupted_and_resumed(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("train", "eagle3", "--prompts", str(prompts), "--epochs", "3", "--param", "steps=1", *SMALL)
+    whole, head = tmp_path / "whole", tmp_path / "head"
+    assert run(*command, "--out", str(whole)).code == 0
+    command = (*command, "--out", str(head))
+    step = Trainer._step
+
+    def pressed(self: Trainer, batch: object) -> None:
+        step(self, batch)  # type: ignore[arg-type]
+        if self.progress.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", pressed)
+        ran = run(*command)
+    assert ran.code == 130
+    assert "stopped after 2 steps" in ran.err
+    assert "--resume" in ran.err
+    assert not (head / WEIGHTS).exists()
+    refused(run(*command), "holds a run already", "--resume")
+    ran = run(*command, "--resume")
+    assert ran.code == 0, ran
+    assert (head / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    before = read_state(head)
+    again = run(*command, "--resume")  # nothing is left to do: the same head once more
+    assert again.code == 0, again
+    assert (head / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    assert before is not None
+    assert before["progress"]["step"] == read_state(head)["progress"]["step"]  # type: ignore[index]
+    other = run(*command, "--resume", "--param", "decay=0.5")
+    assert (other.code, other.out) == (2, "")
+    assert "other settings" in other.err.splitlines()[-1]
+
+
+def test_collecting_is_interrupted_and_the_same_command_goes_on(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = importlib.import_module("outpace.training.data")
+    monkeypatch.setattr(data, "BLOCK", 4)
+    monkeypatch.setattr(data, "_LEAST_BLOCK", 4)
+    head = tmp_path / "head"
+    command = ("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL[2:], "--tokens", "1000")
+    append, count = Shards.append, 0
+
+    def interrupted(*arguments: object) -> object:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        return append(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shards, "append", interrupted)
+        ran = run(*command)
+    assert ran.code == 130
+    assert "are kept in" in ran.err
+    assert "the same command goes on" in " ".join(ran.err.split())
+    kept = Shards(head / "data", {}).keys()
+    assert len(kept) == 4
+    assert run(*command).code == 0
+    assert Shards(head / "data", {}).keys()[:4] == kept
+
+
+def test_a_full_disk_and_memory_are_said_in_one_line(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = tmp_path / "head"
+    command = ("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL)
+
+    def starved(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_losses", starved)
+        ran = run(*command)
+    assert (ran.code, ran.out) == (2, "")
+    assert "error: memory ran out in training; what was saved is kept" in ran.err
+    checkpoint = importlib.import_module("outpace.heads.checkpoint")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", full)
+        ran = run(*command)
+    assert (ran.code, ran.out) == (2, "")
+    assert "No space left" in ran.err.splitlines()[-1]
+    assert run(*command, "--resume").code == 0
+
+
+def test_names_of_methods_stand_for_the_heads_they_use() -> None:
+    from outpace.heads.base import kinds
+
+    for method, kind in train.USES.items():
+        assert kind in kinds(), (method, kind)
+        assert method not in kinds(), method
+    assert set(train.METHODS) <= set(kinds())
+
+
+def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outpace.models, "load", nothing)
+    ran = run("train", "eagle2", "--out", str(tmp_path / "head"))
+    assert ran.code == 130
+    assert "eagle2 drafts with the head of eagle" in ran.err
+
+
+def test_bad_input_is_said_in_one_line(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_model(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded before the options were checked")
+
+    monkeypatch.setattr(outpace.models, "load", no_model)
+    out = ("--out", str(tmp_path / "head"))
+    refused(run("train", "eagle9", *out), "unknown kind of head 'eagle9'", "eagle3", "medusa")
+    refused(run("train", "eagle3", *out, "--size", "vast"), "unknown size 'vast'", "tiny")
+    refused(run("train", "eagle3", *out, "--param", "stepz=2"), "stepz", "steps")
+    refused(run("train", "eagle3", *out, "--param", "steps=none"), "steps")
+    refused(run("train", "eagle3", *out, "--tokens", "0"), "--tokens must be at least 1")
+    refused(run("train", "eagle3", *out, "--epochs", "0"), "--epochs must be above 0")
+    refused(run("train", "eagle3", *out, "--max-minutes", "-1"), "--max-minutes must be above 0")
+    refused(run("train", "eagle3", *out, "--rank", "-1"), "--rank")
+    refused(run("train", "eagle3", *out, "--self-written", "2"), "--self-written must be between 0 and 1")
+    refused(run("train", "eagle3", *out, "--self-written", "0"), "leaves no prompts")
+    refused(run("train", "eagle3", *out, "--cache-bytes", "-1"), "--cache-bytes")
+    refused(run("train", "eagle3", *out, "--prompts", str(tmp_path / "none.jsonl")), "none.jsonl")
+    refused(run("train", "eagle3", *out, "--exclude", str(tmp_path / "none.txt")), "none.txt")
+    refused(run("train", "eagle3", "--out", str(prompts)), "prompts.jsonl")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"label": 3}')
+    refused(run("train", "eagle3", *out, "--prompts", str(bad)), "no usable rows", "label")
+    done = tmp_path / "done"
+    done.mkdir()
+    (done / WEIGHTS).write_bytes(b"")
+    refused(run("train", "eagle3", "--out", str(done)), "holds a head already")

@@ -1,0 +1,330 @@
+"""The trainer: it learns, goes on where it was stopped, ends when it should, and no bad step or full disk hurts it."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outpace.training.trainer as trainer_module
+from outpace.errors import BadInput
+from outpace.heads.base import Batch, Head, HeadConfig, TargetFacts, Teacher
+from outpace.heads.words import Words
+from outpace.training.trainer import STATE, Schedule, Trainer, read_state
+
+HIDDEN, VOCABULARY = 8, 12
+
+
+class Guess(Head):
+    """Says the next token of the token alone."""
+
+    def __init__(self, config: HeadConfig, words: Words) -> None:
+        super().__init__(config, words)
+        self.map = nn.Linear(HIDDEN, HIDDEN, bias=True)
+        self.unused = nn.Linear(HIDDEN, HIDDEN)
+        self.fail_at: set[int] = set()
+        self.calls = 0
+
+    @classmethod
+    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+        return ()
+
+    def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
+        rows = self.words(self.map(teacher.embedding[batch.tokens[:, :-1]].to(self.map.weight.dtype)))
+        loss = nn.functional.cross_entropy(rows.flatten(0, 1).float(), batch.tokens[:, 1:].flatten())
+        if self.training:
+            self.calls += 1
+            if self.calls in self.fail_at:
+                loss = loss * math.nan
+        return {"loss": loss, "double": 2 * loss.detach()}
+
+
+class Cycles:
+    """Batches of a fixed cycle of tokens, each told from the others by its first token."""
+
+    def __init__(self, count: int = 6, held: int = 1) -> None:
+        self.count, self.held = count, held
+        self.given: list[tuple[int, int]] = []
+
+    def answer_tokens(self) -> int:
+        return self.count * 20
+
+    def _batch(self, start: int) -> Batch:
+        tokens = (torch.arange(20) * 5 + start)[None] % VOCABULARY
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        return Batch(tokens, {}, real, real)
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        for number in range(self.count):
+            self.given.append((epoch, number))
+            yield self._batch(number)
+
+    def held_out(self) -> Iterator[Batch]:
+        for number in range(self.held):
+            yield self._batch(number + 100)
+
+
+def config(**changes: Any) -> HeadConfig:
+    facts = TargetFacts(name="t", hidden_size=HIDDEN, vocab_size=VOCABULARY, num_layers=1, fingerprint=[0.5])
+    sizes = {"intermediate": 8, "heads": 1, "kv_heads": 1, "head_size": 8}
+    return HeadConfig(**{"kind": "guess", "target": facts, "taps": (), "vocabulary": VOCABULARY} | sizes | changes)
+
+
+def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **schedule: Any) -> Trainer:
+    torch.manual_seed(0)
+    rows = torch.randn(VOCABULARY, HIDDEN)
+    words = Words(torch.arange(VOCABULARY) if ids is None else ids, rows)
+    teacher = Teacher(torch.randn(VOCABULARY, HIDDEN), rows, lambda states: states, 1)
+    folder.mkdir(exist_ok=True)
+    head = Guess(config(), words)
+    made = {"epochs": 3.0, "save_every": 1e9, "evaluate_every": 1e9} | schedule
+    return Trainer(head, teacher, data or Cycles(), folder, Schedule(**made), torch.device("cpu"))
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: copy.detach().clone() for name, (_, copy) in zip("abcdef", trainer._copies, strict=False)}
+
+
+def test_it_learns_and_ends_with_the_data(tmp_path: Path) -> None:
+    data = Cycles()
+    trainer = made(tmp_path, data, epochs=20.0)
+    before = trainer.evaluate()["loss"]
+    progress = trainer.run()
+    assert progress.step == 120
+    assert progress.tokens == 20 * data.answer_tokens()
+    assert [epoch for epoch, number in data.given if number == 0] == list(range(20))
+    assert progress.history[-1][1] < 0.7 * before
+    assert progress.figures["double"] == pytest.approx(2 * progress.figures["loss"], rel=1e-4)
+    assert trainer.head.map.weight.dtype == torch.bfloat16
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 5, 6, 7, 13])
+def test_a_run_that_was_stopped_goes_on_at_the_next_batch(tmp_path: Path, at: int) -> None:
+    whole = made(tmp_path / "whole")
+    whole.run()
+    first = made(tmp_path / "d")
+
+    def stop(progress: Any, share: float) -> None:
+        if progress.step == at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        first.run(stop)
+    first.save()
+    steps: list[int] = []
+    second = made(tmp_path / "d")
+    assert second.resume()
+    second.run(lambda progress, share: steps.append(progress.step))
+    assert steps == list(range(at + 1, 19))
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(second)[name]), name
+    assert second.progress.history == whole.progress.history
+    assert second.progress.epoch == whole.progress.epoch
+
+
+def test_a_kill_in_the_middle_of_a_step_or_of_saving_loses_what_was_not_saved_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = made(tmp_path / "whole")
+    whole.run()
+    for place in ("step", "save"):
+        folder = tmp_path / place
+        first = made(folder, save_every=0.0)
+        with monkeypatch.context() as patch:
+            count = 0
+
+            def killed(*_: Any, **__: Any) -> None:
+                nonlocal count
+                count += 1
+                if count == 9:
+                    raise Stop
+
+            patch.setattr(
+                *(
+                    (first, "_follow", lambda real=first._follow: killed() or real())
+                    if place == "step"
+                    else (torch, "save", lambda state, path, real=torch.save: killed() or real(state, path))
+                )
+            )
+            with pytest.raises(Stop):
+                first.run()
+        second = made(folder)
+        second.resume()
+        assert second.progress.step == 8
+        second.run()
+        for name, value in weights(whole).items():
+            assert torch.equal(value, weights(second)[name]), (place, name)
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    first.run()
+    again = made(tmp_path)
+    again.resume()
+    assert again.run().step == first.progress.step
+    assert again.progress.history == first.progress.history
+    more = made(tmp_path, epochs=4.0)
+    more.resume()
+    assert more.run().step == first.progress.step + 6
+
+
+def test_a_step_without_a_finite_loss_changes_nothing(tmp_path: Path) -> None:
+    trainer = made(tmp_path)
+    trainer.head.fail_at = {2, 3, 6}
+    seen: list[dict[str, Tensor]] = []
+    progress = trainer.run(lambda *_: seen.append(weights(trainer)))
+    assert progress.skipped == 3
+    assert progress.step == 18
+    for step, changed in ((2, False), (3, False), (4, True), (6, False)):
+        same = all(torch.equal(value, seen[step - 2][name]) for name, value in seen[step - 1].items())
+        assert same is not changed, step
+    assert all(math.isfinite(value) for value in progress.figures.values())
+
+
+def test_three_in_a_row_end_the_run(tmp_path: Path) -> None:
+    trainer = made(tmp_path)
+    trainer.save()
+    trainer.head.fail_at = {4, 5, 6}
+    with pytest.raises(BadInput, match=r"not a finite number 3 steps in a row \(up to step 6\)"):
+        trainer.run()
+    assert read_state(tmp_path)["progress"]["step"] == 0
+
+
+def test_gradients_that_are_not_finite_are_no_step_either(tmp_path: Path) -> None:
+    trainer = made(tmp_path)
+    before = weights(trainer)
+    trainer.head.map.weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(BadInput, match="3 steps in a row"):
+        trainer.run()
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+class Clock:
+    """Time that moves by one second whenever it is read."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_minutes_end_a_run_before_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "time", Clock())
+    shares: list[float] = []
+    first = made(tmp_path, epochs=1000.0, seconds=60.0)
+    first.run(lambda progress, share: shares.append(share))
+    assert 10 < first.progress.step < 60
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert first.progress.seconds >= 60.0
+    again = made(tmp_path, epochs=1000.0, seconds=60.0)
+    again.resume()
+    assert again.run().step == first.progress.step
+    longer = made(tmp_path, epochs=1000.0, seconds=90.0)
+    longer.resume()
+    assert first.progress.step < longer.run().step < 90
+
+
+def test_the_rate_rises_and_falls_towards_the_end(tmp_path: Path) -> None:
+    trainer = made(tmp_path, epochs=40.0)
+    rates: list[float] = []
+    trainer.run(lambda *_: rates.append(trainer.optimisers[0].param_groups[0]["lr"]))
+    top = rates.index(max(rates))
+    assert 2 < top < 0.1 * len(rates)
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[-1] < 0.05 * max(rates)
+    assert max(rates) == pytest.approx(trainer.schedule.matrix_rate, rel=0.1)
+
+
+def test_training_ends_early_and_the_head_holds_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = made(tmp_path, epochs=100.0, evaluate_every=-1.0, patience=3)
+    losses = iter([3.0, 2.0, 2.5, 2.1, 2.2, 9.0])
+    best: dict[str, Tensor] = {}
+    real = Head.eval
+
+    def losses_of(batch: Batch) -> dict[str, Tensor]:
+        if trainer.head.training:
+            return Trainer._losses(trainer, batch)
+        value = next(losses)
+        if value == 2.0:
+            best.update({name: weight.detach().clone() for name, weight in trainer._trained()})
+        return {"loss": torch.tensor(value)}
+
+    monkeypatch.setattr(trainer, "_losses", losses_of)
+    progress = trainer.run()
+    assert [loss for _, loss in progress.history] == [3.0, 2.0, 2.5, pytest.approx(2.1), pytest.approx(2.2)]
+    assert progress.step == 5
+    assert all(torch.equal(weight, best[name]) for name, weight in trainer._trained())
+    again = made(tmp_path, epochs=100.0, patience=3)
+    again.resume()
+    assert again.run().step == 5
+    assert real is Head.eval
+
+
+def test_nothing_held_out_leaves_the_last_weights(tmp_path: Path) -> None:
+    trainer = made(tmp_path, Cycles(held=0))
+    assert trainer.run().history == []
+    for (_, weight), (_, copy) in zip(trainer._trained(), trainer._copies, strict=True):
+        assert torch.equal(weight, copy.bfloat16())
+
+
+def test_a_full_disk_keeps_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = made(tmp_path)
+    trainer.save()
+    before = (tmp_path / STATE).read_bytes()
+
+    def full(state: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(BadInput, match=r"No space left.*--resume"):
+        trainer.run()
+    assert (tmp_path / STATE).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [STATE]
+
+
+def test_states_of_other_runs_and_damaged_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not made(tmp_path).resume()
+    made(tmp_path).save()
+    other = made(tmp_path)
+    other.head.config = config(intermediate=16)
+    with pytest.raises(BadInput, match="other settings"):
+        other.resume()
+    with pytest.raises(BadInput, match="other words"):
+        made(tmp_path, ids=torch.arange(VOCABULARY).flip(0)).resume()
+    rounded = made(tmp_path)
+    rounded.head.config = config(target=config().target.model_copy(update={"fingerprint": [0.49999], "name": "again"}))
+    assert rounded.resume()
+    (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:500])
+    with pytest.raises(BadInput, match=r"damaged.*delete it") as caught:
+        made(tmp_path).resume()
+    assert "\n" not in str(caught.value)
+    torch.save({"head": {}}, tmp_path / STATE)
+    with pytest.raises(BadInput, match=r"damaged.*it lacks best"):
+        made(tmp_path).resume()
+
+
+def test_training_needs_data_and_time(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing to train on"):
+        made(tmp_path, Cycles(count=0)).run()
+    for wrong in ({"seconds": 0.0}, {"epochs": -1.0}, {"seconds": math.nan}):
+        with pytest.raises(BadInput, match="above 0"):
+            Schedule(**wrong)
+
+
+def test_an_older_torch_trains_by_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    trainer = made(tmp_path, epochs=20.0)
+    assert [type(one) for one in trainer.optimisers] == [torch.optim.AdamW]
+    before = trainer.evaluate()["loss"]
+    assert trainer.run().history[-1][1] < before
