@@ -343,6 +343,13 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("medusa", "medusa", {"medusa_num_heads": 5}, {}, "LM head of its own in each head|lacks tensor 4.0"),
     ("medusa", "medusa", {}, {"1__1__weight": lambda one: one + 1}, "LM head of its own in each head"),
     ("medusa", "medusa", {}, {"token_map": lambda one: one + 10}, "drafts tokens that this model does not have"),
+    (
+        "medusa",
+        "medusa",
+        {},
+        {f"{index}__1__weight": lambda one: one.roll(1, 1) for index in range(4)},
+        "made for other weights than this model's: its LM head",
+    ),
     ("draft-lm", "hf", {"hidden_size": 64}, {}, "its hidden size is 64.*--draft-model"),
 ]
 

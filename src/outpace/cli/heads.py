@@ -128,7 +128,9 @@ def _about(folder: Path, model: Model, kind: str, name: str) -> About:
     from outpace.heads.layouts.base import About
 
     idle = _idle(model) if kind == "dflash" else None
-    return About(name, model.info.get("architecture", "LlamaForCausalLM"), idle, read_provenance(folder))
+    inner: Any = getattr(model.tokenizer, "inner", None)  # a tokenizer of transformers, where it is one
+    architecture = model.info.get("architecture", "LlamaForCausalLM")
+    return About(name, architecture, idle, read_provenance(folder), getattr(inner, "save_pretrained", None))
 
 
 def _idle(model: Model) -> int | None:

@@ -30,13 +30,15 @@ class About:
     """What other engines want to know of the target.
 
     ``name``: what they load, a hub id or a folder; ``architecture``: its transformers class; ``idle``: a token that no
-    text uses, for layouts whose masks are tokens. ``provenance`` goes along as ``training.json``.
+    text uses, for layouts whose masks are tokens. ``provenance`` goes along as ``training.json``. ``tokenizer`` writes
+    the tokenizer into a folder, for layouts that are whole models.
     """
 
     name: str
     architecture: str = "LlamaForCausalLM"
     idle: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Callable[[Path], object] | None = None
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ def write(head: Head, target: Target, folder: Path, layout: str, about: About) -
     package = find_layout(layout, head.kind).express(head, target, about)
     if about.provenance:
         package.json[PROVENANCE] = dict(about.provenance)
-    write_folder(folder, package)
+    write_folder(folder, package, about.tokenizer if layout == "hf" else None)
 
 
 def detect(folder: Path) -> tuple[Layout, str] | None:

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +77,11 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def write_folder(folder: Path, package: Package) -> None:
-    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be."""
+def write_folder(folder: Path, package: Package, also: Callable[[Path], object] | None = None) -> None:
+    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be.
+
+    ``also`` writes what else belongs there.
+    """
     with appearing(folder) as place:
         tensors = {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()}
         save_file(tensors, place / package.weights, metadata={"format": "pt"})
@@ -86,6 +89,8 @@ def write_folder(folder: Path, package: Package) -> None:
             (place / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name, value in package.saved.items():
             torch.save(value, place / name)
+        if also is not None:
+            also(place)
 
 
 def read_json(path: Path) -> dict[str, Any]:

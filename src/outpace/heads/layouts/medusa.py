@@ -33,6 +33,8 @@ from outpace.heads.layouts.reading import (
 from outpace.heads.layouts.writing import bf16, whole_rows
 from outpace.targets.base import Target
 
+_KIN = 0.5
+"""Cosine of LM heads below which they are not of one model."""
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _FROM_VLLM = (
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$"), r"\1.\2.linear.\3"),
@@ -89,7 +91,9 @@ class MedusaLayout(Layout):
         for name in set(called) - set(found):  # blocks without biases
             if name.endswith(".bias") and called[name.removesuffix("bias") + "weight"] in tensors:
                 found[name] = torch.zeros(target.hidden_size)
-        return Foreign(known, found | lm_head(_shared(tensors, rows, ids, where), ids, target, where, rows[0]), called)
+        shared = _shared(tensors, rows, ids, where)
+        _check_rows(shared, ids, target, where)
+        return Foreign(known, found | lm_head(shared, ids, target, where, rows[0]), called)
 
 
 def _plain(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -127,5 +131,16 @@ def _shared(tensors: Mapping[str, Tensor], rows: list[str], ids: Tensor, where: 
     if len(first) > len(ids):
         if int(ids.max()) >= len(first):
             raise refused(where, f"has a tensor {have[0]} of {len(first)} tokens, fewer than its token_map names")
-        return first[ids]
+        first = first[ids]
     return first
+
+
+def _check_rows(rows: Tensor | None, ids: Tensor, target: Target, where: Path) -> None:
+    """Raise BadInput for another model's LM head: its rows are all that tells, and training moves them little."""
+    if rows is None or rows.shape != (len(ids), target.hidden_size):
+        return
+    theirs, ours = rows.float(), target.head_rows(ids).cpu()
+    cosine = float((theirs * ours).sum() / (theirs.norm() * ours.norm()).clamp_min(1e-12))
+    if not cosine >= _KIN:
+        said = f"was made for other weights than this model's: its LM head and the model's have cosine {cosine:.3f}"
+        raise refused(where, said, "fingerprint")
