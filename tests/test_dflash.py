@@ -69,7 +69,8 @@ def said(head: DFlash, target: Target, tokens: Seq[int], depth: int | None = Non
     context = head.context([states[tap][None] for tap in head.config.taps])
     embedded = target.embed(torch.tensor(tokens[-1:])).float()[None]
     found = head.blocks(context, embedded, torch.tensor([[len(tokens) - 1]]))[0, 0, 1:]
-    return head.words(found)[:depth]
+    logits: Tensor = head.words(found)[:depth]
+    return logits
 
 
 def begun(drafter: DFlashDrafter, target: Target, tokens: Seq[int], **more: Any) -> Sequence:
@@ -86,7 +87,7 @@ def commit(
     scores = target.score([(sequence, tree)], drafter.taps)
     target.commit(scores, [path])
     sequence.tokens += [*(tree.tokens[node] for node in path), token]
-    drafter.observe([sequence], scores.parts, [Verdict(path, token)])
+    drafter.observe([sequence], scores.parts, [Verdict(tuple(path), token)])
 
 
 def close(found: Tensor | None, expected: Tensor) -> None:
@@ -152,11 +153,10 @@ def texts(target: TableTarget, rows: int, length: int, prompt: int = 2) -> Batch
     """What the target says at temperature 0 after every token, with its states."""
     every: list[list[int]] = []
     for row in range(rows):
-        tokens = [(5 * row + 1) % VOCAB, row % VOCAB]
-        while len(tokens) < length:
-            tokens.append(int(target.table(tuple(tokens)).argmax()))
-        every.append(tokens)
-    tokens = torch.tensor(every)
+        text = [(5 * row + 1) % VOCAB, row % VOCAB]
+        while len(text) < length:
+            text.append(int(target.table(tuple(text)).argmax()))
+        every.append(text)
     layers = (*sorted({1, 2, target.num_layers}),)
     states = {layer: torch.zeros(rows, length, target.vocab_size) for layer in layers}
     for row, one in enumerate(every):
@@ -164,7 +164,7 @@ def texts(target: TableTarget, rows: int, length: int, prompt: int = 2) -> Batch
             states[layer][row] = found
     answer = torch.zeros(rows, length, dtype=torch.bool)
     answer[:, prompt:] = True
-    return Batch(tokens, states, torch.ones_like(answer), answer)
+    return Batch(torch.tensor(every), states, torch.ones_like(answer), answer)
 
 
 def teacher_for(target: TableTarget, head: DFlash) -> Teacher:
@@ -185,7 +185,7 @@ def trained() -> tuple[DFlash, list[float]]:
     for _ in range(120):
         loss = head.losses(batch, teacher)["loss"]
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         losses.append(float(loss.detach()))
     return head.eval().requires_grad_(False), losses
