@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -22,7 +23,10 @@ from outpace.training.trainer import teacher_of
 from support import NeverTwice, round_error
 from target_suite import tiny_model
 
-TARGETS = {"dense": lambda: DenseTarget(draw(tiny_model("llama"))), "hf": lambda: HFTarget(tiny_model("llama"))}
+TARGETS: dict[str, Callable[[], Target]] = {
+    "dense": lambda: DenseTarget(draw(tiny_model("llama"))),
+    "hf": lambda: HFTarget(tiny_model("llama")),
+}
 PARAMS = {
     "temperature 1": SamplingParams(temperature=1.0),
     "top-p": SamplingParams(temperature=1.3, top_p=0.7),
@@ -88,7 +92,7 @@ def trained(
     for _ in range(steps):
         optimiser.zero_grad()
         loss = head.losses(batch, teacher)["loss"]
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         losses.append(float(loss.detach()))
     head.requires_grad_(False).eval()
@@ -99,8 +103,11 @@ def taps_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, Ten
     """The states of all tokens but the last, (tokens - 1, hidden) by layer."""
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     sequence = target.sequence(tokens)
-    target.prefill(
-        [sequence], tuple(layers), lambda _, at, taps: [found[one].append(taps[one].clone()) for one in taps]
-    )
+
+    def keep(_: Any, position: int, taps: Any) -> None:
+        for layer, rows in taps.items():
+            found[layer].append(rows.clone())
+
+    target.prefill([sequence], tuple(layers), keep)
     target.close(sequence.kv)
     return {layer: torch.cat(pieces) for layer, pieces in found.items()}
