@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from outpace.drafters.feature import Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
-from outpace.heads.lm_head import LmHead
+from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.stack import Stack, stack_plan
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Target
@@ -35,14 +34,15 @@ class EagleNet(Net):
             head.config, list(head.layers), rows=None if factored else head.words.rows, device=self._where
         )
         self.stack = Stack(plan, target)
-        self._join = head.fc.weight.detach().float().to(self.stack.device)
+        self._join = Product(head.config, head.fc.weight, target)
         self._bias = None if head.fc.bias is None else head.fc.bias.detach().float().to(self.stack.device)
 
     def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
-        return self.target.final_norm(taps[self.taps[0]]).to(self._join)
+        return self.target.final_norm(taps[self.taps[0]]).float()
 
     def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        return functional.linear(torch.cat([embedded, states], -1), self._join, self._bias), None
+        joined = self._join(torch.cat([embedded, states], -1))
+        return (joined if self._bias is None else joined + self._bias), None
 
 
 @register(

@@ -17,7 +17,7 @@ from torch.nn import functional
 from outpace.drafters.feature import Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
 from outpace.heads.base import Head
-from outpace.heads.lm_head import LmHead
+from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.stack import Stack, stack_plan
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Target
@@ -40,7 +40,7 @@ class Eagle3Net(Net):
             device=self._where,
         )
         self.stack = Stack(plan, target)
-        self._fuse = head.fc.weight.detach().float().to(self.stack.device)
+        self._fuse = Product(head.config, head.fc.weight, target)
         self._epsilon = head.config.epsilon
         self._tap_norms: list[Tensor] = []
         self._norm: Tensor | None = None
@@ -49,10 +49,10 @@ class Eagle3Net(Net):
             self._norm = head.norm.weight.detach().float().to(self.stack.device)
 
     def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
-        states = [taps[layer].to(self._fuse) for layer in self.taps]
+        states = [taps[layer].float() for layer in self.taps]
         if self._tap_norms:
             states = [self._normed(one, norm) for one, norm in zip(states, self._tap_norms, strict=True)]
-        return functional.linear(torch.cat(states, -1), self._fuse)
+        return self._fuse(torch.cat(states, -1))
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(states, weight.shape, weight, self._epsilon)

@@ -21,7 +21,7 @@ from torch import Tensor
 from outpace.controllers.base import Budget
 from outpace.drafters.calibration import Calibration
 from outpace.drafters.growth import Growth
-from outpace.targets.top import top
+from outpace.targets.top import log_totals, top
 from outpace.tree import ROOT, TokenTree
 
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.68, 0.8, 0.9, 0.97)
@@ -97,8 +97,7 @@ class Paths:
         """Logarithms of the rows' sums."""
         if not self._confident and self._budget.confidence <= 0.0:
             return [0.0] * len(logits)
-        found: list[float] = (logits if self._warmth == 1.0 else logits * self._warmth).logsumexp(-1).tolist()
-        return found
+        return log_totals(logits if self._warmth == 1.0 else logits * self._warmth)
 
     def _add(self, node: int, total: float, values: list[float], words: list[int]) -> None:
         """The likeliest tokens after ``node`` become candidates."""

@@ -38,7 +38,7 @@ from outpace.drafters.calibration import Calibration, Kind
 from outpace.drafters.memory import Namespaces
 from outpace.sampling import TreeDistribution, warp
 from outpace.targets.base import Sequence, TreeScores
-from outpace.targets.top import top
+from outpace.targets.top import log_totals, top
 from outpace.tree import ROOT, QRow, TokenTree
 
 EDGE = 5
@@ -65,6 +65,15 @@ def prior(kind: Any) -> float:
     return 1.0 / (1.0 + math.exp(-kind[-1]))
 
 
+def marginal_prior(kind: Any) -> float:
+    """The same for kinds of :func:`likeliest_prefixes`, whose rows do not know the path before them.
+
+    A row that is sure is sure of the likeliest path: of another it is right far less often than it says.
+    """
+    _, _, strayed, odds = kind
+    return prior((0.5 * odds - 0.5,)) if strayed and odds >= 0 else prior(kind)
+
+
 def levels_of(logits: Tensor, words: Seq[int], k: int, temperature: float = 0.0) -> list[Level]:
     """The ``k`` likeliest words at each position: ``logits`` (n, Vd) over ``words``, the target's ids. n levels.
 
@@ -72,7 +81,7 @@ def levels_of(logits: Tensor, words: Seq[int], k: int, temperature: float = 0.0)
     """
     if temperature > 0.0:
         logits = logits / temperature
-    totals = logits.logsumexp(-1).tolist()
+    totals = log_totals(logits)
     return [
         Level([words[place] for place in places], [value - total for value in values])
         for (values, places), total in zip(top(logits, k), totals, strict=True)
@@ -176,7 +185,7 @@ class FromMarginals(Drafter, ABC):
 
     def prior(self, kind: Any) -> float:
         """How often candidates of a kind (see :func:`likeliest_prefixes`) are right before anything was seen."""
-        return prior(kind)
+        return marginal_prior(kind)
 
     @abstractmethod
     def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:

@@ -143,16 +143,16 @@ class Head(nn.Module, ABC):
         """Which layers of a target of ``layers`` layers it reads; ``layers`` itself is the last one's output."""
 
     @classmethod
-    def depth_of(cls, options: Any) -> int:
+    def depth_of(cls, options: Any) -> int:  # noqa: ARG003
         """How many layers it has itself."""
         return 1
 
     @classmethod
-    def shapes_of(cls, hidden: int, size: str, options: Any) -> dict[str, int]:
+    def shapes_of(cls, hidden: int, size: str, options: Any) -> dict[str, int]:  # noqa: ARG003
         """Sizes of each of its layers; ``size`` is one of SIZES."""
         return shapes(hidden, size)
 
-    def initialise(self, target: Target, teacher: Teacher) -> None:  # noqa: B027 - most begin at random
+    def initialise(self, target: Target, teacher: Teacher) -> None:
         """Begin from what the target's weights offer. Called once, before training."""
 
     @abstractmethod

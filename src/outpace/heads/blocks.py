@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def _split(rows: Tensor, heads: int) -> Tensor:
-        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return rows.view(*rows.shape[:-1], heads, -1).transpose(1, 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, hidden). ``mask``: None for causal, else bool or additive, broadcastable to (B, heads, T, S)."""
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: HeadConfig, *, inputs: int = 0, norms: bool = False, first_norm: bool = True) -> None:
-        """``inputs``: width of what attention reads (the hidden size); ``first_norm``: whether there is one before it."""
+        """``inputs``: width of what attention reads (the hidden size); ``first_norm``: whether a norm is before it."""
         super().__init__()
         self.self_attn = Attention(config, inputs or config.hidden_size, norms=norms)
         self.mlp = Mlp(config)

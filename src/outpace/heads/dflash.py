@@ -166,7 +166,7 @@ class DFlash(Head):
             at = anchors + step
             alive = alive & (at <= last) & known.gather(1, at.clamp_max(last))
             there = place.gather(1, (at - 1).clamp_max(last))[alive]
-            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.words.matrix, said, there)
+            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.words, said, there)
             weight = math.exp(-(step - 1) / self.options.gamma)
             total, weights = total + weight * loss, weights + weight
             figures[f"agree_{step}"] = hits

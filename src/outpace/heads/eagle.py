@@ -75,6 +75,6 @@ class Eagle(Head):
         foretold = layer.feed(stream + attended)
         right = shifted(features, 1).flatten(0, 1)[rows]
         distance = functional.smooth_l1_loss(foretold.float(), right.float()) if len(rows) else foretold.sum() * 0.0
-        words, hits = soft_cross_entropy(foretold, self.words.matrix, said, shifted(place, 1).flatten()[rows])
+        words, hits = soft_cross_entropy(foretold, self.words, said, shifted(place, 1).flatten()[rows])
         loss = self.options.feature_weight * distance + self.options.word_weight * words
         return {"loss": loss, "feature": distance.detach(), "words": words.detach(), "agree_1": hits}

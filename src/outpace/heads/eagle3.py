@@ -113,7 +113,7 @@ class Eagle3(Head):
             attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
             stream = layer.feed(state + attended)
             there = shifted(place, 1 + step).flatten()[rows]
-            loss, hits = soft_cross_entropy(self.norm(stream), self.words.matrix, said, there)
+            loss, hits = soft_cross_entropy(self.norm(stream), self.words, said, there)
             total = total + self.options.decay**step * loss
             weights += self.options.decay**step
             found[f"agree_{step + 1}"] = hits

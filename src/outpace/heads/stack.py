@@ -1,7 +1,7 @@
 """Stack: a head's decoder layers as they run beside a target, on the same kernels as the target's own.
 
-Rows go in as states and come out as states and logits. Rows that are *kept* extend a sequence's K/V: what was committed.
-Rows of *trees* see what was kept and the rows of their tree that they name, and leave nothing behind.
+Rows go in as states and come out as states and logits. Rows that are *kept* extend a sequence's K/V: what was
+committed. Rows of *trees* see what was kept and the rows of their tree that they name, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Seen:
     """What a forward asks of a tree: which rows see which."""
 
     def __init__(self, seen: list[list[int]], old: int) -> None:
-        self._rows = [[] for _ in range(old)] + seen
+        self._rows: list[list[int]] = [[] for _ in range(old)] + seen
 
     def seen(self) -> list[list[int]]:
         return self._rows
@@ -190,9 +190,14 @@ def stack_plan(
             norms["query"], norms["key"] = norm(attention.q_norm), norm(attention.k_norm)
         plans.append(
             LayerPlan(
-                *(matrix(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)),
-                *(matrix(one) for one in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)),
-                norms,
+                query=matrix(attention.q_proj),
+                key=matrix(attention.k_proj),
+                value=matrix(attention.v_proj),
+                out=matrix(attention.o_proj),
+                gate=matrix(mlp.gate_proj),
+                up=matrix(mlp.up_proj),
+                down=matrix(mlp.down_proj),
+                norms=norms,
             )
         )
     # Rows come as states: no embedding is read. Where there is no LM head either, something must stand there.

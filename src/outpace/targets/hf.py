@@ -65,7 +65,8 @@ class HFTarget(RowTarget):
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
         normed = self._run(Plan([], start=0, stop=0, states=hidden), [0] * len(hidden), self.model.base_model)
-        return normed[0][0]
+        rows: Tensor = normed[0][0]
+        return rows
 
     @torch.inference_mode()
     def head_rows(self, tokens: Tensor) -> Tensor:

@@ -87,15 +87,15 @@ class DenseTarget(RowTarget):
         return logits
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        rows = hidden.float()
-        return rows if self._final_norm is None else rms_norm(rows, self._final_norm.shape, self._final_norm, self._epsilon)
+        rows, weight = hidden.float(), self._final_norm
+        return rows if weight is None else rms_norm(rows, weight.shape, weight, self._epsilon)
 
     def head_rows(self, tokens: Tensor) -> Tensor:
         if self._tied:
             return self.embed(tokens) / self._embedding_scale
         # The packed matrix shows its columns by what it makes of unit vectors, which every precision holds exactly.
         columns = []
-        for units in torch.eye(self.hidden_size).split(_UNITS):
+        for units in torch.split(torch.eye(self.hidden_size), _UNITS):
             logits, seen = self.head(units), self.final_norm(units).sum(-1, keepdim=True)
             if self._final_softcap:
                 logits = self._final_softcap * torch.atanh(logits / self._final_softcap)
