@@ -27,7 +27,7 @@ from outpace.drafters.marginals import (
     draw_chain,
     levels_of,
     likeliest_prefixes,
-    prior,
+    marginal_prior,
 )
 from outpace.method import Method
 from outpace.sampling import SamplingParams
@@ -45,7 +45,7 @@ def all_prefixes(levels: Seq[Level], width: int, depth: int) -> dict[tuple[int, 
         for ranks in product(range(width), repeat=length):
             estimate, strayed = 1.0, False
             for at, rank in enumerate(ranks):
-                estimate *= prior((at, rank, strayed, certainty(levels[at].logs[rank])))
+                estimate *= marginal_prior((at, rank, strayed, certainty(levels[at].logs[rank])))
                 strayed = strayed or rank > 0
             found[tuple(levels[at].tokens[rank] for at, rank in enumerate(ranks))] = estimate
     return found
@@ -56,7 +56,7 @@ def all_prefixes(levels: Seq[Level], width: int, depth: int) -> dict[tuple[int, 
 def test_a_tree_holds_the_likeliest_of_all_prefixes_best_first(seed: int, nodes: int, width: int, depth: int) -> None:
     logits = 2.0 * torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(seed))
     levels = levels_of(logits, range(10, 10 + VOCAB), 3)
-    grown = likeliest_prefixes(levels, Calibration(prior).rate, Budget(depth, nodes, width), floor=0.0)
+    grown = likeliest_prefixes(levels, Calibration(marginal_prior).rate, Budget(depth, nodes, width), floor=0.0)
     every = all_prefixes(levels, width, depth)
     best = sorted(every.values(), reverse=True)[:nodes]
     assert grown.tree.estimates == pytest.approx(best)
@@ -67,7 +67,7 @@ def test_a_tree_holds_the_likeliest_of_all_prefixes_best_first(seed: int, nodes:
 
 def test_what_calibration_has_learned_comes_before_what_the_drafter_says() -> None:
     levels = [Level([7, 8], [math.log(0.6), math.log(0.3)])]
-    calibration = Calibration(prior)
+    calibration = Calibration(marginal_prior)
     first, second = ((0, rank, False, certainty(levels[0].logs[rank])) for rank in (0, 1))
     for _ in range(100):
         calibration.learn(first, False)
@@ -88,6 +88,11 @@ def test_levels_are_probabilities_of_the_target_s_tokens_at_the_request_s_temper
 def test_certainty_is_symmetric_and_never_overflows() -> None:
     assert [certainty(math.log(q)) for q in (0.5, 0.73, 0.27)] == [0, 1, -1]
     assert certainty(0.0) == EDGE and certainty(-1e9) == -EDGE and certainty(math.log(1.0 - 1e-9)) == EDGE
+
+
+def test_a_sure_row_is_trusted_on_the_likeliest_path_alone() -> None:
+    assert marginal_prior((1, 0, False, 3)) > 0.9 > 0.75 > marginal_prior((1, 0, True, 3))
+    assert marginal_prior((1, 0, False, -2)) == marginal_prior((1, 0, True, -2))
 
 
 # ------------------------------------------------------------------------------------------------- drawn chains
