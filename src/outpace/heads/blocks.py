@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     @staticmethod
     def _split(rows: Tensor, heads: int) -> Tensor:
-        return rows.view(*rows.shape[:-1], heads, -1).transpose(1, 2)
+        return rows.view(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, hidden). ``mask``: None for causal, else bool or additive, broadcastable to (B, heads, T, S)."""
