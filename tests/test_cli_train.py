@@ -74,7 +74,17 @@ def test_without_prompts_the_model_writes_them_and_data_are_shared(run: Run, tmp
 def test_training_is_interrupted_and_resumed(
     run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("train", "eagle3", "--prompts", str(prompts), "--epochs", "3", "--param", "steps=1", *SMALL)
+    command: tuple[str, ...] = (
+        "train",
+        "eagle3",
+        "--prompts",
+        str(prompts),
+        "--epochs",
+        "3",
+        "--param",
+        "steps=1",
+        *SMALL,
+    )
     whole, head = tmp_path / "whole", tmp_path / "head"
     assert run(*command, "--out", str(whole)).code == 0
     command = (*command, "--out", str(head))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import outpace.training.data as data
 import outpace.training.shards as shards_module
@@ -171,7 +171,7 @@ def test_a_full_disk_stops_cleanly_and_the_same_call_goes_on(
     collector(tmp_path / "whole", sources=[Given(prompts)]).run()
     folder = tmp_path / "d"
     with monkeypatch.context() as patch:
-        patch.setattr(shards_module, "save_file", killing(shards_module.save_file, 2, error))
+        patch.setattr(shards_module, "save_file", killing(save_file, 2, error))
         with pytest.raises(BadInput, match=r"No space left.*what was written before is kept"):
             collector(folder, sources=[Given(prompts)]).run()
     assert len(Shards(folder, {}).paths) == 1
@@ -359,11 +359,17 @@ def test_a_damaged_shard_is_named_and_its_number_is_not_used_again(tmp_path: Pat
 
 
 def test_whoever_stops_listening_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, opened = TOY.target, []
-    monkeypatch.setattr(TableTarget, "open", lambda self: opened.append([]) or opened[-1])
+    target = TOY.target
+    opened: list[list[int]] = []
+
+    def opening(self: TableTarget) -> list[int]:
+        opened.append([])
+        return opened[-1]
+
+    monkeypatch.setattr(TableTarget, "open", opening)
     monkeypatch.setattr(TableTarget, "close", lambda self, kv: opened.remove(next(one for one in opened if one is kv)))
     found = answered(target, (Prompt(str(i), (1, 2, i + 3)) for i in range(20)), (4,), most=9, stop_ids=frozenset({0}))
     next(found)
     assert opened
-    found.close()
+    found.close()  # type: ignore[attr-defined]
     assert not opened

@@ -304,8 +304,8 @@ class _Job:
 
         from outpace.heads.base import parameters
         from outpace.heads.checkpoint import new_head
-        from outpace.training.data import out_of_memory
         from outpace.training.dataset import Dataset
+        from outpace.training.memory import ran_out
         from outpace.training.on_policy import with_on_policy
         from outpace.training.trainer import Schedule, Trainer, read_state, teacher_of
 
@@ -328,7 +328,7 @@ class _Job:
         try:
             self._run(trainer)
         except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
+            if not ran_out(error):
                 raise
             raise BadInput(
                 "memory ran out in training; what was saved is kept: free some, or give a smaller --size, and go on "

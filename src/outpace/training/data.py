@@ -24,6 +24,7 @@ from outpace.heads.fingerprint import alike, probe
 from outpace.models.base import Model
 from outpace.targets.base import Target
 from outpace.training.answers import TOGETHER, Prompt, answered
+from outpace.training.memory import give_back, ran_out
 from outpace.training.overlap import Overlap, Seen
 from outpace.training.prompts import Ask, SelfWritten, Source, Variation
 from outpace.training.shards import MANIFEST, Conversation, Shards
@@ -216,7 +217,7 @@ class Collector:
                     break
                 self._answer(block, watch)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or out_of_memory(error):
+            if ran_out(error):
                 raise BadInput(
                     "memory ran out while prompts were answered; what was written before is kept: free some, and run "
                     "again to go on"
@@ -353,6 +354,7 @@ class Collector:
         if not found:
             raise BadInput("the model answered none of the prompts")
         self.shards.append([found[ask.key] for ask in block if ask.key in found])
+        give_back()
         self._answered |= {ask.key for ask in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())
 
@@ -370,9 +372,3 @@ class Collector:
                     sources.remove(one)
                 else:
                     yield ask
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether torch says that memory is at its end, on whatever device."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said

@@ -24,10 +24,13 @@ from outpace.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import one_line
 from outpace.targets.base import Target
+from outpace.training.memory import give_back
 
 STATE = "trainer.pt"
 VAIN = 3
 """Steps in a row without a finite loss after which training gives up."""
+TIDY = 10.0
+"""Seconds after which freed memory is given back."""
 WARM = 0.03
 """Share of the run in which the learning rate rises."""
 
@@ -150,7 +153,7 @@ class Trainer:
 
     def run(self, watch: Watch = lambda *_: None) -> Progress:
         """Train to the end, saving on the way; the head holds the best weights afterwards."""
-        began = saved = evaluated = time.monotonic()
+        began = saved = evaluated = tidied = time.monotonic()
         spent = self.progress.seconds
         for batch in () if self.finished else self._batches():
             self._step(batch)
@@ -163,6 +166,9 @@ class Trainer:
             if time.monotonic() - saved > self.schedule.save_every:
                 self.save()
                 saved = time.monotonic()
+            if time.monotonic() - tidied > TIDY:
+                give_back()
+                tidied = time.monotonic()
             if self.finished:
                 break
         if self._evaluated != self.progress.step:
