@@ -73,8 +73,8 @@ class Pool {
 
     // Spinning is quickest while every thread has a core. Where one has not, whoever waits must leave the core to it.
     template <class Done>
-    void await(std::atomic<unsigned>& word, Done&& done) {
-        for (int spins = 0; spins < SPINS; ++spins) {
+    void await(std::atomic<unsigned>& word, Done&& done, int most = SPINS) {
+        for (int spins = 0; spins < most; ++spins) {
             if (done(word.load(std::memory_order_acquire))) return;
             pause();
         }
@@ -101,7 +101,7 @@ class Pool {
 
     void serve(int id) {
         for (unsigned seen = 0;;) {
-            await(epoch, [seen](unsigned now) { return now != seen; });
+            await(epoch, [seen](unsigned now) { return now != seen; }, IDLE_SPINS);
             seen = epoch.load();
             if (closing) return;
             (*job)(id);
@@ -110,6 +110,9 @@ class Pool {
     }
 
     static constexpr int SPINS = 3000;
+    // Between two forwards of a round, the drafter's and the target's, Python runs for some tenths of a millisecond:
+    // who sleeps meanwhile is woken late.
+    static constexpr int IDLE_SPINS = 30000;
     std::vector<std::thread> workers;
     const std::function<void(int)>* job = nullptr;
     std::atomic<unsigned> epoch{0}, running{0};
