@@ -49,7 +49,7 @@ class Dataset:
         layers: Sequence[int],
         *,
         window: int = 512,
-        tokens: int = 4096,
+        tokens: int = 2048,
         target: Target | None = None,
     ) -> None:
         self.shards, self.layers, self.target = shards, tuple(layers), target
