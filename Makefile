@@ -71,7 +71,7 @@ run: $(BASE) ## compare plain decoding with drafted decoding on the embedded mod
 	@$(BIN)/outpace certify auto --level greedy --limit 14 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n $(THREADS)
 
 certify-all: $(DEV) ## the full certification: every method, every rule on every kind of tree (half an hour)
 	@$(BIN)/python -m pytest -m slow -n $(THREADS)

@@ -16,7 +16,8 @@ from outpace.models import Model
 # A shared machine makes any deadline a lottery.
 settings.register_profile("outpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "outpace"))
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# Tests that run side by side share the cores: threads that wait for each other's would be many times slower.
+torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 
 
 def _embedded(dtype: str) -> Model:
