@@ -185,7 +185,7 @@ class Auto(Merge):
                 learned.append(at)
             out.append(tree if count == len(tree) or tree.side else tree.first(count))
         if learned:
-            self._join(learned, sequences, priced, drafts, free, out)
+            self._join(learned, sequences, budgets, priced, drafts, free, out)
         for sequence, tree in zip(sequences, out, strict=True):
             self._proposed[sequence] = tree
         for at in range(len(sequences)):
@@ -200,6 +200,7 @@ class Auto(Merge):
         self,
         learned: Seq[int],
         sequences: Seq[Sequence],
+        budgets: Seq[Budget],
         priced: Seq[Budget],
         drafts: Seq[float],
         free: Seq[TokenTree],
@@ -208,7 +209,7 @@ class Auto(Merge):
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
         requests = [self._requests[sequences[at]] for at in learned]
         began = perf_counter()
-        drafted = self.ask(1, [sequences[at] for at in learned], [priced[at] for at in learned])
+        drafted = self.ask(1, [sequences[at] for at in learned], [budgets[at] for at in learned])
         if all(one.begun for one in requests):
             self.clock.read(len(learned), perf_counter() - began)
         for at, one, tree in zip(learned, requests, drafted, strict=True):

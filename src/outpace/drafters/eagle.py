@@ -10,7 +10,6 @@ Trees are chosen by score, and so deterministic at every temperature; ``mode="sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,8 +36,8 @@ class EagleNet(Net):
         self._join = Product(head.config, head.fc.weight, target)
         self._bias = None if head.fc.bias is None else head.fc.bias.detach().float().to(self.stack.device)
 
-    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
-        return self.target.final_norm(taps[self.taps[0]]).float()
+    def fused(self, states: Tensor) -> Tensor:
+        return self.target.final_norm(states).float()
 
     def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
         joined = self._join(torch.cat([embedded, states], -1))

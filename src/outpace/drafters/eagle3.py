@@ -7,7 +7,6 @@ draw with the row that it was sampled from; at temperature 0 there is nothing to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,11 +47,12 @@ class Eagle3Net(Net):
             self._tap_norms = [norm.weight.detach().float().to(self.stack.device) for norm in head.tap_norms]
             self._norm = head.norm.weight.detach().float().to(self.stack.device)
 
-    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
-        states = [taps[layer].float() for layer in self.taps]
+    def fused(self, states: Tensor) -> Tensor:
+        states = states.float()
         if self._tap_norms:
-            states = [self._normed(one, norm) for one, norm in zip(states, self._tap_norms, strict=True)]
-        return self._fuse(torch.cat(states, -1))
+            parts = states.chunk(len(self._tap_norms), -1)
+            states = torch.cat([self._normed(one, norm) for one, norm in zip(parts, self._tap_norms, strict=True)], -1)
+        return self._fuse(states)
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(states, weight.shape, weight, self._epsilon)

@@ -55,8 +55,8 @@ class Net(ABC):
         self._lm_head = lm_head
 
     @abstractmethod
-    def fused(self, taps: Mapping[int, Tensor]) -> Tensor:
-        """The target's states, (n, hidden) by layer, as the states that rows begin with: (n, hidden) float32."""
+    def fused(self, states: Tensor) -> Tensor:
+        """The target's states of all taps side by side, (n, taps * hidden), as rows begin with: (n, hidden) float32."""
 
     @abstractmethod
     def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -112,8 +112,8 @@ Start = Callable[[Sequence, Budget, float], Grower]
 class _Track:
     """One request. Row i of ``kv`` is made from the state at position ``first + i`` and the token after it.
 
-    ``states`` (m, hidden): of positions from ``since`` on, some of them rows already. ``root``: what left the last row,
-    (1, hidden), and its logits (1, Vd), while that is the row of the last committed token.
+    ``states`` (m, taps * hidden): of positions from ``since`` on, some of them rows already. ``root``: what left the
+    last row, (1, hidden), and its logits (1, Vd), while that is the row of the last committed token.
     """
 
     kv: Any
@@ -164,7 +164,11 @@ class FeatureDrafter(Drafter):
 
     @torch.inference_mode()
     def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
-        self._supply(sequence, position, self.net.fused(taps))
+        self._supply(sequence, position, self._joined(taps))
+
+    def _joined(self, taps: Mapping[int, Tensor]) -> Tensor:
+        """States of all taps side by side, copied. They are fused when they become rows: many need never be."""
+        return torch.cat([taps[layer] for layer in self.taps], -1)
 
     def _supply(self, sequence: Sequence, position: int, states: Tensor) -> None:
         """The target's states from ``position`` on have become known."""
@@ -188,18 +192,29 @@ class FeatureDrafter(Drafter):
     def _absorb(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
         """Make rows of the states that wait, all but the last of each: that row's logits will be wanted."""
         while tracks:
-            self.net.run([self._past(s, t, min(CHUNK, self._waiting(t) - 1)) for s, t in tracks], logits=False)
+            self.net.run(self._past([(s, t, min(CHUNK, self._waiting(t) - 1)) for s, t in tracks]), logits=False)
             for _, track in tracks:
                 self._trim(track)
             tracks = [(s, t) for s, t in tracks if self._waiting(t) > 1]
 
-    def _past(self, sequence: Sequence, track: _Track, count: int) -> Rows:
-        """The next ``count`` rows of committed tokens."""
-        assert track.states is not None
-        at = track.first + self.net.stack.length(track.kv)
-        states = track.states[at - track.since : at - track.since + count]
-        rows, second = self.net.rows(sequence.tokens[at + 1 : at + 1 + count], states)
-        return Rows(track.kv, rows, list(range(at, at + count)), second)
+    def _past(self, wanted: Seq[tuple[Sequence, _Track, int]]) -> list[Rows]:
+        """The next so many rows of committed tokens of each."""
+        places, tokens, states = [], list[int](), list[Tensor]()
+        for sequence, track, count in wanted:
+            assert track.states is not None
+            at = track.first + self.net.stack.length(track.kv)
+            places.append(range(at, at + count))
+            tokens += sequence.tokens[at + 1 : at + 1 + count]
+            states.append(track.states[at - track.since : at - track.since + count])
+        rows, second = self.net.rows(tokens, self.net.fused(states[0] if len(states) == 1 else torch.cat(states)))
+        sizes = [len(one) for one in places]
+        seconds: Seq[Tensor | None] = [None] * len(sizes) if second is None else torch.split(second, sizes)
+        return [
+            Rows(track.kv, mine, list(where), beside)
+            for (_, track, _), where, mine, beside in zip(
+                wanted, places, torch.split(rows, sizes), seconds, strict=True
+            )
+        ]
 
     def _trim(self, track: _Track) -> None:
         """Forget states that have long been rows. The rest is copied: a slice would hold on to all of them."""
@@ -254,7 +269,7 @@ class FeatureDrafter(Drafter):
         self._absorb([one for one in behind if self._waiting(one[1]) > SHORT])
         if not behind:
             return
-        outs = self.net.run([self._past(*one, self._waiting(one[1])) for one in behind])
+        outs = self.net.run(self._past([(*one, self._waiting(one[1])) for one in behind]))
         for (_, track), out in zip(behind, outs, strict=True):
             assert out.logits is not None
             track.root = self.net.leaving(out.states[-1:]), out.logits[-1:]
@@ -297,15 +312,9 @@ class FeatureDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         """Take the target's states of what was committed, whoever drafted it."""
-        paths = [_rows_of(sequence, scored) for sequence, scored in zip(sequences, scores, strict=True)]
-        if not paths:
-            return
-        taps = {
-            layer: torch.cat([one.taps[layer][rows] for one, rows in zip(scores, paths, strict=True)])
-            for layer in self.taps
-        }
-        fused = torch.split(self.net.fused(taps), [len(rows) for rows in paths])
-        for sequence, scored, states in zip(sequences, scores, fused, strict=True):
+        for sequence, scored in zip(sequences, scores, strict=True):
+            rows = _rows_of(sequence, scored)
+            states = self._joined({layer: scored.taps[layer][rows] for layer in self.taps})
             self._supply(sequence, scored.length - 1, states)
             grower, length = self._growers.pop(sequence, (None, 0))
             if grower is not None:
