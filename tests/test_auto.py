@@ -43,6 +43,12 @@ LENGTH = 120
 SAMPLED = SamplingParams(temperature=0.9, seed=4)
 
 
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands still: what rounds take on toy targets would decide otherwise every time."""
+    monkeypatch.setattr(auto, "perf_counter", lambda: 0.0)
+
+
 class Costs(ForwardCosts):
     """Forwards that cost what they are said to."""
 
@@ -264,6 +270,26 @@ def test_the_clock_shows_the_usual_time() -> None:
         clock.read(1, seconds)
     assert clock.seconds(1) == 1.0
     assert clock.seconds(4) is None
+
+
+def test_a_round_that_takes_long_in_truth_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever prices say: a part whose rounds bring four tokens in ten times a plain round's time is left alone."""
+    now, target = [1.0], wandering()
+    monkeypatch.setattr(auto, "perf_counter", lambda: now[0])
+    part = Foresight(target, always)
+    method = of(target, part)
+    assert isinstance(method.drafter, Auto)
+    inner, score = part.asked, target.score
+
+    def slow(batch: object, *rest: object, **named: object) -> object:
+        nonlocal inner
+        now[0] += 10.0 if part.asked > inner else 1.0
+        inner = part.asked
+        return score(batch, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "score", slow)
+    found = answer(target, method, length=200)
+    assert part.asked < 0.3 * found.metrics.rounds
 
 
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

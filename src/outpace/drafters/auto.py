@@ -51,6 +51,8 @@ PRIOR_ROUNDS = 2.0
 """How many rounds this expectation counts for, at first."""
 FADE = 0.95
 """What a round still weighs after the next one with the learned part; the expectation fades with them."""
+MARGIN = 1.05
+"""How much better rounds with the learned part must have been than one without promises to be."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in plain steps, where no clock may be asked or none was read yet."""
 PATIENCE, MOST_PATIENCE = 8, 64
@@ -81,7 +83,7 @@ class Yield:
     def wanted(self, alone: float, draft: float) -> bool:
         """Whether to ask the learned part, where the pace without it would be ``alone``. To be asked once a round."""
         self.trial = 0.0
-        if self.pace(draft) > alone:
+        if self.pace(draft) > MARGIN * alone:
             self.waited, self.patience = 0, PATIENCE
             return True
         self.waited += 1
@@ -143,6 +145,9 @@ class Auto(Merge):
         super().__init__(parts, names)
         self.target = target
         self.clock = Clock()
+        self.plain = Clock()
+        """Whole rounds in which nothing was drafted: what a round's time is measured in."""
+        self._began = 0.0
         self._memory = Namespaces(Yield, namespaces)
         self._requests: dict[Sequence, _Request] = {}
 
@@ -172,6 +177,7 @@ class Auto(Merge):
     # ------------------------------------------------------------------------------------------------- drafting
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+        self._began = perf_counter()
         drafts = [self._draft_steps(sequence, len(sequences)) for sequence in sequences]
         # With a draft's time spent anyway more tokens pay; the free part shows what it has for that case.
         priced = [_after(budget, steps) for budget, steps in zip(budgets, drafts, strict=True)]
@@ -229,11 +235,24 @@ class Auto(Merge):
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         super().observe(sequences, scores, verdicts)
+        spent = self._steps_spent(sequences, scores)
         for sequence in sequences:
             one = self._requests[sequence]
             if one.asked is not None:
-                one.known.learn(len(sequence.tokens) - one.asked.at, one.asked.steps)
+                steps = spent if spent is not None and sequence.params.greedy else one.asked.steps
+                one.known.learn(len(sequence.tokens) - one.asked.at, steps)
                 one.asked = None
+
+    def _steps_spent(self, sequences: Seq[Sequence], scores: Seq[TreeScores]) -> float | None:
+        """How long this round took in plain rounds of as many requests, or in such forwards until one was timed.
+
+        The whole round: beside its draft and its rows, a draft has its price in all that then runs with cold caches.
+        """
+        took, count = perf_counter() - self._began, len(sequences)
+        if not any(len(one.tree) for one in scores):
+            self.plain.read(count, took)
+        plain = self.plain.seconds(count) or self.target.costs.seconds(count)
+        return took / plain if took > 0.0 else None
 
 
 def _after(budget: Budget, steps: float) -> Budget:

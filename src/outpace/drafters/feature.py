@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -112,20 +112,28 @@ Start = Callable[[Sequence, Budget, float], Grower]
 class _Track:
     """One request. Row i of ``kv`` is made from the state at position ``first + i`` and the token after it.
 
-    ``states`` (m, taps * hidden): of positions from ``since`` on, some of them rows already. ``root``: what left the
-    last row, (1, hidden), and its logits (1, Vd), while that is the row of the last committed token.
+    ``root``: what left the last row, (1, hidden), and its logits (1, Vd), while that is the row of the last committed
+    token.
     """
 
     kv: Any
     first: int = 0
     since: int = 0
-    states: Tensor | None = None
+    pieces: list[Tensor] = field(default_factory=list)
+    """The states as they came: joined when they are wanted, and not in every round that nothing is drafted in."""
     root: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def states(self) -> Tensor | None:
+        """(m, taps * hidden): of positions from ``since`` on, some of them rows already."""
+        if len(self.pieces) > 1:
+            self.pieces = [torch.cat(self.pieces)]
+        return self.pieces[0] if self.pieces else None
 
     @property
     def known(self) -> int:
         """States are known of positions before this one."""
-        return self.since + (0 if self.states is None else len(self.states))
+        return self.since + sum(map(len, self.pieces))
 
 
 @dataclass(slots=True)
@@ -175,12 +183,10 @@ class FeatureDrafter(Drafter):
         track = self._tracks[sequence]
         if position < track.known:
             self._cut(track, position)
-        if track.states is None or position > track.known:
+        if not track.pieces or position > track.known:
             self._forget(track)
             track.first = track.since = position
-            track.states = states
-        else:
-            track.states = torch.cat([track.states, states])
+        track.pieces.append(states)
         track.root = None
         if self._waiting(track) > CHUNK:
             self._absorb([(sequence, track)])
@@ -220,7 +226,7 @@ class FeatureDrafter(Drafter):
         """Forget states that have long been rows. The rest is copied: a slice would hold on to all of them."""
         spare = track.first + self.net.stack.length(track.kv) - RECENT - track.since
         if spare >= RECENT and track.states is not None:
-            track.states = track.states[spare:].clone()
+            track.pieces = [track.states[spare:].clone()]
             track.since += spare
 
     def _cut(self, track: _Track, known: int) -> None:
@@ -232,14 +238,14 @@ class FeatureDrafter(Drafter):
             self._forget(track)
             return
         track.kv = self.net.stack.truncate(track.kv, rows)
-        track.states = track.states[: known - track.since]
+        track.pieces = [track.states[: known - track.since]]
         track.root = None
 
     def _forget(self, track: _Track) -> None:
         if self.net.stack.length(track.kv):
             track.kv = self.net.stack.truncate(track.kv, 0)
         track.first = track.since = 0
-        track.states, track.root = None, None
+        track.pieces, track.root = [], None
 
     # --------------------------------------------------------------------------------------------- drafting
 
@@ -322,7 +328,7 @@ class FeatureDrafter(Drafter):
 
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         track = self._tracks[sequence]
-        copy = _Track(self.net.stack.fork(track.kv), track.first, track.since, track.states, track.root)
+        copy = _Track(self.net.stack.fork(track.kv), track.first, track.since, list(track.pieces), track.root)
         self._tracks[twin] = copy
         same = min(len(sequence.tokens), len(twin.tokens))
         same = next((at for at in range(same) if sequence.tokens[at] != twin.tokens[at]), same)
