@@ -173,6 +173,9 @@ class FeatureDrafter(Drafter):
     @torch.inference_mode()
     def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
         self._supply(sequence, position, self._joined(taps))
+        track = self._tracks[sequence]
+        if self._waiting(track) > SHORT:  # a prompt's rows belong to its prefill, and not to the first draft
+            self._absorb([(sequence, track)])
 
     def _joined(self, taps: Mapping[int, Tensor]) -> Tensor:
         """States of all taps side by side, copied. They are fused when they become rows: many need never be."""
