@@ -243,6 +243,11 @@ def plan(
     )
 
 
+def low_middle_high(layers: int) -> tuple[int, ...]:
+    """The taps that EAGLE-3 fuses, and others after it, of a target of ``layers`` layers (Li et al. 2025)."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+
+
 def parameters(head: nn.Module) -> int:
     """How many weights are its own."""
     return sum(weight.numel() for weight in head.parameters() if weight.requires_grad)

@@ -25,7 +25,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, shapes
+from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high, shapes
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.words import Words
 from outpace.targets.base import Target
@@ -66,7 +66,7 @@ class DFlash(Head):
 
     @classmethod
     def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003 - other kinds do
-        return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+        return low_middle_high(layers)
 
     @classmethod
     def depth_of(cls, options: Any) -> int:

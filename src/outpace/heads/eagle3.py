@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
+from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.unrolled import Pair, gathered, spread, unrolled
 from outpace.heads.words import Words
@@ -60,7 +60,7 @@ class Eagle3(Head):
 
     @classmethod
     def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
-        return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+        return low_middle_high(layers)
 
     def initialise(self, target: Target, teacher: Teacher) -> None:
         # The borrowed LM head expects the target's own norm before it; of a state of ones it shows its weights.

@@ -27,7 +27,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
+from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_lm import shared_out
 from outpace.heads.pruned import blueprint_of, take_layers
@@ -85,7 +85,7 @@ class Pard2(Head):
 
     @classmethod
     def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003 - the same in both modes
-        return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))
+        return low_middle_high(layers)
 
     @classmethod
     def depth_of(cls, options: Any) -> int:
