@@ -147,7 +147,7 @@ class Auto(Merge):
         self.clock = Clock()
         self.plain = Clock()
         """Whole rounds in which nothing was drafted: what a round's time is measured in."""
-        self._began = 0.0
+        self._began: float | None = None
         self._memory = Namespaces(Yield, namespaces)
         self._requests: dict[Sequence, _Request] = {}
 
@@ -235,24 +235,25 @@ class Auto(Merge):
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         super().observe(sequences, scores, verdicts)
-        spent = self._steps_spent(sequences, scores)
+        # A round that it was not asked to draft in has no beginning here, and tells nothing.
+        took = 0.0 if self._began is None else perf_counter() - self._began
+        self._began, count = None, len(sequences)
+        if took and not any(len(one.tree) for one in scores):
+            self.plain.read(count, took)
         for sequence in sequences:
             one = self._requests[sequence]
             if one.asked is not None:
-                steps = spent if spent is not None and sequence.params.greedy else one.asked.steps
+                timed = sequence.params.greedy and took > 0.0
+                steps = self._plain_steps(took, count) if timed else one.asked.steps
                 one.known.learn(len(sequence.tokens) - one.asked.at, steps)
                 one.asked = None
 
-    def _steps_spent(self, sequences: Seq[Sequence], scores: Seq[TreeScores]) -> float | None:
-        """How long this round took in plain rounds of as many requests, or in such forwards until one was timed.
+    def _plain_steps(self, took: float, count: int) -> float:
+        """A round's time in plain rounds of ``count`` requests, or in such forwards until one was timed.
 
         The whole round: beside its draft and its rows, a draft has its price in all that then runs with cold caches.
         """
-        took, count = perf_counter() - self._began, len(sequences)
-        if not any(len(one.tree) for one in scores):
-            self.plain.read(count, took)
-        plain = self.plain.seconds(count) or self.target.costs.seconds(count)
-        return took / plain if took > 0.0 else None
+        return took / (self.plain.seconds(count) or self.target.costs.seconds(count))
 
 
 def _after(budget: Budget, steps: float) -> Budget:
