@@ -249,7 +249,7 @@ def test_the_rate_rises_and_falls_towards_the_end(tmp_path: Path) -> None:
     assert rates[:top] == sorted(rates[:top])
     assert rates[top:] == sorted(rates[top:], reverse=True)
     assert rates[-1] < 0.05 * max(rates)
-    assert max(rates) == pytest.approx(trainer.schedule.matrix_rate, rel=0.1)
+    assert max(rates) == pytest.approx(trainer.head.matrix_rate, rel=0.1)
 
 
 def test_training_ends_early_and_the_head_holds_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,8 @@ class Head(nn.Module, ABC):
     Options: ClassVar[type[BaseModel]] = BaseModel
     """The kind's own settings, which ``outpace train`` takes as --param."""
     paper: ClassVar[str] = ""
+    matrix_rate: ClassVar[float] = 0.02
+    """Step in which its matrices learn by Muon, at most."""
 
     def __init__(self, config: HeadConfig, words: Words) -> None:
         super().__init__()

@@ -32,6 +32,9 @@ from outpace.training.losses import soft_cross_entropy
 class ParallelHeads(Head):
     """What both kinds share: which token each head is to say, and how wrong it is."""
 
+    matrix_rate = 0.06
+    """One layer between the target's state and its LM head, which begins as nothing: it has further to go."""
+
     @classmethod
     def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
         return (layers,)

@@ -37,11 +37,14 @@ WARM = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``seconds``: of training, over all runs; the rate falls towards whatever ends first."""
+    """How long and how fast. ``seconds``: of training, over all runs; the rate falls towards whatever ends first.
+
+    ``matrix_rate``: None for what the kind of head wants.
+    """
 
     epochs: float = 1.0
     seconds: float = math.inf
-    matrix_rate: float = 0.02
+    matrix_rate: float | None = None
     vector_rate: float = 1e-3
     save_every: float = 120.0
     evaluate_every: float = 300.0
@@ -136,7 +139,8 @@ class Trainer:
         self.head.to(torch.bfloat16)
         self.optimisers: list[torch.optim.Optimizer] = []
         if large:
-            self.optimisers.append(torch.optim.Muon(large, lr=schedule.matrix_rate, weight_decay=0.01, momentum=0.95))
+            rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
+            self.optimisers.append(torch.optim.Muon(large, lr=rate, weight_decay=0.01, momentum=0.95))
         if small:
             self.optimisers.append(
                 torch.optim.AdamW(small, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0)
