@@ -2,10 +2,10 @@
 
     python benchmarks/heads.py questions.jsonl --shipped --head out/medusa --data out/conversations --out out/heads
 
-Every head drafts with all methods of its kind, as trees and as a chain, beside plain decoding, `sam`, `auto`, a bigram
-table fitted on the conversations in --data, and each head as it was before training. All run by turns on every prompt
-(``outpace bench``'s runner), so that a machine that grows slower favours none. OUT.md holds the tables and OUT.json the
-results; what an interrupt leaves is written too.
+Every head drafts with all methods of its kind, as trees and as a chain, of what pays and of fixed sizes, beside plain
+decoding, `sam`, `auto`, a bigram table fitted on the conversations in --data, and each head as it was before training.
+All run by turns on every prompt (``outpace bench``'s runner), so that a machine that grows slower favours none. OUT.md
+holds the tables and OUT.json the results; what an interrupt leaves is written too.
 
 What training cost is read from each head's ``training.json``. A head may be named with settings of its method:
 ``--head out/medusa:nodes=8,width=2``.
@@ -37,15 +37,8 @@ from outpace.method import find
 from outpace.models import Model
 from outpace.sampling import SamplingParams
 from outpace.training.bigram import Bigrams
-from outpace.training.evaluate import (
-    Subject,
-    bigram_subjects,
-    choose_methods,
-    evaluate,
-    head_facts,
-    head_subjects,
-    own_answers,
-)
+from outpace.training.evaluate import evaluate, head_facts
+from outpace.training.subjects import Subject, bigram_subjects, choose_methods, head_subjects, own_answers
 
 DEPTHS = 6
 """Positions in the tables; OUT.json has all."""
@@ -74,14 +67,15 @@ def subjects_of(
     for one in named:
         folder, settings = split_settings(one)
         head = load_any(folder, model.target)
-        methods = choose_methods(head.config.kind, None, model.context(head.config.kind))
+        methods = choose_methods(head.config.kind, None)
         kinds = {method: taken(method, settings) for method in methods}
         again = any(one["kind"] == head.config.kind for one in facts.values())
         label = f"{{}} ({folder.name})" if again else "{}"
         facts[label.format(head.config.kind)] = head_facts(folder, head) | {"methods": kinds}
         subjects += head_subjects(model, head, kinds, label)
         if compared:
-            subjects += head_subjects(model, as_training_begins(head, model.target, seed), kinds, f"untrained {label}")
+            before = as_training_begins(head, model.target, seed)
+            subjects += head_subjects(model, before, kinds, f"untrained {label}", pays=False)
     return subjects, facts
 
 

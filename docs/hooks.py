@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.certify.exact import tiny_context
 from outpace.drafters.base import Proposal
 from outpace.errors import BadInput
 from outpace.heads.base import kinds
 from outpace.heads.layouts.base import layouts
-from outpace.method import methods, rules
-from outpace.training.evaluate import methods_of
+from outpace.method import drafting_with, methods, rules
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -56,7 +54,7 @@ def heads_table() -> str:
     """Every kind of head, the methods that draft with it, and its own settings with their defaults."""
     rows = ["| head | methods | paper | settings (`outpace train --param`) |", "|---|---|---|---|"]
     for name, head in kinds().items():
-        users = ", ".join(f"`{method}`" for method in methods_of(name, tiny_context(3, 0)))
+        users = ", ".join(f"`{method}`" for method in drafting_with(name))
         settings = "; ".join(
             f"`{key}={field.get_default()}` {field.description or ''}".strip()
             for key, field in head.Options.model_fields.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -425,7 +426,7 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
 
     def declare(name: str, kind: str) -> None:
-        @register(name, family="toy", paper="none", summary="toy", trained=True)
+        @register(name, family="toy", paper="none", summary="toy", head=kind)
         def build(context: Context, settings: registry.NoSettings) -> Parts:
             context.head(kind)
             return Parts(Guess(), Fixed(2))
@@ -463,6 +464,15 @@ def test_parts_are_what_was_named_then_what_is_shipped(methods: None) -> None:
     assert chosen(context(["two"]), learned=("toy-one", "toy-two")) == "toy-two"
 
 
+def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> None:
+    both = context(["one", "two"])
+    speeds = {("toy-one", "one"): 1.1, ("toy-two", "two"): 1.3}
+    assert chosen(replace(both, measured=lambda *asked: speeds.get(asked))) == "toy-two"
+    assert chosen(replace(both, measured=lambda *asked: 1.0 if asked[0] == "toy-two" else None)) == "toy-two"
+    assert chosen(replace(both, measured=lambda *asked: speeds.get(asked)), learned=("toy-one",)) == "toy-one"
+    assert chosen(replace(both, heads=("one", "two"), measured=lambda *asked: speeds.get(asked))) == "toy-two"
+
+
 @pytest.mark.parametrize(
     ("given", "settings", "said"),
     [
@@ -484,7 +494,7 @@ def test_what_cannot_be_is_refused(methods: None, given: Context, settings: dict
 def test_a_rule_that_changes_the_output_is_refused(methods: None) -> None:
     lossy: Any = SimpleNamespace(name="lenient", lossless=False)
 
-    @register("toy-lossy", family="toy", paper="none", summary="toy", trained=True)
+    @register("toy-lossy", family="toy", paper="none", summary="toy", head="one")
     def build(context: Context, settings: registry.NoSettings) -> Parts:
         return Parts(Guess(), Fixed(2), lossy)
 

@@ -176,10 +176,12 @@ def test_a_full_disk_and_memory_are_said_in_one_line(
 def test_names_of_methods_stand_for_the_heads_they_use() -> None:
     from outpace.heads.base import kinds
 
-    for method, kind in train.USES.items():
-        assert kind in kinds(), (method, kind)
-        assert method not in kinds(), method
-    assert set(train.METHODS) <= set(kinds())
+    for named in ("eagle2", "ddtree", "distill"):
+        kind, method = train._kind_and_method(named)
+        assert kind in kinds()
+        assert method == named
+    assert train._kind_and_method("draft-lm") == ("draft-lm", "distill")
+    assert train._kind_and_method("nonesuch")[0] == "nonesuch"
 
 
 def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,14 @@ from outpace.errors import BadInput
 from outpace.heads.base import Head, find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.untrained import as_training_begins, random_head
+from outpace.method import drafting_with
 from outpace.models import Model
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.bigram import BigramDrafter, Bigrams, bigram_method
 from outpace.training.dataset import held_out
-from outpace.training.evaluate import (
-    FIGURES,
-    Subject,
-    by_depth,
-    choose_methods,
-    evaluate,
-    head_facts,
-    head_subjects,
-    methods_of,
-    own_answers,
-)
+from outpace.training.evaluate import FIGURES, by_depth, evaluate, head_facts
 from outpace.training.shards import Conversation, Shards
+from outpace.training.subjects import Subject, choose_methods, head_subjects, own_answers
 
 PROMPTS = [
     Prompt("one", "x", ("a cat sat",)),
@@ -178,35 +169,38 @@ def test_the_untrained_baseline_is_the_same_network_without_what_it_learned() ->
 
 
 def test_a_head_is_measured_with_the_method_of_its_kind() -> None:
-    context = toy().context("any")
-    assert methods_of("medusa", context)[0] == "medusa"
-    assert choose_methods("bpd", None, context) == ["bpd"]
-    assert choose_methods("dflash", None, context) == ["dflash", "ddtree"]
-    assert choose_methods("dflash", "ddtree", context) == ["ddtree"]
+    assert drafting_with("dflash")[0] == "dflash"
+    assert choose_methods("bpd", None) == ["bpd"]
+    assert choose_methods("dflash", None) == ["dflash", "ddtree"]
+    assert choose_methods("dflash", "ddtree") == ["ddtree"]
     with pytest.raises(BadInput, match="method 'bpd' does not draft with a head of kind medusa"):
-        choose_methods("medusa", "bpd", context)
+        choose_methods("medusa", "bpd")
     with pytest.raises(BadInput, match="'pld' does not draft"):
-        choose_methods("medusa", "pld", context)
+        choose_methods("medusa", "pld")
     with pytest.raises(BadInput, match="no method drafts with a head of kind xyz"):
-        choose_methods("xyz", None, context)
+        choose_methods("xyz", None)
 
 
 def test_drafters_of_trees_are_measured_as_chains_too() -> None:
     model = toy()
     both = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {}})
-    assert [one.shape for one in both] == ["tree", "chain"]
-    chain = both[1].method
+    assert [one.shape for one in both] == ["tree", "tree of 60", "chain", "chain of 6"]
+    chain = both[3].method
     for text in ("a cat", "it is"):
         decoder = Decoder(model.target)
-        method = replace(chain, controller=Fixed(4))
-        request = Request(tuple(model.tokenizer.encode(text)), method, max_new_tokens=12, trace=True)
+        request = Request(tuple(model.tokenizer.encode(text)), chain, max_new_tokens=12, trace=True)
         generation = decoder.submit(request)
         decoder.run()
         trees = [one.tree for one in generation.rounds]
         assert any(len(tree) > 1 for tree in trees)
         assert all(tree.depths[-1] == len(tree) for tree in trees if len(tree))
     alone = head_subjects(model, random_head(("dflash",), model.target), {"dflash": {}, "ddtree": {}}, "my {}")
-    assert [one.label for one in alone] == ["my dflash chain", "my ddtree tree"], "one of the two drafts chains"
+    labels = ["my dflash chain", "my dflash chain of 6", "my ddtree tree", "my ddtree tree of 60"]
+    assert [one.label for one in alone] == labels, "one of the two drafts chains"
+    fixed = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {"nodes": 3}})
+    assert [one.shape for one in fixed] == ["tree", "chain"], "the user has fixed another size"
+    bare = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {}}, pays=False)
+    assert [one.shape for one in bare] == ["tree of 60", "chain of 6"]
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -283,8 +277,9 @@ def test_what_was_measured_is_kept_with_the_head(cli: Run, folder: Path, questio
     about = json.loads((folder / "training.json").read_text())
     assert about["tokens"] == 1000, "where the head comes from stays"
     kept = about["measured"]["temperature 0"]
-    assert [(row["drafter"], row["shape"]) for row in kept["drafters"]] == [("medusa", "tree"), ("medusa", "chain")]
-    for row, whole in zip(kept["drafters"], shown["drafters"][1:3], strict=True):
+    shapes = ["tree", "tree of 60", "chain", "chain of 6"]
+    assert [(row["drafter"], row["shape"]) for row in kept["drafters"]] == [("medusa", shape) for shape in shapes]
+    for row, whole in zip(kept["drafters"], shown["drafters"][1:5], strict=True):
         assert {**whole, **row} == whole
     assert kept["prompts"] == 3
     cli(*command, "-t", "1", "--limit", "2")

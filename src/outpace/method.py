@@ -67,6 +67,10 @@ def _no_head(*kinds: str) -> Head:
     )
 
 
+def _unmeasured(method: str, kind: str) -> float | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a method may be built from: the target, and what the caller supplied beside it.
@@ -76,7 +80,8 @@ class Context:
     their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named. ``head`` loads a
     trained head of one of the kinds that it is given: the one that was named, or one that is shipped for this target.
     ``heads`` are the kinds of the heads that were named, ``has_draft`` says whether a draft model was: for methods that
-    take what there is.
+    take what there is. ``measured`` is the speed-up that a method has been measured to bring with its head of a kind,
+    None where nobody has.
     """
 
     target: Target
@@ -88,6 +93,7 @@ class Context:
     head: Callable[..., Head] = _no_head
     heads: tuple[str, ...] = ()
     has_draft: bool = False
+    measured: Callable[[str, str], float | None] = _unmeasured
 
     @property
     def has_datastore(self) -> bool:
@@ -119,13 +125,19 @@ class MethodInfo:
     summary: str
     build: Callable[[Context, Any], Parts]
     settings: type[BaseModel]
-    trained: bool = False
+    head: str | None = None
+    """The kind of trained head that it drafts with."""
     lossless: bool = True
     pays: str = ""
     """When it pays, and when it does not."""
     aliases: tuple[str, ...] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make a method small enough for exact certification on a toy target."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it drafts with something that is trained for the target."""
+        return self.head is not None
 
     def public(self) -> dict[str, Any]:
         """The entry of ``outpace methods --json``."""
@@ -178,7 +190,7 @@ def register(
     family: str,
     paper: str,
     summary: str,
-    trained: bool = False,
+    head: str | None = None,
     lossless: bool = True,
     pays: str = "",
     aliases: tuple[str, ...] = (),
@@ -186,12 +198,13 @@ def register(
 ) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
     """Declare a method; the decorated function builds it from a Context and its settings model.
 
-    ``tiny``: settings under which ``outpace certify`` can enumerate the method on a toy target.
+    ``head``: the kind of trained head that it drafts with. ``tiny``: settings under which ``outpace certify`` can
+    enumerate the method on a toy target.
     """
 
     def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
         settings = typing.get_type_hints(build).get("settings", NoSettings)
-        info = MethodInfo(name, family, paper, summary, build, settings, trained, lossless, pays, aliases, tiny or {})
+        info = MethodInfo(name, family, paper, summary, build, settings, head, lossless, pays, aliases, tiny or {})
         for key in (name, *aliases):
             before = _REGISTRY.get(key, info)
             if (before.name, before.build.__module__) != (name, build.__module__):  # the same again is a reload
@@ -236,6 +249,11 @@ def find(name: str) -> MethodInfo:
     if name not in _REGISTRY:
         raise BadInput(f"unknown method '{name}'; known: {', '.join(info.name for info in methods())}")
     return _REGISTRY[name]
+
+
+def drafting_with(kind: str) -> list[str]:
+    """Names of the methods that draft with a head of this kind, the one of the kind's name first."""
+    return sorted((info.name for info in methods() if info.head == kind), key=lambda name: name != kind)
 
 
 def rules() -> dict[str, type[AcceptanceRule]]:

@@ -113,24 +113,19 @@ def _measured(
     from outpace.heads.shipped import load_any
     from outpace.heads.untrained import as_training_begins
     from outpace.training.bigram import Bigrams
-    from outpace.training.evaluate import (
-        bigram_subjects,
-        evaluate,
-        head_facts,
-        head_subjects,
-        own_answers,
-    )
-    from outpace.training.evaluate import choose_methods as fitting
+    from outpace.training.evaluate import evaluate, head_facts
+    from outpace.training.subjects import bigram_subjects, head_subjects, own_answers
+    from outpace.training.subjects import choose_methods as fitting
 
     model, _ = machine.load()
     head = load_any(folder, model.target)
-    names = fitting(head.config.kind, method, model.context(head.config.kind))
+    names = fitting(head.config.kind, method)
     chosen = choose_methods(names, param, None, settings.params).settings
     subjects = head_subjects(model, head, chosen)
     fitted = None
     if baselines:
         before = as_training_begins(head, model.target, settings.params.seed)
-        subjects += head_subjects(model, before, chosen, "untrained {}")
+        subjects += head_subjects(model, before, chosen, "untrained {}", pays=False)
         if data is not None:
             table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
         else:
@@ -170,6 +165,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
 
 
 _NOTES = {
+    "tree, chain": "as many draft tokens as pay; of 60 and of 6: that many in every round, whether they pay or not",
     "tok/fwd": "tokens committed per forward of the target, by decoding; plain decoding has 1",
     "accepted at depth": "share of all rounds in which a draft token at this depth was accepted",
 }

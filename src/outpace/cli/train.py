@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from outpace.training.shards import Shards
     from outpace.training.trainer import Trainer
 
-USES = {"eagle2": "eagle", "attdrift": "eagle3", "ddtree": "dflash", "distill": "draft-lm"}
-"""Methods that draft with a head of another name: what is trained for them."""
-METHODS = {"draft-lm": "distill"}
-"""And the method to use a head with, where its name is not the head's."""
 WORDS = 8192
 """Words that a head can draft, by default: reading the LM head is most of its cost."""
 _TRAINING = "Training"
@@ -131,7 +127,7 @@ def train(
     device: opt.Device = None,
 ) -> None:
     """Train a head that drafts for a model, on the model's own answers. Ctrl-C keeps all, --resume goes on."""
-    name = USES.get(kind, kind)
+    name, method = _kind_and_method(kind)
     options = _checked(name, size, rank, vocabulary, param, tokens, self_written, max_minutes, epochs, cache_bytes)
     if kind != name:
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
@@ -143,7 +139,7 @@ def train(
 
     job = _Job(
         kind=name,
-        method=kind if kind in USES else METHODS.get(name, name),
+        method=method,
         output=output,
         data=data or output / "data",
         sources=[source(one, seed) for one in prompts or ()],
@@ -168,6 +164,18 @@ def train(
         print_json({"head": str(output), "method": job.method, **made})
     else:
         _show(job, loaded, made)
+
+
+def _kind_and_method(named: str) -> tuple[str, str]:
+    """The kind of head that was named, itself or by a method that drafts with it; and a method to use it with."""
+    from outpace.heads.base import kinds
+    from outpace.method import drafting_with, methods
+
+    if named not in kinds():
+        for info in methods():
+            if info.head is not None and named in (info.name, *info.aliases):
+                return info.head, info.name
+    return named, (drafting_with(named) or [named])[0]
 
 
 def _words(vocabulary: int | None, rank: int) -> int:

@@ -32,14 +32,11 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.memory import Namespaces
 from outpace.drafters.merge import Merge
 from outpace.errors import BadInput
-from outpace.heads.base import Head
 from outpace.method import Context, Parts, find, methods, register
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.tree import ROOT, TokenTree
 
 FREE = "sam"
-LEARNED = ("eagle3", "eagle2", "eagle", "ddtree", "dflash", "pard2", "medusa", "bpd", "distill")
-"""Learned methods, the one to be preferred first; others that are registered as trained come after."""
 DRAFT_MODEL = {"length": 4, "width": 3, "nodes": 12}
 """How a draft model that the user named drafts: a tree, which a match of the free part can join and be cut with."""
 
@@ -296,60 +293,39 @@ class AutoSettings(BaseModel):
     namespaces: int = Field(64, ge=1, description="most namespaces whose statistics are kept")
 
 
-class _Missing(Exception):
-    """No head of these kinds was named."""
-
-
-class _Named:
-    """Hands out the heads that the user named, and no other."""
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.given = False
-
-    def __call__(self, *kinds: str) -> Head:
-        if not set(kinds) & set(self.context.heads):
-            raise _Missing
-        self.given = True
-        return self.context.head(*kinds)
-
-
 def learned_methods() -> tuple[str, ...]:
-    """Names of all registered methods that draft with a trained head, the preferred ones first."""
-    trained = [info.name for info in methods() if info.trained and info.lossless]
-    return (*(name for name in LEARNED if name in trained), *(name for name in trained if name not in LEARNED))
+    """Names of all registered methods that draft with a trained head, those named like their head first."""
+    trained = [info for info in methods() if info.trained and info.lossless]
+    return tuple(info.name for info in sorted(trained, key=lambda info: info.name != info.head))
 
 
 def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] | None:
     """The learned part: with a head that was named, with a draft model that was, or with a shipped head; else None.
 
-    Raises BadInput for a head or draft model that the user named and that does not fit.
+    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head. Raises
+    BadInput for a head or draft model that the user named and that does not fit.
     """
-    names = learned_methods() if settings.learned is None else settings.learned
-    for name in names:
-        find(name)
-    if not names:
+    infos = [find(name) for name in (learned_methods() if settings.learned is None else settings.learned)]
+    if not infos:
         return None
+    if settings.learned is None:
+        measured = {info.name: context.measured(info.name, info.head or "") for info in infos}
+        infos.sort(key=lambda info: -(measured[info.name] or 0.0))
     if context.heads:
-        named = _Named(context)
-        for name in names:
-            try:
-                parts = replace(context, head=named).parts(name, settings.settings.get(name))
-            except _Missing:
-                continue
-            if named.given:
-                return name, parts
+        for info in infos:
+            if info.head in context.heads:
+                return info.name, context.parts(info.name, settings.settings.get(info.name))
         raise BadInput(
-            f"none of the methods that auto chooses from ({', '.join(names)}) drafts with a head of kind "
-            f"{' or '.join(context.heads)}"
+            f"none of the methods that auto chooses from ({', '.join(info.name for info in infos)}) drafts with a head "
+            f"of kind {' or '.join(context.heads)}"
         )
     if context.has_draft and settings.learned is None:
         return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
-    for name in names:
+    for info in infos:
         try:
-            return name, context.parts(name, settings.settings.get(name))
+            return info.name, context.parts(info.name, settings.settings.get(info.name))
         except BadInput:  # no head is shipped for this model, or none that loads
-            if settings.learned is not None and name == names[-1]:
+            if settings.learned is not None and info is infos[-1]:
                 raise
     return None
 

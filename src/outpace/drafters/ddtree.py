@@ -30,7 +30,7 @@ class DDTreeSettings(BaseModel):
     family="trained",
     paper="Ringel and Romano 2026, arXiv 2604.12989",
     summary="The likeliest prefixes that the rows of one dflash block spell, as a tree.",
-    trained=True,
+    head="dflash",
     pays="Wherever dflash does and the target scores a few more rows at little cost.",
     tiny={"nodes": 3, "k": 2},
 )

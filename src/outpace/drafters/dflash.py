@@ -213,7 +213,7 @@ class DFlashSettings(BaseModel):
     family="trained",
     paper="Chen et al. 2026, arXiv 2602.06036",
     summary="A few layers over the target's states fill in a block of masked tokens in one forward; a chain.",
-    trained=True,
+    head="dflash",
     pays="Where a draft's forwards are dear, for it is always one. "
     "Positions are said without knowing the ones between, so that long blocks need a well trained head.",
     tiny={"length": 2},

@@ -336,7 +336,7 @@ class DistillSettings(BaseModel):
     pays="On open-ended text beside a target that is slow against a few small layers. Drafters that read the target's "
     "states accept more for the same cost.",
     aliases=("distillspec", "draft-lm"),
-    trained=True,
+    head="draft-lm",
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
 def build(context: Context, settings: DistillSettings) -> Parts:

@@ -50,7 +50,7 @@ class EagleNet(Net):
     paper="Li et al. 2024, arXiv 2401.15077",
     summary="A layer that foretells the target's features drafts a tree of a fixed shape.",
     pays="On any text once a head is trained for the target. eagle2 drafts better trees with the same head.",
-    trained=True,
+    head="eagle",
     aliases=("eagle1",),
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
@@ -66,7 +66,7 @@ def build(context: Context, settings: FeatureSettings) -> Parts:
     summary="EAGLE's drafter with a dynamic tree: its own probabilities say which paths are drafted.",
     pays="On any text once a head is trained for the target; eagle3 foretells further. Not in batches that fill a "
     "machine.",
-    trained=True,
+    head="eagle",
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
 def build_dynamic(context: Context, settings: FeatureSettings) -> Parts:

@@ -76,7 +76,7 @@ def net_of(head: Head, target: Target) -> Net:
     summary="A layer trained over its own outputs drafts from three of the target's states, as a dynamic tree.",
     pays="On any text once a head is trained for the target, open-ended prose included. Not in batches that fill a "
     "machine.",
-    trained=True,
+    head="eagle3",
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:

@@ -197,7 +197,7 @@ class MedusaSettings(BaseModel):
     family="trained",
     paper="Cai et al. 2024, arXiv 2401.10774",
     summary="Heads on the target's last state each say one of the next tokens; a tree is spanned over their choices.",
-    trained=True,
+    head="medusa",
     pays="Where a draft must cost next to nothing: all heads are one small forward a round. "
     "Later positions are said without knowing the earlier ones, so accepted paths stay short.",
     tiny={"nodes": 3, "k": 2},
@@ -224,7 +224,7 @@ class BpdSettings(BaseModel):
     family="trained",
     paper="Stern et al. 2018, arXiv 1811.03115",
     summary="One feed-forward layer on the target's last state says the next tokens at once, a chain.",
-    trained=True,
+    head="bpd",
     pays="As medusa's heads do, on machines where scoring more than a few rows is dear. A tree accepts more elsewhere.",
     tiny={"length": 2},
 )

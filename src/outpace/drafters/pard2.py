@@ -238,7 +238,7 @@ class Pard2Settings(BaseModel):
     pays="Where a draft's forwards are dear, for it is always one. A chain of a drafter that sees its own tokens is "
     "accepted further.",
     aliases=("pard",),
-    trained=True,
+    head="pard2",
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
 def build(context: Context, settings: Pard2Settings) -> Parts:

@@ -7,6 +7,7 @@ compared by direction. Another precision of the same weights turns these by litt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,8 +27,18 @@ quantisation counts as other weights; random weights -0.26. Embeddings: 1.0000 i
 """
 
 
-@torch.inference_mode()
+_PROBED: WeakKeyDictionary[Target, list[float]] = WeakKeyDictionary()
+
+
 def probe(target: Target) -> list[float]:
+    """What a target's weights do, in a few numbers. Computed once: weights stay as they are."""
+    if target not in _PROBED:
+        _PROBED[target] = _probed(target)
+    return _PROBED[target]
+
+
+@torch.inference_mode()
+def _probed(target: Target) -> list[float]:
     """Two unit vectors end to end: components of the embeddings, and of the state that leaves the last layer."""
     count = min(_TOKENS, target.vocab_size, target.context_length - 1)
     tokens = [1 + index * (target.vocab_size - 1) // count for index in range(count)]

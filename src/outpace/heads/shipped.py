@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outpace.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import CONFIG, is_ours, load, read_config
+from outpace.heads.checkpoint import CONFIG, is_ours, load, read_config, read_provenance
 from outpace.heads.fingerprint import alike, probe
 from outpace.heads.layouts.base import detect, read
 from outpace.targets.base import Target
@@ -21,20 +21,38 @@ def find_head(kinds: Sequence[str], named: Sequence[str | Path], target: Target)
     A named folder may be of any layout that is read. Raises BadInput where there is none, and for a named one that is
     damaged or was made for another target.
     """
-    found = [(Path(one), kind_at(Path(one))) for one in named]
-    for folder, kind in found:
-        if kind in kinds:
-            return load_any(folder, target)
-    for folder in shipped(target):
-        if read_config(folder).kind in kinds:
-            return load(folder, target)
-    if found:
-        have = ", ".join(sorted({kind for _, kind in found}))
+    folder = find_folder(kinds, named, target)
+    if folder is not None:
+        return load_any(folder, target)
+    if named:
+        have = ", ".join(sorted({kind_at(Path(one)) for one in named}))
         raise BadInput(f"this method drafts with a head of kind {' or '.join(kinds)}, and --head gave {have}")
     raise BadInput(
         f"this method drafts with a trained head, and none is shipped for this model: train one with "
         f"'outpace train {kinds[0]} --model MODEL --out FOLDER', and give --head FOLDER"
     )
+
+
+def find_folder(kinds: Sequence[str], named: Sequence[str | Path], target: Target) -> Path | None:
+    """Where :func:`find_head` finds a head of one of ``kinds``; None where there is none."""
+    for one in named:
+        if kind_at(Path(one)) in kinds:
+            return Path(one)
+    return next((folder for folder in shipped(target) if read_config(folder).kind in kinds), None)
+
+
+def measured(method: str, kind: str, named: Sequence[str | Path], target: Target) -> float | None:
+    """The best greedy speed-up that was measured of a method with its head, as the head's folder says.
+
+    None where nobody has measured it (``outpace eval-head --record`` does).
+    """
+    folder = find_folder([kind], named, target)
+    runs = {} if folder is None else read_provenance(folder).get("measured", {})
+    try:
+        rows = runs["temperature 0"]["drafters"]
+        return max(float(row["speedup"]) for row in rows if row["drafter"] == method)
+    except (KeyError, TypeError, ValueError):  # nobody did, or by another program
+        return None
 
 
 def kind_at(folder: Path) -> str:

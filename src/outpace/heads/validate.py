@@ -19,6 +19,7 @@ from outpace.heads.fingerprint import ALIKE, check, cosines, probe
 from outpace.heads.layouts.base import check_embedding, opened
 from outpace.heads.unfit import CheckName, Unfit
 from outpace.identity import gap, parting
+from outpace.method import drafting_with
 from outpace.models.base import Model
 from outpace.sampling import SamplingParams
 
@@ -184,9 +185,7 @@ def _vocabulary(ids: Tensor | None) -> list[str]:
 
 def _decoded(kind: str, folder: Path, model: Model, tokens: int) -> Check:
     """Whether its method drafts with it, and answers as plain decoding does."""
-    from outpace.training.evaluate import methods_of
-
-    names = methods_of(kind, model.context("", head=folder))
+    names = drafting_with(kind)
     if not names:
         return Check("decoding", False, f"no method here drafts with a head of kind {kind}")
     prompt = tuple(model.tokenizer.chat([{"role": "user", "content": _PROMPT}]))

@@ -104,7 +104,7 @@ class Model:
     ) -> Context:
         """What a method is built from, for those who supply something else of it: see :meth:`method`."""
         from outpace.datastore import open_datastore
-        from outpace.heads.shipped import find_head, kind_at
+        from outpace.heads.shipped import find_head, kind_at, measured
         from outpace.method import Context
 
         heads = [head] if isinstance(head, str | Path) else list(head or ())
@@ -124,6 +124,7 @@ class Model:
             head=lambda *kinds: find_head(kinds, heads, self.target),
             heads=tuple(kind_at(Path(one)) for one in heads),
             has_draft=bool(models),
+            measured=lambda method, kind: measured(method, kind, heads, self.target),
         )
         if datastore is not None:
             context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))

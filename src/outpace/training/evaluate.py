@@ -15,22 +15,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outpace.bench.prompts import Prompt
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings, Progress
-from outpace.decoding import Decoder, Request
-from outpace.errors import BadInput, OutpaceError
+from outpace.errors import BadInput
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE
-from outpace.method import Context, Method, MethodInfo, build, configured, find, methods
 from outpace.models.base import Model
-from outpace.training.bigram import Bigrams, bigram_method
 from outpace.training.shards import write_atomically
+from outpace.training.subjects import Subject
 from outpace.training.trainer import STATE
 
 FIGURES = (
@@ -49,101 +46,6 @@ FIGURES = (
 """What is said of a drafter, over all prompts and over those of each category."""
 RECORDED = ("mean_acceptance_length", "per_position_acceptance", "draft_ms", "speedup", "speedup_ci95")
 """What a head's ``training.json`` keeps of it."""
-CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1}, {"k": 1})
-"""Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A drafter to be measured. ``shape``: "tree" or "chain"."""
-
-    drafter: str
-    shape: str
-    method: Method
-
-    @property
-    def label(self) -> str:
-        """Its name in a result."""
-        return f"{self.drafter} {self.shape}"
-
-
-class _AskedError(OutpaceError):
-    """A method asked for a head."""
-
-
-def methods_of(kind: str, context: Context) -> list[str]:
-    """Trained methods that draft with a head of this kind, the one of the kind's name first."""
-
-    def asks(info: MethodInfo) -> bool:
-        kinds: list[str] = []
-
-        def note(*wanted: str) -> Head:
-            kinds.extend(wanted)
-            raise _AskedError
-
-        with suppress(OutpaceError):
-            info.build(replace(context, head=note), configured(info, {}))
-        return kinds[:1] == [kind]  # a method made of several asks for others first
-
-    trained = sorted((info for info in methods() if info.trained), key=lambda info: info.name != kind)
-    return [info.name for info in trained if asks(info)]
-
-
-def choose_methods(kind: str, name: str | None, context: Context) -> list[str]:
-    """The methods to measure a head of this kind with: the named one, or all. Raises BadInput where there is none."""
-    fitting = methods_of(kind, context)
-    if name is None:
-        if not fitting:
-            raise BadInput(f"no method drafts with a head of kind {kind}")
-        return fitting
-    chosen = find(name).name
-    if chosen not in fitting:
-        have = ", ".join(fitting) or "none"
-        raise BadInput(f"method '{chosen}' does not draft with a head of kind {kind} (methods that do: {have})")
-    return [chosen]
-
-
-def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
-    """Methods with this head, by name with their settings, as they are; and a chain, where all of them draft trees.
-
-    ``label``: what they are called, with {} for the method's name.
-    """
-    subjects = []
-    for name, settings in names.items():
-        method = build(name, _with(model, head, name), settings)
-        subjects.append(Subject(label.format(name), "tree" if method.drafter.proposal.tree else "chain", method))
-    if any(one.shape == "chain" for one in subjects):
-        return subjects
-    for name, settings in names.items():
-        for chain in CHAINS:
-            with suppress(BadInput):  # it has no such setting, or means something else by it
-                method = build(name, _with(model, head, name), {**settings, **chain})
-                return [*subjects, Subject(label.format(name), "chain", method)]
-    return subjects
-
-
-def _with(model: Model, head: Head, name: str) -> Context:
-    return replace(model.context(name), head=lambda *_: head)
-
-
-def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
-    """The table as a tree and as a chain, of ``nodes`` draft tokens a round (None: as many as pay)."""
-    tree, chain = bigram_method(model.target, table, nodes=nodes), bigram_method(model.target, table, 1, nodes)
-    return [Subject("bigram", "tree", tree), Subject("bigram", "chain", chain)]
-
-
-def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
-    """A table fitted on plain decoding's answers to the very prompts (first turns): more than a table could know."""
-    texts = []
-    for prompt in prompts:
-        messages = [*({"role": role, "content": said} for role, said in prompt.history)]
-        tokens = model.tokenizer.chat([*messages, {"role": "user", "content": prompt.turns[0]}])
-        decoder = Decoder(model.target)
-        request = Request(tuple(tokens), model.method("none"), max_new_tokens=length, stop_ids=model.eos_ids)
-        generation = decoder.submit(request)
-        decoder.run()
-        texts.append(generation.sequence.tokens[len(tokens) - 1 :])
-    return Bigrams.fit(texts, model.target.vocab_size)
 
 
 def evaluate(
