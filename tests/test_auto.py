@@ -28,6 +28,7 @@ from outpace.drafters.suffix_automaton import SuffixLookup
 from outpace.errors import BadInput
 from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.method import Context, Method, Parts, register
 from outpace.models.base import Model
@@ -500,6 +501,22 @@ def test_a_rule_that_changes_the_output_is_refused(methods: None) -> None:
 
     with pytest.raises(BadInput, match="changes the output"):
         registry.build("auto", context(["one"]), {"learned": ["toy-lossy"]})
+
+
+def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
+    target = wandering()
+    config = plan(find_kind("eagle3"), facts(target, "toy"), size="tiny", vocabulary=16)
+    rows = [{"drafter": "eagle3", "speedup": speed} for speed in (1.2, 1.4)] + [{"drafter": "other", "speedup": 2.0}]
+    save(
+        new_head(config, target, torch.arange(16)),
+        tmp_path / "head",
+        {"measured": {"temperature 0": {"drafters": rows}}},
+    )
+    save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
+    assert measured("eagle3", "eagle3", [tmp_path / "head"], target) == 1.4
+    assert measured("eagle2", "eagle3", [tmp_path / "head"], target) is None
+    assert measured("eagle3", "eagle3", [tmp_path / "bare"], target) is None
+    assert measured("medusa", "medusa", [tmp_path / "head"], target) is None
 
 
 def test_without_a_head_it_is_the_suffix_automaton_alone() -> None:
