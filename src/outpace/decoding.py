@@ -94,12 +94,13 @@ class Decoder:
 
     def step(self) -> bool:
         """Let requests leave and join, then run one round over all. False when there is nothing left to do."""
-        self.admit()
-        if not self.active:
-            return False
-        self.round(self.active)
-        self._leave([one for one in self.active if one.finish_reason is not None])
-        return bool(self.active or self._joining)
+        with self.target.round():
+            self.admit()
+            if not self.active:
+                return False
+            self.round(self.active)
+            self._leave([one for one in self.active if one.finish_reason is not None])
+            return bool(self.active or self._joining)
 
     def admit(self) -> None:
         """Let requests that ended leave, and those that were submitted join."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -153,6 +154,10 @@ class Target(ABC):
     def costs(self) -> ForwardCosts:
         """What its forwards cost on this machine, measured when asked."""
         return ForwardCosts(self)
+
+    def round(self) -> AbstractContextManager[None]:
+        """What a round of decoding runs in."""
+        return nullcontext()
 
     @abstractmethod
     def open(self) -> Any:

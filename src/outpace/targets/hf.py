@@ -23,6 +23,7 @@ from outpace.targets.base import SubGraph
 from outpace.targets.hf_support import Anatomy, check_supported, context_limit, dissect, self_check
 from outpace.targets.kv import KVStore
 from outpace.targets.rows import PREFILL_CHUNK, Plan, RowTarget
+from outpace.targets.threads import torch_at_work
 
 
 class HFTarget(RowTarget):
@@ -74,6 +75,7 @@ class HFTarget(RowTarget):
         return weight[tokens.to(weight.device)].float()
 
     @torch.inference_mode()
+    @torch_at_work()
     def run(
         self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:

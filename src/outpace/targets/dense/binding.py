@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outpace.errors import OutpaceError
 from outpace.targets.dense.build import library
+from outpace.targets.threads import threads
 
 FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
 """How a matrix is packed; explained in native/linear.h."""
@@ -201,8 +202,8 @@ class NativeModel:
         self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
 
     def run(self, record: ForwardRecord) -> None:
-        """One forward, on as many threads as torch uses."""
-        self._check(self._lib.outpace_set_threads(torch.get_num_threads()))
+        """One forward, on as many threads as torch is set to use."""
+        self._check(self._lib.outpace_set_threads(threads()))
         self._check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
 
     def embed(self, tokens: Tensor, rows: Tensor) -> None:

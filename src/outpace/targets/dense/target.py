@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from outpace.targets.dense.blueprint import Blueprint
 from outpace.targets.dense.kv import DenseKV
 from outpace.targets.dense.packing import KV_DTYPES, pack
 from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
+from outpace.targets.threads import torch_at_rest
 
 _FIRST_POSITIONS = 2048
 _UNITS = 64
@@ -67,6 +69,9 @@ class DenseTarget(RowTarget):
         self._rotations = plan.rotations
         self._positions = 0
         self._rotate_up_to(min(_FIRST_POSITIONS, self.context_length))
+
+    def round(self) -> AbstractContextManager[None]:
+        return torch_at_rest()
 
     @property
     def weight_bytes(self) -> int:

@@ -27,6 +27,7 @@ from outpace.targets.dense.rotary import Rotary
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.dense.torch_layers import TorchDecoder
 from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
+from outpace.targets.threads import torch_at_work
 
 _EXTENT = 64  # attention of an eager forward reads whole multiples of this many slots: kernels want aligned masks
 
@@ -95,6 +96,7 @@ class GraphTarget(RowTarget):
             one.kv.reserve(len(one.tokens) - one.kv.length)
         super().prefill(sequences, taps, on_chunk)
 
+    @torch_at_work()
     def run(
         self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
