@@ -15,8 +15,6 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_solve, cholesky
-from scipy.stats import norm
 
 from outpace.drafters.skip_file import Mask
 
@@ -104,6 +102,8 @@ class MaskSearch:
 
     def improvement(self, pool: Seq[Mask]) -> Array:
         """Expected improvement over the best try, (len(pool),), in standard deviations of the tries."""
+        from scipy.stats import norm  # a second to import, and every command would pay it
+
         masks, values = self._known()
         centre, scale = float(values.mean()), float(values.std()) or 1.0
         mean, deviation = _posterior(masks, (values - centre) / scale, np.array(pool, dtype=bool))
@@ -128,6 +128,8 @@ def _covariance(one: Flags, other: Flags, weight: float, reach: float) -> Array:
 
 def _posterior(masks: Flags, values: Array, pool: Flags) -> tuple[Array, Array]:
     """Mean and standard deviation at ``pool`` under the likeliest settings of the grid."""
+    from scipy.linalg import cho_solve, cholesky
+
     length = masks.shape[1]
     best = None
     for weight in (0.2, 0.6):
