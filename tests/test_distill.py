@@ -12,10 +12,11 @@ import transformers as hf
 from distill_support import PARAMS, TARGETS, answers, context, law_error, text, trained
 from outpace.chance import SeededChance
 from outpace.controllers.base import Budget
-from outpace.drafters.distill import Distilled, HeadTarget, PromisingTree
+from outpace.drafters.distill import Distilled, PromisingTree
 from outpace.drafters.draft_model import DraftModel
 from outpace.heads.base import TargetFacts, find_kind, parameters, plan
 from outpace.heads.draft_lm import DraftLm
+from outpace.heads.head_target import HeadTarget
 from outpace.heads.pruned import blueprint_of, even, important, take_layers
 from outpace.heads.untrained import random_head
 from outpace.heads.words import Words

@@ -1,8 +1,9 @@
 """Drafts of a draft LM that was distilled from this very target (DistillSpec, Zhou et al. 2024, arXiv 2310.08461).
 
-The head runs beside the target as a small target of its own (:class:`HeadTarget`), so that all that drafts with a draft
-model drafts with it: sampled chains and trees with their true q. It borrows the target's embedding and says a reduced
-vocabulary; sampled drafts restore the whole one, deterministic ones choose among its words and never build it.
+The head runs beside the target as a small target of its own (:mod:`outpace.heads.head_target`), so that all that
+drafts with a draft model drafts with it: sampled chains and trees with their true q. It borrows the target's embedding
+and says a reduced vocabulary; sampled drafts restore the whole one, deterministic ones choose among its words and
+never build it.
 
 By default it drafts a tree of its likeliest paths, whose estimates are the acceptance that candidates as sure as these
 have had, and stops before the level that would cost more than it promises.
@@ -11,13 +12,12 @@ have had, and stops before the level that would cost more than it promises.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -36,12 +36,10 @@ from outpace.drafters.memory import Namespaces
 from outpace.drafters.sampled_growth import WithoutReplacement
 from outpace.drafters.sampled_tree import Branching
 from outpace.heads.draft_lm import DraftLm
-from outpace.heads.lm_head import LmHead
-from outpace.heads.stack import Stack, stack_plan
+from outpace.heads.head_target import HeadTarget
 from outpace.method import Context, Parts, register
 from outpace.sampling import TreeDistribution
-from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
-from outpace.targets.rows import Plan, RowTarget
+from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.tree import ROOT, TokenTree
 
 LEVEL = 0.06
@@ -49,72 +47,6 @@ LEVEL = 0.06
 CHILDREN = 0.7
 """About how much of a path's estimate its likeliest continuations keep."""
 _LEVEL_ROWS = 2
-
-
-class HeadTarget(RowTarget):
-    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd)."""
-
-    whole = False
-
-    def __init__(self, head: DraftLm, target: Target) -> None:
-        device = getattr(target, "device", torch.device("cpu"))
-        factored = head.words.rank > 0
-        plan = stack_plan(
-            head.config,
-            list(head.layers),  # type: ignore[arg-type]
-            rows=None if factored else head.words.rows,
-            final_norm=None if factored else head.norm,
-            device=device,
-        )
-        self._inner = Stack(plan, target).inner
-        self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
-        self._target = target
-        self.words: Tensor = head.words.ids.to(device)
-        self.dtype = self._inner.dtype
-        self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
-        self.num_layers = self._inner.num_layers
-        self.context_length = head.config.context_length
-        self.prefill_chunk = self._inner.prefill_chunk
-
-    @cached_property
-    def word_list(self) -> list[int]:
-        """The target's id of each word."""
-        return list(self.words.tolist())
-
-    def widened(self, logits: Tensor) -> Tensor:
-        """(n, Vd) as (n, V): what it cannot say is impossible."""
-        wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
-        wide[:, self.words] = logits
-        return wide
-
-    def run(
-        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
-    ) -> Tensor | None:
-        plan = replace(plan, states=self.embed(torch.tensor(tokens)))
-        if self._lm_head is None or not logits:
-            found = self._inner.run(plan, [0] * len(tokens), logits=logits)
-            return None if found is None else found.float()
-        plan.wanted = frozenset([self.num_layers])
-        self._inner.run(plan, [0] * len(tokens), logits=False)
-        return self._lm_head(plan.taps[self.num_layers])
-
-    def open(self) -> Any:
-        return self._inner.open()
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self._target.embed(tokens)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._inner.head(hidden) if self._lm_head is None else self._lm_head(hidden)
-
-    def first_rows(self, side: Any, rows: int) -> Any:
-        return self._inner.first_rows(side, rows)
-
-    def stacked(self, lower: Any, upper: Any, boundary: int) -> Any:
-        return self._inner.stacked(lower, upper, boundary)
-
-    def check_skips(self, graph: SubGraph) -> None:
-        self._inner.check_skips(graph)
 
 
 class _Wide(Growth):

@@ -1,0 +1,61 @@
+"""Bars of commands that run for hours, and an interrupt that waits for a good moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from outpace.cli.output import err
+
+_SAY = 60.0  # seconds between two lines where nobody watches a bar
+
+
+class Bar:
+    """A bar on a terminal; elsewhere a line a minute, for whoever reads the log of a long run."""
+
+    def __init__(self, what: str, progress: Progress, task: TaskID, *, watched: bool) -> None:
+        self._what, self._progress, self._task, self._watched = what, progress, task, watched
+        self._said = time.monotonic()
+
+    def move(self, done: int, total: int, doing: str) -> None:
+        """What is done by now, of what."""
+        if self._watched:
+            self._progress.update(self._task, completed=done, total=total, description=f"{self._what}: {doing}")
+        elif time.monotonic() - self._said >= _SAY:
+            self._said = time.monotonic()
+            print(f"{self._what}: {100 * done / max(1, total):.0f}%, {doing}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def bar(what: str) -> Iterator[Bar]:
+    """A bar for ``what`` while the context lasts."""
+    console = err()
+    columns = (BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(what, progress, progress.add_task(what, total=None), watched=console.is_terminal)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that a step can end; pressed again it raises."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+
+    def press(*_: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
