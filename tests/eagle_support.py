@@ -68,7 +68,10 @@ class Written:
                 state = states[at]
             embedded = self.target.embed(torch.tensor([token]))[0]
             if head.kind == "eagle3":
-                read = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)])
+                entering = layer.hidden_norm(state)
+                read = torch.cat([layer.input_layernorm(embedded), entering])
+                if head.options.residual == "normed":
+                    state = entering
             else:
                 state = read = head.fc(torch.cat([embedded, state]))
             where = torch.tensor([at])

@@ -24,6 +24,7 @@ from target_suite import tiny_model
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {}),
     ("eagle3", {"norms": "attdrift"}),
+    ("eagle3", {"residual": "normed"}),
     ("eagle", {}),
     ("eagle", {"bias": False}),
 ]
@@ -99,11 +100,11 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
     return [sum(one) / max(len(one), 1) for one in losses]
 
 
-@pytest.mark.parametrize("norms", ["eagle3", "attdrift"])
+@pytest.mark.parametrize("placed", [{"norms": "eagle3"}, {"norms": "attdrift"}, {"residual": "normed"}])
 @pytest.mark.parametrize("vocabulary", [12, 9])
-def test_training_unrolls_what_decoding_runs(norms: str, vocabulary: int) -> None:
+def test_training_unrolls_what_decoding_runs(placed: dict[str, str], vocabulary: int) -> None:
     target = table(12)
-    head = head_of("eagle3", target, vocabulary, norms=norms, steps=3, decay=0.7)
+    head = head_of("eagle3", target, vocabulary, steps=3, decay=0.7, **placed)
     rows, prompts = [[3, 1, 4, 11, 5, 9, 2, 6], [5, 3, 5, 8, 9], [7, 9, 3, 2, 3, 8, 4]], [3, 1, 2]
     batch = batch_of(target, rows, prompts, head.config.taps)
     got = head.losses(batch, teacher_for(target, head))

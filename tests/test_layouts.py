@@ -37,6 +37,7 @@ TOKENS, DRAFTED = [5, 60, 7, 91, 33], [72, 48, 80]
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("eagle3", "speculators", {}),
     ("eagle3", "speculators", {"norms": "attdrift"}),
+    ("eagle3", "speculators", {"residual": "normed"}),
     ("eagle3", "eagle", {}),
     ("eagle", "eagle", {}),
     ("eagle", "eagle", {"bias": False}),
@@ -161,6 +162,14 @@ def test_a_vocabulary_map_holds_offsets_and_the_embedding_is_the_targets(tmp_pat
     assert "d2t" not in tensors(written(head_of("eagle3", 97), "speculators", tmp_path / "whole"))
 
 
+def test_a_norm_before_the_residual_stream_is_the_default_of_speculators(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3", 50, residual="normed"), "speculators", tmp_path / "there")
+    found = configuration(folder)
+    assert found.pop("norm_before_residual") is True
+    (folder / "config.json").write_text(json.dumps(found))
+    assert read(folder, target()).options.residual == "normed"
+
+
 def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> None:
     found = configuration(written(head_of("eagle3", 50, norms="attdrift"), "speculators", tmp_path / "eagle3"))
     assert found["speculators_model_type"] == found["speculators_config"]["algorithm"] == "eagle3"
@@ -222,6 +231,7 @@ def test_what_a_layout_cannot_say_is_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     refused(head_of("eagle3", norms="attdrift"), "eagle", "attdrift", "speculators")
+    refused(head_of("eagle3", residual="normed"), "eagle", "residual", "speculators")
     refused(head_of("eagle", rank=4), "eagle", "LM head of its own")
     refused(head_of("bpd"), "medusa", "no heads of kind 'bpd'", "no layout of other engines")
     refused(head_of("eagle3"), "medusa", "it is written as: speculators, eagle")
@@ -315,7 +325,6 @@ WRONG: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, {}, "reads layer 9 .*has 4 layers"),
     ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": None}, {}, "does not say which layers"),
     ("eagle3", "speculators", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, "fc.weight has shape"),
-    ("eagle3", "speculators", {"norm_before_residual": True}, {}, "norm_before_residual"),
     ("eagle3", "speculators", {"norm_before_fc": True}, {}, "norm_before_fc"),
     ("eagle3", "speculators", {"fc_norm": True}, {}, "one of fc_norm and norm_output"),
     ("eagle3", "speculators", {"transformer_layer_config__num_hidden_layers": 2}, {}, "has 2 layers"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.drafters.feature import Net
@@ -29,12 +29,14 @@ class Eagle3Net(Net):
         factored = bool(head.words.rank)
         super().__init__(head, target, LmHead(head, target, norm=head.norm) if factored else None)
         layer = head.layers[0]
+        # A layer that adds to its normed state is handed that.
+        before = head.options.residual == "normed"
         plan = stack_plan(
             head.config,
             [layer],
             rows=None if factored else head.words.rows,
             final_norm=None if factored else head.norm,
-            first_norms=[layer.hidden_norm],
+            first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
             device=self._where,
         )
@@ -43,6 +45,7 @@ class Eagle3Net(Net):
         self._epsilon = head.config.epsilon
         self._tap_norms: list[Tensor] = []
         self._norm: Tensor | None = None
+        self._before = layer.hidden_norm.weight.detach().float().to(self.stack.device) if before else None
         if head.options.norms == "attdrift":
             self._tap_norms = [norm.weight.detach().float().to(self.stack.device) for norm in head.tap_norms]
             self._norm = head.norm.weight.detach().float().to(self.stack.device)
@@ -58,7 +61,7 @@ class Eagle3Net(Net):
         return functional.rms_norm(states, weight.shape, weight, self._epsilon)
 
     def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        return states, embedded
+        return states if self._before is None else self._normed(states, self._before), embedded
 
     def leaving(self, states: Tensor) -> Tensor:
         return states if self._norm is None else self._normed(states.to(self._norm), self._norm)

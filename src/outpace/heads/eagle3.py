@@ -37,6 +37,9 @@ class Eagle3Options(BaseModel):
     steps: int = Field(4, ge=1, le=16, description="how far training unrolls the drafter over its own outputs")
     decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step's loss relative to the one before")
     norms: Literal["eagle3", "attdrift"] = Field("eagle3", description="where norms are placed")
+    residual: Literal["state", "normed"] = Field(
+        "state", description="what the layer adds to: its state, or the state behind its norm (norm_before_residual)"
+    )
 
 
 @kind("eagle3")
@@ -101,7 +104,10 @@ class Eagle3(Head):
             if step:
                 rows, state = rows[chosen], state[chosen]
             embedded = teacher.embedding[shifted(batch.tokens, 1 + step).flatten()[rows]].to(state.dtype)
-            read = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(state)], -1)[None]
+            normed = layer.hidden_norm(state)
+            read = torch.cat([layer.input_layernorm(embedded), normed], -1)[None]
+            if self.options.residual == "normed":
+                state = normed
             keys, values = (spread(one, rows, shape) for one in attention.keys_values(read, where[rows] + step))
             if not step:
                 rows, state, read = rows[chosen], state[chosen], read[:, chosen]

@@ -70,6 +70,8 @@ class EagleLayout(Layout):
 def _eagle3(head: Head, target: Target, config: dict[str, Any]) -> Package:
     if head.options.norms == "attdrift":
         raise BadInput("layout 'eagle' has no place for the norms of attdrift; write it with --layout speculators")
+    if head.options.residual == "normed":
+        raise BadInput("layout 'eagle' adds to the state as it is (residual=state); write it with --layout speculators")
     taps = sorted(head.config.taps)
     config |= {"draft_vocab_size": len(head.words), _IDS: taps}
     if taps[0] > 0:

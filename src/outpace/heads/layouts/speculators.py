@@ -77,7 +77,7 @@ class Speculators(Layout):
             config |= {
                 "transformer_layer_config": decoder_config(head.config, target, "llama"),
                 "eagle_aux_hidden_state_layer_ids": sorted(head.config.taps),
-                "norm_before_residual": False,
+                "norm_before_residual": head.options.residual == "normed",
                 "norm_before_fc": False,
                 "fc_norm": drift,
                 "norm_output": drift,
@@ -219,9 +219,8 @@ def mask_row(token: object, rows: Tensor | None, target: Target, where: Path) ->
 
 def _eagle3(config: Mapping[str, Any], inner: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """Its options. Raises BadInput for a network that ``heads/eagle3.py`` is not."""
-    if config.get("norm_before_residual"):
-        raise refused(where, "puts its norm before the residual stream (norm_before_residual), which is not read")
-    return eagle3_options(config, inner, where)
+    before = config.get("norm_before_residual", True)
+    return eagle3_options(config, inner, where) | {"residual": "normed" if before else "state"}
 
 
 def eagle3_options(config: Mapping[str, Any], inner: Mapping[str, Any], where: Path) -> dict[str, Any]:
