@@ -32,7 +32,12 @@ def target() -> HFTarget:
 
 
 def head_of(kind: str, vocabulary: int = 50, rank: int = 0, taps: Sequence[int] = (), **options: Any) -> Any:
-    """A random head whose weights are bfloat16 numbers, as stored ones are. Its norms are no ones."""
+    """A random head whose weights are bfloat16 numbers, as stored ones are. Its norms are no ones.
+
+    An eagle3 head has EAGLE-3's own norms, which every layout has a place for, unless others are asked for.
+    """
+    if kind == "eagle3":
+        options.setdefault("norms", "eagle3")
     head = random_head([kind], target(), vocabulary=vocabulary, rank=rank, options=options)
     if taps:
         head.config = head.config.model_copy(update={"taps": tuple(taps)})

@@ -22,7 +22,7 @@ from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("eagle3", {}),
+    ("eagle3", {"norms": "eagle3"}),
     ("eagle3", {"norms": "attdrift"}),
     ("eagle3", {"residual": "normed"}),
     ("eagle", {}),

@@ -304,7 +304,7 @@ def test_toy_heads_differ_in_what_they_can_draft(vocab_size: int) -> None:
     heads = [toy_head(("eagle3",), vocab_size, number) for number in range(4)]
     assert [len(head.words) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
     assert [head.config.rank for head in heads] == [0, 0, 2, 0]
-    assert [head.config.options["norms"] for head in heads] == ["eagle3", "eagle3", "eagle3", "attdrift"]
+    assert [head.config.options["norms"] for head in heads] == ["attdrift", "attdrift", "attdrift", "eagle3"]
     assert heads[1].words.ids.tolist() == list(range(1, vocab_size))
     assert toy_head(("eagle3",), vocab_size, 0) is heads[0]
 

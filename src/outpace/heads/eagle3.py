@@ -36,7 +36,9 @@ class Eagle3Options(BaseModel):
 
     steps: int = Field(4, ge=1, le=16, description="how far training unrolls the drafter over its own outputs")
     decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step's loss relative to the one before")
-    norms: Literal["eagle3", "attdrift"] = Field("eagle3", description="where norms are placed")
+    norms: Literal["eagle3", "attdrift"] = Field(
+        "attdrift", description="where norms are placed: as EAGLE-3 has them, or as Attention Drift"
+    )
     residual: Literal["state", "normed"] = Field(
         "state", description="what the layer adds to: its state, or the state behind its norm (norm_before_residual)"
     )
