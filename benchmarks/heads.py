@@ -37,8 +37,15 @@ from outpace.method import find
 from outpace.models import Model
 from outpace.sampling import SamplingParams
 from outpace.training.bigram import Bigrams
-from outpace.training.evaluate import evaluate, head_facts
-from outpace.training.subjects import Subject, bigram_subjects, choose_methods, head_subjects, own_answers
+from outpace.training.evaluate import evaluate, head_facts, record
+from outpace.training.subjects import (
+    Subject,
+    bigram_subjects,
+    choose_methods,
+    head_subjects,
+    own_answers,
+    untrained_subjects,
+)
 
 DEPTHS = 6
 """Positions in the tables; OUT.json has all."""
@@ -75,7 +82,7 @@ def subjects_of(
         subjects += head_subjects(model, head, kinds, label)
         if compared:
             before = as_training_begins(head, model.target, seed)
-            subjects += head_subjects(model, before, kinds, f"untrained {label}", pays=False)
+            subjects += untrained_subjects(model, before, kinds, f"untrained {label}")
     return subjects, facts
 
 
@@ -238,9 +245,13 @@ def measure(options: argparse.Namespace) -> None:
         )
         with advancing() as advance:
             results["runs"].append(evaluate(model, subjects, prompts, settings, advance))
+        run = results["runs"][-1]
         write(results, options.out)
-        if not results["runs"][-1]["complete"]:
+        if not run["complete"]:
             return
+        for fact in facts.values() if options.record else ():
+            settings_of = {**run["settings"], "methods": list(fact["methods"])}
+            record(Path(fact["folder"]), {**run, "settings": settings_of})
 
 
 def main() -> None:
@@ -250,6 +261,7 @@ def main() -> None:
     parser.add_argument("--shipped", action="store_true", help="the heads that come with the package")
     parser.add_argument("--data", type=Path, help="conversations for the bigram table; default: these very answers")
     parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: as many as pay")
+    parser.add_argument("--record", action="store_true", help="keep the measured figures with the heads")
     parser.add_argument("--others", nargs="*", default=["sam", "auto"], help="methods to compare with")
     parser.add_argument("--no-untrained", action="store_true", help="leave out the heads before training")
     parser.add_argument("--out", type=Path, default=Path("out/heads"), help="where to write, without the ending")

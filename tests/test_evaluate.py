@@ -28,7 +28,7 @@ from outpace.training.bigram import BigramDrafter, Bigrams, bigram_method
 from outpace.training.dataset import held_out
 from outpace.training.evaluate import FIGURES, by_depth, evaluate, head_facts
 from outpace.training.shards import Conversation, Shards
-from outpace.training.subjects import Subject, choose_methods, head_subjects, own_answers
+from outpace.training.subjects import Subject, choose_methods, head_subjects, own_answers, untrained_subjects
 
 PROMPTS = [
     Prompt("one", "x", ("a cat sat",)),
@@ -199,8 +199,9 @@ def test_drafters_of_trees_are_measured_as_chains_too() -> None:
     assert [one.label for one in alone] == labels, "one of the two drafts chains"
     fixed = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {"nodes": 3}})
     assert [one.shape for one in fixed] == ["tree", "chain"], "the user has fixed another size"
-    bare = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {}}, pays=False)
-    assert [one.shape for one in bare] == ["tree of 60", "chain of 6"]
+    for kind, names in (("medusa", ["medusa"]), ("dflash", ["dflash", "ddtree"])):
+        bare = untrained_subjects(model, random_head((kind,), model.target), {name: {} for name in names})
+        assert [one.label for one in bare] == [f"untrained {kind} chain of 6"]
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -220,7 +221,9 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
     pair = ("tree", "chain")
     assert names == [
         ("none", None),
-        *((name, shape) for name in ("medusa", "untrained medusa", "bigram") for shape in pair),
+        *(("medusa", shape) for shape in pair),
+        ("untrained medusa", "chain"),
+        *(("bigram", shape) for shape in pair),
     ]
     for row in found["drafters"]:
         assert row.keys() == {"drafter", "shape", *FIGURES, "by_category", "error"}

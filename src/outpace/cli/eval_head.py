@@ -114,7 +114,7 @@ def _measured(
     from outpace.heads.untrained import as_training_begins
     from outpace.training.bigram import Bigrams
     from outpace.training.evaluate import evaluate, head_facts
-    from outpace.training.subjects import bigram_subjects, head_subjects, own_answers
+    from outpace.training.subjects import bigram_subjects, head_subjects, own_answers, untrained_subjects
     from outpace.training.subjects import choose_methods as fitting
 
     model, _ = machine.load()
@@ -125,7 +125,7 @@ def _measured(
     fitted = None
     if baselines:
         before = as_training_begins(head, model.target, settings.params.seed)
-        subjects += head_subjects(model, before, chosen, "untrained {}", pays=False)
+        subjects += untrained_subjects(model, before, chosen)
         if data is not None:
             table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
         else:

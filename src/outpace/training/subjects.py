@@ -63,22 +63,18 @@ def choose_methods(kind: str, name: str | None) -> list[str]:
     return [chosen]
 
 
-def head_subjects(
-    model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}", *, pays: bool = True
-) -> list[Subject]:
+def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
     """Methods with this head, by name with their settings; and as a chain, where all of them draft trees.
 
-    Each in its fixed shape, and with as many draft tokens as pay unless ``pays`` is false. ``label``: what they are
-    called, with {} for the method's name.
+    Each with as many draft tokens as pay, and in its fixed shape. ``label``: what they are called, with {} for the
+    method's name.
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
         method = build(name, _with(model, head, name), settings)
         one = Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method)
         full = one.full()
-        if full is None:
-            return [one]
-        return [one, full] if pays else [full]
+        return [one] if full is None else [one, full]
 
     subjects = [one for name, settings in names.items() for one in made(name, settings)]
     if any(one.shape in (CHAIN, FULL[CHAIN][0]) for one in subjects):
@@ -88,6 +84,14 @@ def head_subjects(
             with suppress(BadInput):  # it has no such setting, or means something else by it
                 return [*subjects, *made(name, {**settings, **chain})]
     return subjects
+
+
+def untrained_subjects(
+    model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "untrained {}"
+) -> list[Subject]:
+    """As the largest chain alone: that a head which knows nothing accepts nothing is soon seen."""
+    found = head_subjects(model, head, names, label)
+    return [one for one in found if one.shape in (CHAIN, FULL[CHAIN][0])][-1:]
 
 
 def _with(model: Model, head: Head, name: str) -> Context:
