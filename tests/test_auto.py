@@ -506,7 +506,7 @@ def test_a_rule_that_changes_the_output_is_refused(methods: None) -> None:
 def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     target = wandering()
     config = plan(find_kind("eagle3"), facts(target, "toy"), size="tiny", vocabulary=16)
-    rows = [{"drafter": "eagle3", "speedup": speed} for speed in (1.2, 1.4)] + [{"drafter": "other", "speedup": 2.0}]
+    rows = [{"drafter": "eagle3", "speedup": speed} for speed in (1.4, 1.2)] + [{"drafter": "other", "speedup": 2.0}]
     save(
         new_head(config, target, torch.arange(16)),
         tmp_path / "head",

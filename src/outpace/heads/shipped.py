@@ -42,16 +42,17 @@ def find_folder(kinds: Sequence[str], named: Sequence[str | Path], target: Targe
 
 
 def measured(method: str, kind: str, named: Sequence[str | Path], target: Target) -> float | None:
-    """The best greedy speed-up that was measured of a method with its head, as the head's folder says.
+    """The greedy speed-up that was measured of a method with its head, as the head's folder says.
 
-    None where nobody has measured it (``outpace eval-head --record`` does).
+    Of the method as it is, which comes before its other shapes. None where nobody has measured it (``outpace eval-head
+    --record`` does).
     """
     folder = find_folder([kind], named, target)
     runs = {} if folder is None else read_provenance(folder).get("measured", {})
     try:
         rows = runs["temperature 0"]["drafters"]
-        return max(float(row["speedup"]) for row in rows if row["drafter"] == method)
-    except (KeyError, TypeError, ValueError):  # nobody did, or by another program
+        return next(float(row["speedup"]) for row in rows if row["drafter"] == method)
+    except (KeyError, TypeError, ValueError, StopIteration):  # nobody did, or by another program
         return None
 
 
