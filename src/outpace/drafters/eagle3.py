@@ -43,18 +43,19 @@ class Eagle3Net(Net):
         self.stack = Stack(plan, target)
         self._fuse = Product(head.config, head.fc.weight, target)
         self._epsilon = head.config.epsilon
-        self._tap_norms: list[Tensor] = []
+        self._tap_norms: Tensor | None = None
         self._norm: Tensor | None = None
         self._before = layer.hidden_norm.weight.detach().float().to(self.stack.device) if before else None
         if head.options.norms == "attdrift":
-            self._tap_norms = [norm.weight.detach().float().to(self.stack.device) for norm in head.tap_norms]
+            self._tap_norms = torch.stack([norm.weight.detach().float() for norm in head.tap_norms])
+            self._tap_norms = self._tap_norms.to(self.stack.device)
             self._norm = head.norm.weight.detach().float().to(self.stack.device)
 
     def fused(self, states: Tensor) -> Tensor:
         states = states.float()
-        if self._tap_norms:
-            parts = states.chunk(len(self._tap_norms), -1)
-            states = torch.cat([self._normed(one, norm) for one, norm in zip(parts, self._tap_norms, strict=True)], -1)
+        if self._tap_norms is not None:  # each tap by itself
+            taps = states.unflatten(-1, self._tap_norms.shape)
+            states = (functional.rms_norm(taps, taps.shape[-1:], None, self._epsilon) * self._tap_norms).flatten(-2)
         return self._fuse(states)
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
