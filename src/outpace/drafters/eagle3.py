@@ -54,7 +54,7 @@ class Eagle3Net(Net):
     def fused(self, states: Tensor) -> Tensor:
         states = states.float()
         if self._tap_norms is not None:  # each tap by itself
-            taps = states.unflatten(-1, self._tap_norms.shape)
+            taps = states.view(*states.shape[:-1], *self._tap_norms.shape)
             states = (functional.rms_norm(taps, taps.shape[-1:], None, self._epsilon) * self._tap_norms).flatten(-2)
         return self._fuse(states)
 
