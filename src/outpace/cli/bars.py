@@ -1,11 +1,9 @@
-"""Bars of commands that run for hours, and an interrupt that waits for a good moment."""
+"""Bars of commands that run for hours."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -39,23 +37,3 @@ def bar(what: str) -> Iterator[Bar]:
     columns = (BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bar(what, progress, progress.add_task(what, total=None), watched=console.is_terminal)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that a step can end; pressed again it raises."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-
-    def press(*_: object) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,11 +1,11 @@
-"""Ctrl-C while an answer is under way."""
+"""Ctrl-C while an answer, or a step of training, is under way."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,24 +21,31 @@ class Interrupt:
 
 
 @contextmanager
-def interruptible(generation: Generation) -> Iterator[Interrupt]:
-    """Ctrl-C lets the round under way end and keeps the answer so far; before the first token, or twice, it raises.
-
-    An exception in the middle of a round would leave the K/V and the tokens out of step.
-    """
+def deferred(
+    stop: Callable[[], object] = lambda: None, ready: Callable[[], bool] = lambda: True
+) -> Iterator[Interrupt]:
+    """Ctrl-C calls ``stop`` and lets what is under way end. Pressed again, or while it is not ``ready``, it raises."""
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
     def press(*_: object) -> None:
-        if interrupt.pressed or not generation.tokens:
+        if interrupt.pressed or not ready():
             raise KeyboardInterrupt
         interrupt.pressed = True
-        generation.cancel()
+        stop()
 
     before = signal.signal(signal.SIGINT, press)
     try:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def interruptible(generation: Generation) -> AbstractContextManager[Interrupt]:
+    """Ctrl-C lets the round under way end and keeps the answer so far; before the first token, or twice, it raises.
+
+    An exception in the middle of a round would leave the K/V and the tokens out of step.
+    """
+    return deferred(generation.cancel, lambda: bool(generation.tokens))

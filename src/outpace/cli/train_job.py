@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from outpace.cli.bars import bar, interruptible
+from outpace.cli.bars import bar
+from outpace.cli.interrupt import deferred
 from outpace.cli.output import err
 from outpace.errors import BadInput
 
@@ -136,12 +137,12 @@ class Job:
         return self._written(model, trainer, collected)
 
     def _run(self, trainer: Trainer) -> None:
-        with bar(f"training {self.kind}") as shown, interruptible() as interrupt:
+        with bar(f"training {self.kind}") as shown, deferred() as interrupt:
 
             def watch(now: Any, share: float) -> None:
                 figures = ", ".join(f"{name} {value:.3f}" for name, value in list(now.figures.items())[:3])
                 shown.move(round(1000 * share), 1000, f"step {now.step:,}, {figures}")
-                if interrupt.is_set():  # between two steps, where everything is of a piece
+                if interrupt.pressed:  # between two steps, where everything is of a piece
                     raise KeyboardInterrupt
 
             try:
