@@ -41,12 +41,17 @@ class Subject:
         """Its name in a result."""
         return f"{self.drafter} {self.shape}"
 
-    def full(self) -> Subject | None:
-        """The same drafter in its fixed shape; None where its settings fix another."""
+    @property
+    def chain(self) -> bool:
+        """Whether it drafts chains, of whatever size."""
+        return self.shape in (CHAIN, FULL[CHAIN][0])
+
+    def shapes(self) -> list[Subject]:
+        """It, and the same drafter in its fixed shape unless its settings fix another."""
         if isinstance(self.method.controller, Fixed):
-            return None
+            return [self]
         shape, controller = FULL[self.shape]
-        return replace(self, shape=shape, method=replace(self.method, controller=controller))
+        return [self, replace(self, shape=shape, method=replace(self.method, controller=controller))]
 
 
 def choose_methods(kind: str, name: str | None) -> list[str]:
@@ -72,12 +77,10 @@ def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
         method = build(name, _with(model, head, name), settings)
-        one = Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method)
-        full = one.full()
-        return [one] if full is None else [one, full]
+        return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
 
     subjects = [one for name, settings in names.items() for one in made(name, settings)]
-    if any(one.shape in (CHAIN, FULL[CHAIN][0]) for one in subjects):
+    if any(one.chain for one in subjects):
         return subjects
     for name, settings in names.items():
         for chain in CHAINS:
@@ -90,8 +93,7 @@ def untrained_subjects(
     model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "untrained {}"
 ) -> list[Subject]:
     """As the largest chain alone: that a head which knows nothing accepts nothing is soon seen."""
-    found = head_subjects(model, head, names, label)
-    return [one for one in found if one.shape in (CHAIN, FULL[CHAIN][0])][-1:]
+    return [one for one in head_subjects(model, head, names, label) if one.chain][-1:]
 
 
 def _with(model: Model, head: Head, name: str) -> Context:
@@ -101,11 +103,7 @@ def _with(model: Model, head: Head, name: str) -> Context:
 def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
     """The table as a tree and as a chain: of what pays and in the fixed shapes, or of ``nodes`` draft tokens."""
     tree, chain = bigram_method(model.target, table, nodes=nodes), bigram_method(model.target, table, 1, nodes)
-    found = []
-    for one in (Subject("bigram", TREE, tree), Subject("bigram", CHAIN, chain)):
-        full = one.full()
-        found += [one] if full is None else [one, full]
-    return found
+    return [*Subject("bigram", TREE, tree).shapes(), *Subject("bigram", CHAIN, chain).shapes()]
 
 
 def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
