@@ -51,6 +51,15 @@ def train(
             help="Share of prompts that the model writes itself; default: those that --prompts lack.",
         ),
     ] = None,
+    readings: Annotated[
+        float,
+        typer.Option(
+            "--readings",
+            metavar="SHARE",
+            rich_help_panel=_DATA,
+            help="Share of prompts about texts: summaries, questions with passages. The texts are the model's answers.",
+        ),
+    ] = 0.2,
     exclude: Annotated[
         list[Path] | None,
         typer.Option(
@@ -115,12 +124,11 @@ def train(
 ) -> None:
     """Train a head that drafts for a model, on the model's own answers. Ctrl-C keeps all, --resume goes on."""
     name, method = _kind_and_method(kind)
-    options = _checked(name, size, rank, vocabulary, param, tokens, self_written, max_minutes, epochs, cache_bytes)
+    options = _checked(name, size, rank, vocabulary, param, tokens, max_minutes, epochs, cache_bytes)
+    _check_shares(self_written, readings, bool(prompts))
     if kind != name:
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
     _check_folder(output, resume)
-    if self_written == 0.0 and not prompts:
-        raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")
     from outpace.training.overlap import Overlap, bench_texts
     from outpace.training.prompts import source
 
@@ -133,6 +141,7 @@ def train(
         excluded=Overlap(bench_texts(exclude or ())),
         tokens=tokens,
         self_written=self_written,
+        readings=readings,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seconds=float("inf") if max_minutes is None else 60.0 * max_minutes,
         epochs=epochs,
@@ -178,7 +187,6 @@ def _checked(
     vocabulary: int | None,
     pairs: Sequence[str] | None,
     tokens: int,
-    self_written: float | None,
     max_minutes: float | None,
     epochs: float,
     cache_bytes: float | None,
@@ -193,8 +201,6 @@ def _checked(
     for option, amount in (("--max-minutes", max_minutes), ("--epochs", epochs)):
         if amount is not None and not amount > 0.0:
             raise BadInput(f"{option} must be above 0, not {amount:g}")
-    if self_written is not None and not 0.0 <= self_written <= 1.0:
-        raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
     if cache_bytes is not None and not 0.0 <= cache_bytes < float("inf"):
         raise BadInput(f"--cache-bytes must be a number of bytes, not {cache_bytes:g}")
     options = opt.settings_by_method(pairs, {kind: list(head.Options.model_fields)})[kind]
@@ -231,3 +237,12 @@ def _show(job: Job, model: Model, made: dict[str, Any]) -> None:
     name = "" if model.name == "smollm2" else f"--model {shlex.quote(model.name)} "
     command = f"outpace generate '...' {name}--method {job.method} --head {shlex.quote(str(job.output))}"
     console.print(f"  [dim]use it: {escape(command)}", soft_wrap=True)
+
+
+def _check_shares(self_written: float | None, readings: float, prompts: bool) -> None:
+    if self_written is not None and not 0.0 <= self_written <= 1.0:
+        raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
+    if not 0.0 <= readings < 1.0:
+        raise BadInput(f"--readings must be at least 0 and below 1, not {readings:g}: there must be texts to ask about")
+    if self_written == 0.0 and not prompts:
+        raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")

@@ -36,6 +36,7 @@ class Job:
     excluded: Overlap
     tokens: int
     self_written: float | None
+    readings: float
     cache_bytes: int | None
     seconds: float
     epochs: float
@@ -73,6 +74,7 @@ class Job:
             tokens=self.tokens,
             sources=self.sources,
             self_written=self.self_written,
+            readings=self.readings,
             cache_bytes=self.cache_bytes,
             seed=self.seed,
         )
@@ -193,6 +195,7 @@ class Job:
             words += ["--prompts", one.name]
         if self.self_written is not None:
             words += ["--self-written", f"{self.self_written:g}"]
+        words += ["--readings", f"{self.readings:g}"]
         if self.seconds != float("inf"):
             words += ["--max-minutes", f"{self.seconds / 60:g}"]
         words += ["--epochs", f"{self.epochs:g}", "--size", self.size, "--vocabulary", str(self.vocabulary)]

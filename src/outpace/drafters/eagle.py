@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.drafters.feature import Net
+from outpace.drafters.feature import Entering, Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
-from outpace.heads.lm_head import LmHead, Product
-from outpace.heads.stack import Stack, stack_plan
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Stack, matrix_of, stack_plan
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import Entry
 
 
 class EagleNet(Net):
@@ -30,18 +31,19 @@ class EagleNet(Net):
         factored = bool(head.words.rank)
         super().__init__(head, target, LmHead(head, target) if factored else None)
         plan = stack_plan(
-            head.config, list(head.layers), rows=None if factored else head.words.rows, device=self._where
+            head.config,
+            list(head.layers),
+            rows=None if factored else head.words.rows,
+            entry=Entry(matrix_of(head.fc, self._where)),
+            device=self._where,
         )
         self.stack = Stack(plan, target)
-        self._join = Product(head.config, head.fc.weight, target)
-        self._bias = None if head.fc.bias is None else head.fc.bias.detach().float().to(self.stack.device)
 
-    def fused(self, states: Tensor) -> Tensor:
-        return self.target.final_norm(states).float()
+    def known(self, states: Tensor) -> Tensor:
+        return self.target.final_norm(states)
 
-    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        joined = self._join(torch.cat([embedded, states], -1))
-        return (joined if self._bias is None else joined + self._bias), None
+    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
+        return Entering(torch.cat([embedded, states.to(embedded)], -1), entry=True)
 
 
 @register(

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.drafters.feature import Net
+from outpace.drafters.feature import Entering, Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
 from outpace.heads.base import Head
-from outpace.heads.lm_head import LmHead, Product
-from outpace.heads.stack import Stack, stack_plan
+from outpace.heads.lm_head import LmHead
+from outpace.heads.stack import Stack, matrix_of, norm_of, stack_plan
 from outpace.method import Context, Parts, register
 from outpace.targets.base import Target
+from outpace.targets.dense.blueprint import Entry, Matrix
 
 
 class Eagle3Net(Net):
@@ -31,6 +32,8 @@ class Eagle3Net(Net):
         layer = head.layers[0]
         # A layer that adds to its normed state is handed that.
         before = head.options.residual == "normed"
+        drifting = head.options.norms == "attdrift"
+        taps = Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
         plan = stack_plan(
             head.config,
             [layer],
@@ -38,31 +41,23 @@ class Eagle3Net(Net):
             final_norm=None if factored else head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
+            entry=Entry(
+                matrix_of(head.fc, self._where), taps, norm_of(layer.hidden_norm, self._where) if before else None
+            ),
             device=self._where,
         )
         self.stack = Stack(plan, target)
-        self._fuse = Product(head.config, head.fc.weight, target)
         self._epsilon = head.config.epsilon
-        self._tap_norms: Tensor | None = None
-        self._norm: Tensor | None = None
         self._before = layer.hidden_norm.weight.detach().float().to(self.stack.device) if before else None
-        if head.options.norms == "attdrift":
-            self._tap_norms = torch.stack([norm.weight.detach().float() for norm in head.tap_norms])
-            self._tap_norms = self._tap_norms.to(self.stack.device)
-            self._norm = head.norm.weight.detach().float().to(self.stack.device)
-
-    def fused(self, states: Tensor) -> Tensor:
-        states = states.float()
-        if self._tap_norms is not None:  # each tap by itself
-            taps = states.view(*states.shape[:-1], *self._tap_norms.shape)
-            states = (functional.rms_norm(taps, taps.shape[-1:], None, self._epsilon) * self._tap_norms).flatten(-2)
-        return self._fuse(states)
+        self._norm = head.norm.weight.detach().float().to(self.stack.device) if drifting else None
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(states, weight.shape, weight, self._epsilon)
 
-    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        return states if self._before is None else self._normed(states, self._before), embedded
+    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
+        if known:
+            return Entering(states, embedded, entry=True)
+        return Entering(states if self._before is None else self._normed(states, self._before), embedded)
 
     def leaving(self, states: Tensor) -> Tensor:
         return states if self._norm is None else self._normed(states.to(self._norm), self._norm)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +38,14 @@ SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 
 
+class Entering(NamedTuple):
+    """Rows on their way into a stack: as :class:`outpace.heads.stack.Rows` has them."""
+
+    states: Tensor
+    second: Tensor | None = None
+    entry: bool = False
+
+
 class Net(ABC):
     """A head at decoding: what becomes of states before its layers and after them.
 
@@ -54,22 +62,25 @@ class Net(ABC):
         self.vocab_size = target.vocab_size
         self._lm_head = lm_head
 
-    @abstractmethod
-    def fused(self, states: Tensor) -> Tensor:
-        """The target's states of all taps side by side, (n, taps * hidden), as rows begin with: (n, hidden) float32."""
+    def known(self, states: Tensor) -> Tensor:
+        """The target's states of all taps side by side, (n, taps * hidden), as :meth:`entering` takes them."""
+        return states
 
     @abstractmethod
-    def entering(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Embeddings and states of rows, (n, hidden) each, as the stack's ``states`` and ``second``."""
+    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
+        """Embeddings (n, hidden) and states of rows as they go into the stack.
+
+        ``known``: the states are the target's, as :meth:`known` left them; else what left the layers, (n, hidden).
+        """
 
     def leaving(self, states: Tensor) -> Tensor:
         """States that left the layers, (n, hidden), as the next rows begin with them."""
         return states
 
-    def rows(self, tokens: Seq[int], states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What enters the stack for these tokens (n) after ``states`` (n, hidden)."""
-        embedded = self.target.embed(torch.tensor(tokens, device=self._where))
-        return self.entering(embedded.to(states), states)
+    def rows(self, tokens: Seq[int], states: Tensor, *, known: bool = False) -> Entering:
+        """What enters the stack for these tokens (n) after ``states``; ``known``: these are the target's."""
+        embedded = self.target.embed(torch.tensor(tokens, device=self._where)).float()
+        return self.entering(embedded, self.known(states) if known else states, known=known)
 
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
         """The stack's forward, with logits (n, Vd) float32 of every row."""
@@ -215,13 +226,15 @@ class FeatureDrafter(Drafter):
             places.append(range(at, at + count))
             tokens += sequence.tokens[at + 1 : at + 1 + count]
             states.append(track.states[at - track.since : at - track.since + count])
-        rows, second = self.net.rows(tokens, self.net.fused(states[0] if len(states) == 1 else torch.cat(states)))
+        found = self.net.rows(tokens, states[0] if len(states) == 1 else torch.cat(states), known=True)
         sizes = [len(one) for one in places]
-        seconds: Seq[Tensor | None] = [None] * len(sizes) if second is None else torch.split(second, sizes)
+        seconds: Seq[Tensor | None] = [None] * len(sizes)
+        if found.second is not None:
+            seconds = torch.split(found.second, sizes)
         return [
-            Rows(track.kv, mine, list(where), beside)
+            Rows(track.kv, mine, list(where), beside, entry=found.entry)
             for (_, track, _), where, mine, beside in zip(
-                wanted, places, torch.split(rows, sizes), seconds, strict=True
+                wanted, places, torch.split(found.states, sizes), seconds, strict=True
             )
         ]
 
@@ -312,9 +325,9 @@ class FeatureDrafter(Drafter):
             draft.seen.append(path)
             draft.positions.append(draft.at + len(path))
         states = draft.states[parents] if len(parents) > 1 else draft.states[parents[0] : parents[0] + 1]
-        rows, second = self.net.rows([token for _, token in wanted], states)
+        found = self.net.rows([token for _, token in wanted], states)
         seen, positions = draft.seen[1 + old :], draft.positions[old:]
-        return Rows(draft.track.kv, rows, positions, second, seen, draft.side, old_positions)
+        return Rows(draft.track.kv, found.states, positions, found.second, seen, draft.side, old_positions, found.entry)
 
     # --------------------------------------------------------------------------------------- after the verdict
 

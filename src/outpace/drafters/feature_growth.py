@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from outpace.controllers.base import Budget
 from outpace.drafters.calibration import Calibration
 from outpace.drafters.growth import Growth
-from outpace.targets.top import log_totals, top
+from outpace.targets.top import top, top_and_totals
 from outpace.tree import ROOT, TokenTree
 
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.68, 0.8, 0.9, 0.97)
@@ -82,8 +83,7 @@ class Paths:
         """Nodes that may be expanded."""
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        totals = self._totals(logits)
-        for node, total, (values, words) in zip(self._running, totals, top(logits, self._budget.width), strict=True):
+        for node, (values, words, total) in zip(self._running, self._best(logits), strict=True):
             self._add(node, total, values, words)
         self._running = self._next()
         self._levels += bool(self._running)
@@ -93,11 +93,12 @@ class Paths:
             self._rows[node] = len(self._rows)
         return wanted
 
-    def _totals(self, logits: Tensor) -> list[float]:
-        """Logarithms of the rows' sums."""
+    def _best(self, logits: Tensor) -> Iterable[tuple[list[float], list[int], float]]:
+        """The likeliest words of each row with their logits, and what makes probabilities of these."""
+        width = self._budget.width
         if not self._confident and self._budget.confidence <= 0.0:
-            return [0.0] * len(logits)
-        return log_totals(logits if self._warmth == 1.0 else logits * self._warmth)
+            return ((*best, 0.0) for best in top(logits, width))
+        return top_and_totals(logits, width, self._warmth)
 
     def _add(self, node: int, total: float, values: list[float], words: list[int]) -> None:
         """The likeliest tokens after ``node`` become candidates."""

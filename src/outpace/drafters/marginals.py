@@ -38,7 +38,7 @@ from outpace.drafters.calibration import Calibration, Kind
 from outpace.drafters.memory import Namespaces
 from outpace.sampling import TreeDistribution, warp
 from outpace.targets.base import Sequence, TreeScores
-from outpace.targets.top import log_totals, top
+from outpace.targets.top import top_and_totals
 from outpace.tree import ROOT, QRow, TokenTree
 
 EDGE = 5
@@ -79,12 +79,10 @@ def levels_of(logits: Tensor, words: Seq[int], k: int, temperature: float = 0.0)
 
     Above temperature 0 the probabilities are those at that temperature.
     """
-    if temperature > 0.0:
-        logits = logits / temperature
-    totals = log_totals(logits)
+    warmth = 1.0 / temperature if temperature > 0.0 else 1.0
     return [
-        Level([words[place] for place in places], [value - total for value in values])
-        for (values, places), total in zip(top(logits, k), totals, strict=True)
+        Level([words[place] for place in places], [value * warmth - total for value in values])
+        for values, places, total in top_and_totals(logits, k, warmth)
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outpace.heads.base import HeadConfig
 from outpace.heads.blocks import DecoderLayer, turns
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Matrix
+from outpace.targets.dense.blueprint import Blueprint, Entry, LayerPlan, Matrix
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.dense.torch_target import GraphTarget
 from outpace.targets.rows import Part, Plan
@@ -29,6 +29,7 @@ _PRECISIONS = {"int4": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32"
 class Rows:
     """Rows of one sequence. ``states`` (n, hidden) enter the first layer, at ``positions`` (n).
 
+    ``entry``: they are (n, inputs) and go through the blueprint's entry first; all rows of a forward do, or none.
     ``second`` (n, hidden): what layer 0 reads beside them, in stacks that do. ``seen``: None for rows that are kept,
     each seeing what is before it; else for each row which rows of its tree it sees, itself among them, by index: the
     tree's earlier rows, whose K/V is ``old`` (what an earlier call gave back as ``side``), count first.
@@ -42,6 +43,7 @@ class Rows:
     seen: list[list[int]] | None = None
     old: Any = None
     old_positions: list[int] = field(default_factory=list)
+    entry: bool = False
 
 
 @dataclass(slots=True)
@@ -132,7 +134,12 @@ class Stack:
             parts.append(Part(one.kv, start, stop, positions, tree, one.old))
             start = stop
         last = self.inner.num_layers
-        plan = Plan(parts, 0, last, states=_joined([one.states for one in batch]), wanted=frozenset([last]))
+        plan = Plan(parts, 0, last, wanted=frozenset([last]))
+        states = _joined([one.states for one in batch])
+        if batch and batch[0].entry:
+            plan.before = states
+        else:
+            plan.states = states
         if batch and batch[0].second is not None:
             plan.second = _joined([one.second for one in batch if one.second is not None])
         found = self.inner.run(plan, [0] * start, logits=logits)
@@ -149,6 +156,19 @@ def _joined(rows: list[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
+def matrix_of(linear: nn.Linear, where: torch.device) -> Matrix:
+    """A linear layer as blueprints have it, on a device."""
+    bias = None if linear.bias is None else linear.bias.detach().float().to(where)
+    return Matrix(linear.weight.detach().float().to(where), bias)
+
+
+def norm_of(module: nn.Module, where: torch.device) -> Matrix:
+    """A norm's weights as blueprints have them, on a device."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return Matrix(weight.detach().float().to(where))
+
+
 def stack_plan(
     config: HeadConfig,
     layers: Seq[DecoderLayer],
@@ -157,6 +177,7 @@ def stack_plan(
     final_norm: nn.RMSNorm | None = None,
     first_norms: Seq[nn.Module] | None = None,
     second_norm: nn.RMSNorm | None = None,
+    entry: Entry | None = None,
     width: int = 0,
     device: torch.device | None = None,
 ) -> Blueprint:
@@ -165,38 +186,30 @@ def stack_plan(
     ``rows`` (Vd, hidden): its LM head, read behind ``final_norm``; None for a stack of which only states are wanted.
     ``first_norms``: what stands before each layer's attention instead of its ``input_layernorm``. ``second_norm``: that
     of the second row, for a first layer whose attention reads two (its projections take the second row first).
+    ``entry``: what rows that are not states yet go through.
     ``width``: of states that are not as wide as the head's, in stacks without layers.
     """
     hidden = width or config.hidden_size
     where = device or torch.device("cpu")
 
-    def matrix(linear: nn.Linear) -> Matrix:
-        bias = None if linear.bias is None else linear.bias.detach().float().to(where)
-        return Matrix(linear.weight.detach().float().to(where), bias)
-
-    def norm(module: nn.Module) -> Matrix:
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        return Matrix(weight.detach().float().to(where))
-
     plans = []
     for index, layer in enumerate(layers):
         attention, mlp = layer.self_attn, layer.mlp
-        norms = {"norm2": norm(layer.post_attention_layernorm)}
+        norms = {"norm2": norm_of(layer.post_attention_layernorm, where)}
         first = layer.input_layernorm if first_norms is None else first_norms[index]
         if not isinstance(first, nn.Identity):
-            norms["norm1"] = norm(first)
+            norms["norm1"] = norm_of(first, where)
         if attention.norms:
-            norms["query"], norms["key"] = norm(attention.q_norm), norm(attention.k_norm)
+            norms["query"], norms["key"] = norm_of(attention.q_norm, where), norm_of(attention.k_norm, where)
         plans.append(
             LayerPlan(
-                query=matrix(attention.q_proj),
-                key=matrix(attention.k_proj),
-                value=matrix(attention.v_proj),
-                out=matrix(attention.o_proj),
-                gate=matrix(mlp.gate_proj),
-                up=matrix(mlp.up_proj),
-                down=matrix(mlp.down_proj),
+                query=matrix_of(attention.q_proj, where),
+                key=matrix_of(attention.k_proj, where),
+                value=matrix_of(attention.v_proj, where),
+                out=matrix_of(attention.o_proj, where),
+                gate=matrix_of(mlp.gate_proj, where),
+                up=matrix_of(mlp.up_proj, where),
+                down=matrix_of(mlp.down_proj, where),
                 norms=norms,
             )
         )
@@ -215,10 +228,11 @@ def stack_plan(
         attention_scale=config.head_size**-0.5,
         embedding=stand_in,
         head=None if rows is None else Matrix(rows.detach().float().to(where)),
-        final_norm=None if final_norm is None else norm(final_norm),
+        final_norm=None if final_norm is None else norm_of(final_norm, where),
         rotations=[lambda positions: turns(positions, config.head_size, config.rope_theta)],
         context_length=config.context_length,
         context_note="",
-        second_norm=None if second_norm is None else norm(second_norm),
+        second_norm=None if second_norm is None else norm_of(second_norm, where),
+        entry=entry,
         device=where,
     )

@@ -75,7 +75,8 @@ class Part:
 class Plan:
     """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe.
 
-    ``second``, (R, hidden), is what layer 0 reads beside the residual stream where a blueprint says that it does.
+    ``before``, (R, inputs): what a blueprint's entry makes the first states of. ``second``, (R, hidden), is what layer
+    0 reads beside the residual stream where a blueprint says that it does.
     """
 
     parts: list[Part]
@@ -84,6 +85,7 @@ class Plan:
     skip_attention: frozenset[int] = frozenset()
     skip_mlp: frozenset[int] = frozenset()
     states: Tensor | None = None
+    before: Tensor | None = None
     second: Tensor | None = None
     wanted: frozenset[int] = frozenset()
     taps: dict[int, Tensor] = field(default_factory=dict)

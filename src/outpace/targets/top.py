@@ -20,16 +20,28 @@ _COLUMNS = 256
 def top(logits: Tensor, k: int) -> Iterable[tuple[list[float], list[int]]]:
     """Values and ids of the ``k`` largest of every row of (n, V), largest first; fewer where V is smaller."""
     k = min(k, logits.shape[-1])
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1 and binding.loaded():
+    if _by_kernels(logits):
         return zip(*binding.top(logits, k), strict=True)
     return _top(logits, k)
 
 
-def log_totals(logits: Tensor) -> list[float]:
-    """The log of the sum of exponentials of every row of (n, V): what makes probabilities of logits.
+def top_and_totals(logits: Tensor, k: int, warmth: float = 1.0) -> Iterable[tuple[list[float], list[int], float]]:
+    """As :func:`top`, and with each row the log of the sum of its exponentials: what makes probabilities of logits.
 
-    By one thread, as :func:`top`: over a few rows torch's threads cost twenty times the work.
+    ``warmth``: one over the temperature that the probabilities are wanted at; logits are multiplied by it there.
     """
+    if _by_kernels(logits):
+        return zip(*binding.top_and_totals(logits, min(k, logits.shape[-1]), warmth), strict=True)
+    totals = _log_totals(logits if warmth == 1.0 else logits * warmth)
+    return ((*best, total) for best, total in zip(top(logits, k), totals, strict=True))
+
+
+def _by_kernels(logits: Tensor) -> bool:
+    plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
+    return plain and binding.loaded()
+
+
+def _log_totals(logits: Tensor) -> list[float]:
     if logits.device.type != "cpu":
         found: list[float] = logits.float().logsumexp(-1).tolist()
         return found

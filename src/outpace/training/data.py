@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from outpace.heads.fingerprint import alike, probe
 from outpace.models.base import Model
 from outpace.targets.base import Target
 from outpace.training.answers import TOGETHER, Prompt, answered
+from outpace.training.dataset import held_out
 from outpace.training.memory import give_back, ran_out
 from outpace.training.overlap import Overlap, Seen
+from outpace.training.prompt_log import LOG, Log
 from outpace.training.prompts import Ask, SelfWritten, Source, Variation
+from outpace.training.readings import Readings
 from outpace.training.shards import MANIFEST, Conversation, Shards
 
-LOG = "prompts.jsonl"
 BLOCK = 192
 """Most prompts that are answered between two shards."""
 _SHARD_BYTES = 256 * 2**20
@@ -46,12 +48,14 @@ class Wish:
     """What is to be collected. ``tokens``: of answers; ``most``: in one of them; ``longest``: tokens of a prompt.
 
     ``self_written``: share of prompts that the model writes itself; None: those that are lacking when ``sources`` end.
-    ``cache_bytes``: for states; None: half of the free disk, up to CACHE.
+    ``readings``: share of prompts about texts, as far as there are texts. ``cache_bytes``: for states; None: half of
+    the free disk, up to CACHE.
     """
 
     tokens: int
     sources: Sequence[Source] = ()
     self_written: float | None = None
+    readings: float = 0.0
     most: int = 224
     longest: int = 1024
     cache_bytes: int | None = None
@@ -124,59 +128,6 @@ def about(shards: Shards) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Log:
-    """The prompts that were looked at, in order, in a file that is only ever added to."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.asks: list[Ask] = []
-        self.looked_at: set[tuple[str, str]] = set()
-        self.removed: Counter[str] = Counter()
-        self.turns = 0
-        """Turns that the model was asked for."""
-        self.own = 0
-        """Prompts of them that are to be answered."""
-        if path.exists():
-            self._read()
-
-    def _read(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                self._note(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadInput(
-                    f"{self.path}, line {number}, is damaged ({error}); delete the line, and run again"
-                ) from None
-        if len(whole) < len(raw):  # a kill in the middle of a line
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
-
-    def _note(self, entry: dict[str, Any]) -> None:
-        if "turns" in entry:
-            self.turns = int(entry["turns"])
-            return
-        self.looked_at.add((entry["origin"], entry["key"]))
-        if "removed" in entry:
-            self.removed[entry["removed"]] += 1
-        else:
-            self.asks.append(Ask(entry["origin"], entry["text"], entry.get("system", "")))
-            self.own += entry["origin"].startswith(f"{SelfWritten.name}:")
-
-    def write(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Add lines. Raises BadInput where they cannot be written."""
-        try:
-            with self.path.open("ab") as file:
-                file.write("".join(json.dumps(entry, ensure_ascii=True) + "\n" for entry in entries).encode())
-        except OSError as error:
-            raise BadInput(
-                f"{self.path} cannot be written ({error.strerror or error}); make room, and run again to go on"
-            ) from error
-        for entry in entries:
-            self._note(entry)
-
-
 class Collector:
     """Fills a folder with conversations of ``model``. ``excluded``: what no prompt may have in common with."""
 
@@ -188,7 +139,10 @@ class Collector:
         self._longest = max(1, min(wish.longest, room - self._most - 2))
         self.log = Log(shards.folder / LOG)
         self._own = SelfWritten(model, wish.seed)
+        self._readings = Readings(wish.seed)
         self._answered = set(shards.keys())
+        for path in shards.paths if wish.readings else ():
+            self._remember(shards.read(path))
         self._seen = self._known()
         self._given = self._in_turns([iter(one) for one in wish.sources])
         self._given_left = bool(wish.sources)
@@ -207,6 +161,17 @@ class Collector:
             for one in self.shards.read(path, wanted=unlogged.__contains__):
                 seen.add(self.model.tokenizer.decode(self._own.turn.inside(one.prompt)))
         return seen
+
+    def _remember(self, conversations: Iterable[Conversation]) -> None:
+        """Their answers are texts to ask about; but not answers about texts, nor any of the held-out split."""
+        asked = {ask.key: ask for ask in self.log.asks if not ask.origin.startswith(f"{Readings.name}:")}
+        for one in conversations:
+            if one.key in asked and not held_out(one.key):
+                self._readings.add(asked[one.key].text, self.model.tokenizer.decode(self._said(one)))
+
+    def _said(self, one: Conversation) -> list[int]:
+        """An answer without the token that ended it."""
+        return one.answer[:-1] if one.answer[-1] in self.model.eos_ids else one.answer
 
     def run(self, watch: Watch = lambda _: None) -> Collected:
         """Collect until there are tokens enough or prompts have ended. What was written before is kept, always."""
@@ -260,8 +225,12 @@ class Collector:
 
     def _more(self, count: int) -> bool:
         """Look at some more candidates, from whichever kind of source is behind. False when there are none."""
+        if self.log.read < self.wish.readings * len(self.log.asks) and self.log.readings < len(self._readings):
+            self.log.write([self._judged(self._readings.ask(self.log.readings))])
+            return True
+        others = len(self.log.asks) - self.log.read
         share = self.wish.self_written or 0.0
-        if self._given_left and self.log.own >= share * len(self.log.asks):
+        if self._given_left and self.log.own >= share * others:
             self._take_given(1 if share else count)
             return True
         if self.wish.self_written == 0.0:
@@ -354,6 +323,8 @@ class Collector:
         if not found:
             raise BadInput("the model answered none of the prompts")
         self.shards.append([found[ask.key] for ask in block if ask.key in found])
+        if self.wish.readings:
+            self._remember(one for one in (found.get(ask.key) for ask in block) if one)
         give_back()
         self._answered |= {ask.key for ask in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())

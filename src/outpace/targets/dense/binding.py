@@ -61,7 +61,7 @@ class ForwardRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "parts", "start", "stop")),
-        *((name, c_void_p) for name in ("tokens", "states", "second", "skip_attention", "skip_mlp")),
+        *((name, c_void_p) for name in ("tokens", "states", "before", "second", "skip_attention", "skip_mlp")),
         ("part", POINTER(PartRecord)),
         ("taps", c_int32),
         *((name, c_void_p) for name in ("tap_layers", "tap_rows", "logits")),
@@ -121,7 +121,7 @@ def _calls() -> Any:
     lib.outpace_set_layer.argtypes = [c_void_p, integer, integer, integer]
     lib.outpace_set_rotation.argtypes = [c_void_p, integer, c_void_p, c_void_p, integer, integer]
     lib.outpace_top.restype = None
-    lib.outpace_top.argtypes = [c_void_p, c_int64, c_int64, c_int64, integer, c_void_p, c_void_p]
+    lib.outpace_top.argtypes = [c_void_p, c_int64, c_int64, c_int64, integer, c_void_p, c_void_p, c_float, c_void_p]
     lib.outpace_set_threads.argtypes = [integer]
     lib.outpace_run.argtypes = [c_void_p, c_void_p]
     lib.outpace_embed.argtypes = [c_void_p, c_void_p, integer, c_void_p]
@@ -152,10 +152,22 @@ def loaded() -> bool:
 
 def top(logits: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
     """Values and places of the ``k`` <= V largest of every row of (n, V) float32 on the CPU, largest first."""
+    return _top(logits, k, 1.0, None)
+
+
+def top_and_totals(logits: Tensor, k: int, warmth: float) -> tuple[list[list[float]], list[list[int]], list[float]]:
+    """The same, and the log of the sum of each row's exponentials, all values times ``warmth``."""
+    totals = np.empty(len(logits), np.float32)
+    values, ids = _top(logits, k, warmth, totals.ctypes.data)
+    return values, ids, totals.tolist()
+
+
+def _top(logits: Tensor, k: int, warmth: float, totals: int | None) -> tuple[list[list[float]], list[list[int]]]:
     count, width = logits.shape
     values, ids = np.empty((count, k), np.float32), np.empty((count, k), np.int32)
-    stride = logits.stride(0)
-    _calls().outpace_top(logits.data_ptr(), count, width, stride, k, values.ctypes.data, ids.ctypes.data)
+    _calls().outpace_top(
+        *(logits.data_ptr(), count, width, logits.stride(0), k, values.ctypes.data, ids.ctypes.data, warmth, totals)
+    )
     return values.tolist(), ids.tolist()
 
 
@@ -178,12 +190,15 @@ class NativeModel:
         return int(self._lib.outpace_bytes(self._handle))
 
     def set_matrix(self, layer: int, slot: int, matrix: Packed | None) -> None:
-        """Pack a matrix; layer -1 holds the embedding (slot 0) and the LM head (slot 1; None: the embedding again)."""
+        """Pack a matrix; layer -1: the embedding (0), the LM head (1; None: the embedding again), the entry (2)."""
         record = None if matrix is None else ctypes.byref(matrix.record())
         self._check(self._lib.outpace_set_matrix(self._handle, layer, slot, record))
 
     def set_norm(self, layer: int, slot: int, weights: Floats) -> None:
-        """Weights of a norm, none for no norm; layer -1: the final one (slot 0), that of the second input (slot 1)."""
+        """Weights of a norm, none for no norm.
+
+        Layer -1: the final one (slot 0), that of the second input (1), those before and behind the entry (2, 3).
+        """
         weights = np.ascontiguousarray(weights)
         self._check(self._lib.outpace_set_norm(self._handle, layer, slot, weights.ctypes.data, len(weights)))
 

@@ -51,6 +51,18 @@ class LayerPlan:
 
 
 @dataclass(slots=True)
+class Entry:
+    """What makes the first layer's states of rows of another width: ``matrix`` (hidden, inputs).
+
+    ``before``: weights (inputs) of norms, one over each ``hidden`` inputs; ``after``: those of one over what it makes.
+    """
+
+    matrix: Matrix
+    before: Matrix | None = None
+    after: Matrix | None = None
+
+
+@dataclass(slots=True)
 class Blueprint:
     """A whole decoder. ``rotations``: functions from positions (n,) to cosines and sines, each (n, rotated / 2)."""
 
@@ -77,6 +89,8 @@ class Blueprint:
     second_norm: Matrix | None = None
     """Layer 0 reads a second row beside the residual stream (that of EAGLE-3 does), under this norm: its projections
     have 2 * hidden inputs, the second row's first."""
+    entry: Entry | None = None
+    """For rows that come as something else than tokens or states, as those of EAGLE's heads do."""
     dtype: torch.dtype = field(default=torch.float32)
     device: torch.device = field(default=torch.device("cpu"))
 

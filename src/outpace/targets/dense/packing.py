@@ -73,6 +73,11 @@ def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
     model.set_norm(-1, 0, np.empty(0, np.float32) if plan.final_norm is None else source.norm(plan.final_norm))
     if plan.second_norm is not None:
         model.set_norm(-1, 1, source.norm(plan.second_norm))
+    if plan.entry is not None:
+        model.set_matrix(-1, 2, source(plan.entry.matrix))
+        for slot, one in ((2, plan.entry.before), (3, plan.entry.after)):
+            if one is not None:
+                model.set_norm(-1, slot, source.norm(one))
     return Packing(model, source.formats)
 
 

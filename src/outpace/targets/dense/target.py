@@ -118,6 +118,7 @@ class DenseTarget(RowTarget):
                 states[row] = embedding.to(states)
         if states is not None:
             states = states.float().contiguous()
+        before = None if plan.before is None else plan.before.float().contiguous()
         second = None if plan.second is None else plan.second.float().contiguous()
         kept: list[Any] = []  # what the kernels read must live until they are done
         parts = (PartRecord * max(len(plan.parts), 1))()
@@ -132,6 +133,7 @@ class DenseTarget(RowTarget):
             *(rows, len(plan.parts), plan.start, plan.stop),
             tokens=_pointer(integers(tokens), kept),
             states=None if states is None else states.data_ptr(),
+            before=None if before is None else before.data_ptr(),
             second=None if second is None else second.data_ptr(),
             skip_attention=_pointer(_flags(plan.skip_attention, self.num_layers), kept),
             skip_mlp=_pointer(_flags(plan.skip_mlp, self.num_layers), kept),

@@ -69,6 +69,10 @@ class TorchDecoder:
         self.lm_head = _Linear(self.embedding, None) if plan.head is None else _joined([plan.head], dtype)
         self.final_norm = None if plan.final_norm is None else _fitting(plan.final_norm.weight, dtype)
         self.second_norm = None if plan.second_norm is None else _fitting(plan.second_norm.weight, dtype)
+        self.entry = None if plan.entry is None else _joined([plan.entry.matrix], dtype)
+        before, after = (None, None) if plan.entry is None else (plan.entry.before, plan.entry.after)
+        self.entry_norms = None if before is None else before.weight.view(-1, plan.hidden).to(dtype)
+        self.entered_norm = None if after is None else _fitting(after.weight, dtype)
         self.windows = sorted({layer.window for layer in plan.layers})
         self.layers = [self._layer(layer) for layer in plan.layers]
 
@@ -98,6 +102,14 @@ class TorchDecoder:
         """(n, hidden), as the first layer sees them."""
         rows = functional.embedding(tokens, self.embedding)
         return rows if self.embedding_scale == 1 else rows * self.embedding_scale
+
+    def entered(self, rows: Tensor) -> Tensor:
+        """States (n, hidden) that the entry makes of ``rows`` (n, inputs)."""
+        assert self.entry is not None
+        if self.entry_norms is not None:
+            pieces = rows.view(len(rows), *self.entry_norms.shape)
+            rows = (_norm(pieces, torch.ones_like(self.entry_norms[0]), self.epsilon) * self.entry_norms).flatten(1)
+        return _norm(self.entry(rows), self.entered_norm, self.epsilon)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The final norm alone."""

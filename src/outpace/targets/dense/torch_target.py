@@ -117,6 +117,8 @@ class GraphTarget(RowTarget):
 
     def _states(self, plan: Plan, tokens: Seq[int], embeddings: Mapping[int, Tensor] | None) -> Tensor:
         """What enters the first layer that runs."""
+        if plan.before is not None:
+            return self.decoder.entered(plan.before.to(self.decoder.embedding))
         if plan.states is not None:
             return plan.states.to(self.decoder.embedding)
         hidden = self.decoder.embed(torch.tensor(tokens, device=self.device))

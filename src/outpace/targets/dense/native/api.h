@@ -39,6 +39,7 @@ struct outpace_forward {
     int32_t rows, parts, start, stop;
     const int32_t* tokens;                      // (rows)
     const float* states;                        // (rows, hidden) to begin with instead of tokens; or null
+    const float* before;                        // (rows, the entry's inputs) that the entry makes those states of; or null
     const float* second;                        // (rows, hidden) that layer 0 reads beside them; null where it does not
     const uint8_t *skip_attention, *skip_mlp;   // (layers) or null
     const outpace_part* part;
@@ -55,10 +56,12 @@ enum { OUTPACE_NORM1, OUTPACE_NORM2, OUTPACE_POST1, OUTPACE_POST2, OUTPACE_QUERY
 const char* outpace_error();                    // of this thread's last failed call
 outpace_model* outpace_create(const outpace_shape*);
 void outpace_destroy(outpace_model*);
-// `layer` -1 and `slot` 0: the embedding; 1: the LM head, or the embedding again when `matrix` is null.
+// `layer` -1 and `slot` 0: the embedding; 1: the LM head, or the embedding again when `matrix` is null; 2: the entry,
+// which makes the first layer's states of something else.
 int outpace_set_matrix(outpace_model*, int layer, int slot, const outpace_matrix* matrix);
-// Layer -1: the final norm (slot 0), and that of layer 0's second input (1), which doubles the inputs of its products.
-// Without weights there is no norm; but the final one's are ones until they are set.
+// Layer -1: the final norm (slot 0), that of layer 0's second input (1), which doubles the inputs of its products, and
+// those of the entry's inputs (2), each `hidden` of them by themselves, and that of what it makes (3). Without weights there
+// is no norm; but the final one's are ones until they are set.
 int outpace_set_norm(outpace_model*, int layer, int slot, const float* weights, int count);
 int outpace_set_layer(outpace_model*, int layer, int window, int rotation);
 int outpace_set_rotation(outpace_model*, int index, const float* cosines, const float* sines, int positions, int size);
@@ -67,8 +70,10 @@ int outpace_run(outpace_model*, const outpace_forward*);
 int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows);
 int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
                    const int32_t* rows, int count);
-// The k largest of each of `count` rows of `width` floats, largest first: (count, k) values and their places.
-void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids);
+// The k largest of each of `count` rows of `width` floats, largest first: (count, k) values and their places; and the
+// log of the sum of each row's exponentials, every value multiplied by `warmth` before, unless `totals` is null.
+void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids,
+                 float warmth, float* totals);
 int64_t outpace_bytes(const outpace_model*);    // of packed weights
 double outpace_read_rate(int threads, int64_t bytes);
 double outpace_product_rate(int threads, int kind);

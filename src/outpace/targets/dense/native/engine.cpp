@@ -53,7 +53,9 @@ struct outpace_model : outpace_shape {
     std::vector<Layer> layer;
     std::vector<float> final_norm;  // empty: none
     std::vector<float> second_norm; // layer 0 reads a second row beside the residual stream, under this norm; empty: none
-    Linear embedding, head;
+    std::vector<float> entry_norms; // of the entry's inputs, `hidden` of them by themselves; empty: none
+    std::vector<float> entered_norm; // of what the entry makes; empty: none
+    Linear embedding, head, entry;
     Rotation rotations[2];
 
     // Packed weights lie one behind the other in few large pieces.
@@ -95,7 +97,7 @@ struct outpace_model : outpace_shape {
     }
 
     Linear& matrix(int index, int slot) {
-        if (index < 0) return slot == 0 ? embedding : head;
+        if (index < 0) return slot == 0 ? embedding : slot == 1 ? head : entry;
         Layer& l = layer.at(index);
         return slot <= OUTPACE_QKV2 ? l.qkv[slot] : slot == OUTPACE_ATTENTION_OUT ? l.attention_out : slot == OUTPACE_GATE_UP ? l.gate_up : l.down;
     }
@@ -142,6 +144,7 @@ class Forward {
         s.attended.prepare(wants[1], rows, heads);
         s.inner.prepare(wants[2], rows, inner);
         s.last.prepare(wants[3], rows, m.hidden);
+        if (job.before) s.entering.prepare(want(m.entry.format), rows, m.entry.inputs);
         grow(s.x, size_t(rows) * m.hidden);
         grow(s.delta, rows * delta_stride);
         grow(s.qkv, rows * qkv_stride);
@@ -150,7 +153,7 @@ class Forward {
         grow(s.hidden, size_t(rows) * inner);
         if (int(s.threads.size()) < pool->size) s.threads.resize(pool->size);
         lay_out_scratch();
-        stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 1);
+        stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 2);
     }
 
     void run() {
@@ -159,7 +162,7 @@ class Forward {
 
    private:
     struct Space {
-        Inputs normed, attended, inner, last;
+        Inputs entering, normed, attended, inner, last;
         std::vector<float> x, delta, qkv, q, mixed, hidden;
         std::vector<T> keys, subset;  // K of trees in blocks; gathered K/V
         struct PerThread { AttentionSpace attention; std::vector<float> row; std::vector<Query> queries; std::vector<int32_t> seen; };
@@ -234,9 +237,14 @@ class Forward {
     void walk(int thread) {
         auto& s = space();
         auto& mine = s.threads[thread];
-        mine.row.resize(std::max(2 * m.hidden, m.heads * m.width));
+        mine.row.resize(std::max({2 * m.hidden, m.heads * m.width, job.before ? m.entry.inputs : 0}));
+        if (job.before) enter(thread);
         my_rows(thread, [&](int row) {
-            if (job.states) {
+            if (job.before) {
+                const float* made = &s.delta[row * delta_stride];
+                if (m.entered_norm.empty()) std::memcpy(x(row), made, sizeof(float) * m.hidden);
+                else normalise(made, m.entered_norm.data(), m.hidden, m.epsilon, x(row));
+            } else if (job.states) {
                 std::memcpy(x(row), job.states + size_t(row) * m.hidden, sizeof(float) * m.hidden);
             } else {
                 unpack_row(m.embedding, job.tokens[row], x(row));
@@ -292,6 +300,26 @@ class Forward {
             pool->barrier();
             multiply_all(thread, stage, m.head, s.last, {job.logits, size_t(job.logit_stride)}, 8, nullptr, [](int, int) {});
         }
+    }
+
+    // Make the rows' first states of what is before them, in the place of what sublayers add.
+    void enter(int thread) {
+        auto& s = space();
+        auto& mine = s.threads[thread];
+        const int inputs = m.entry.inputs;
+        my_rows(thread, [&](int row) {
+            const float* from = job.before + size_t(row) * inputs;
+            if (!m.entry_norms.empty()) {
+                for (int i = 0; i < inputs; i += m.hidden)
+                    normalise(from + i, m.entry_norms.data() + i, m.hidden, m.epsilon, mine.row.data() + i);
+                from = mine.row.data();
+            }
+            s.entering.take(row, from, 0, inputs);
+        });
+        pool->barrier();
+        const Linear* then = job.start < job.stop ? &m.layer[job.start].qkv[0] : job.logits ? &m.head : nullptr;
+        multiply_all(thread, int(stages.size()) - 1, m.entry, s.entering, {s.delta.data(), delta_stride}, 2, then, [](int, int) {});
+        pool->barrier();
     }
 
     void norm_to(std::vector<float>& row_space, Inputs& to, const std::vector<float>& weights, int row) {
@@ -541,7 +569,8 @@ int outpace_set_matrix(outpace_model* model, int layer, int slot, const outpace_
 int outpace_set_norm(outpace_model* model, int layer, int slot, const float* weights, int count) {
     return guarded([&] {
         if (layer < 0 && slot == 1 && model->hidden % BLOCK) throw std::invalid_argument("two inputs need a hidden size in blocks of 32");
-        auto& to = layer >= 0 ? model->layer.at(layer).norms[slot] : slot ? model->second_norm : model->final_norm;
+        std::vector<float>* own[] = {&model->final_norm, &model->second_norm, &model->entry_norms, &model->entered_norm};
+        auto& to = layer >= 0 ? model->layer.at(layer).norms[slot] : *own[slot];
         to.assign(weights, weights + count);
     });
 }
@@ -565,7 +594,9 @@ int outpace_set_threads(int threads) {
 
 int outpace_run(outpace_model* model, const outpace_forward* job) {
     return guarded([&] {
-        if (!job->states) check_tokens(*model, job->tokens, job->rows);
+        if (job->before && (!model->entry.data || model->entry.outputs != model->hidden))
+            throw std::invalid_argument("the model has no entry for such rows");
+        if (!job->states && !job->before) check_tokens(*model, job->tokens, job->rows);
         if (!model->second_norm.empty() && job->start == 0 && job->stop > 0 && !job->second)
             throw std::invalid_argument("layer 0 reads a second input, and there is none");
         if (!pool) pool = std::make_unique<Pool>(1);

@@ -5,10 +5,24 @@
 #include <limits>
 
 #include "api.h"
+#include "simd.h"
 
 namespace {
 
-constexpr int BLOCK = 64;
+using namespace outpace;
+
+// The log of the sum of exponentials of `warmth` times a row's values.
+float log_total(const float* from, int64_t width, float warmth, float peak) {
+    if (!std::isfinite(peak)) return peak;
+    vf sums = {};
+    int64_t at = 0;
+    for (; at + LANES <= width; at += LANES) sums += exp(warmth * (load(from + at) - peak));
+    float rest = 0.f;
+    for (; at < width; ++at) rest += std::exp(warmth * (from[at] - peak));
+    return std::log(sum(sums) + rest) + warmth * peak;
+}
+
+constexpr int PIECE = 64;
 
 // Values in descending order with their places; of equal ones the earlier first.
 struct Best {
@@ -27,12 +41,13 @@ struct Best {
 }  // namespace
 
 extern "C" void outpace_top(
-    const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids) {
+    const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids,
+    float warmth, float* totals) {
     for (int64_t row = 0; row < count; ++row) {
         const float* from = rows + row * stride;
         Best best{values + row * k, ids + row * k, k};
-        for (int64_t start = 0; start < width; start += BLOCK) {
-            const int size = static_cast<int>(std::min<int64_t>(BLOCK, width - start));
+        for (int64_t start = 0; start < width; start += PIECE) {
+            const int size = static_cast<int>(std::min<int64_t>(PIECE, width - start));
             // Most blocks hold nothing that large: their maximum is all that is looked at.
             float lanes[16];
             std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
@@ -47,5 +62,6 @@ extern "C" void outpace_top(
             if (best.held == k && !(largest > best.values[k - 1])) continue;
             for (at = 0; at < size; ++at) best.offer(from[start + at], static_cast<int32_t>(start + at));
         }
+        if (totals) totals[row] = log_total(from, width, warmth, best.held ? best.values[0] : 0.f);
     }
 }
