@@ -10,6 +10,7 @@ Trees are chosen by score, and so deterministic at every temperature; ``mode="sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -39,11 +40,10 @@ class EagleNet(Net):
         )
         self.stack = Stack(plan, target)
 
-    def known(self, states: Tensor) -> Tensor:
-        return self.target.final_norm(states)
-
-    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
-        return Entering(torch.cat([embedded, states.to(embedded)], -1), entry=True)
+    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
+        embedded = self.embedded(tokens)
+        features = self.target.final_norm(states) if known else states
+        return Entering(torch.cat([embedded, features.to(embedded)], -1), entry=True)
 
 
 @register(

@@ -7,6 +7,7 @@ draw with the row that it was sampled from; at temperature 0 there is nothing to
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -24,21 +25,20 @@ from outpace.targets.dense.blueprint import Entry, Matrix
 
 
 class Eagle3Net(Net):
-    """Rows are states; embeddings are what attention reads beside them."""
+    """Rows are states; attention reads their tokens' embeddings beside them."""
 
     def __init__(self, head: Any, target: Target) -> None:
-        factored = bool(head.words.rank)
-        super().__init__(head, target, LmHead(head, target, norm=head.norm) if factored else None)
-        layer = head.layers[0]
-        # A layer that adds to its normed state is handed that.
-        before = head.options.residual == "normed"
-        drifting = head.options.norms == "attdrift"
+        layer, factored = head.layers[0], bool(head.words.rank)
+        # What is handed on, and what the layer adds to, may be behind a norm.
+        drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
+        lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
+        super().__init__(head, target, lm_head)
         taps = Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
         plan = stack_plan(
             head.config,
             [layer],
             rows=None if factored else head.words.rows,
-            final_norm=None if factored else head.norm,
+            final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
             entry=Entry(
@@ -46,21 +46,14 @@ class Eagle3Net(Net):
             ),
             device=self._where,
         )
-        self.stack = Stack(plan, target)
+        self.stack = Stack(plan, target, normed=drifting)
         self._epsilon = head.config.epsilon
         self._before = layer.hidden_norm.weight.detach().float().to(self.stack.device) if before else None
-        self._norm = head.norm.weight.detach().float().to(self.stack.device) if drifting else None
 
-    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(states, weight.shape, weight, self._epsilon)
-
-    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
-        if known:
-            return Entering(states, embedded, entry=True)
-        return Entering(states if self._before is None else self._normed(states, self._before), embedded)
-
-    def leaving(self, states: Tensor) -> Tensor:
-        return states if self._norm is None else self._normed(states.to(self._norm), self._norm)
+    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
+        if self._before is not None and not known:
+            states = functional.rms_norm(states.float(), self._before.shape, self._before, self._epsilon)
+        return Entering(states, beside=True, entry=known)
 
 
 def net_of(head: Head, target: Target) -> Net:

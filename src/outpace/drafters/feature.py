@@ -39,10 +39,11 @@ SHORT = 8
 
 
 class Entering(NamedTuple):
-    """Rows on their way into a stack: as :class:`outpace.heads.stack.Rows` has them."""
+    """Rows on their way into a stack, as :class:`outpace.heads.stack.Rows` has them. ``beside``: whether the stack
+    reads the rows' tokens itself."""
 
     states: Tensor
-    second: Tensor | None = None
+    beside: bool = False
     entry: bool = False
 
 
@@ -62,25 +63,16 @@ class Net(ABC):
         self.vocab_size = target.vocab_size
         self._lm_head = lm_head
 
-    def known(self, states: Tensor) -> Tensor:
-        """The target's states of all taps side by side, (n, taps * hidden), as :meth:`entering` takes them."""
-        return states
-
     @abstractmethod
-    def entering(self, embedded: Tensor, states: Tensor, *, known: bool) -> Entering:
-        """Embeddings (n, hidden) and states of rows as they go into the stack.
+    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
+        """Rows of ``tokens`` (n) after ``states``.
 
-        ``known``: the states are the target's, as :meth:`known` left them; else what left the layers, (n, hidden).
+        ``known``: these are the target's, of all taps side by side (n, taps * hidden); else what left the stack.
         """
 
-    def leaving(self, states: Tensor) -> Tensor:
-        """States that left the layers, (n, hidden), as the next rows begin with them."""
-        return states
-
-    def rows(self, tokens: Seq[int], states: Tensor, *, known: bool = False) -> Entering:
-        """What enters the stack for these tokens (n) after ``states``; ``known``: these are the target's."""
-        embedded = self.target.embed(torch.tensor(tokens, device=self._where)).float()
-        return self.entering(embedded, self.known(states) if known else states, known=known)
+    def embedded(self, tokens: Seq[int]) -> Tensor:
+        """The target's embeddings, (n, hidden) float32."""
+        return self.target.embed(torch.tensor(tokens, device=self._where)).float()
 
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
         """The stack's forward, with logits (n, Vd) float32 of every row."""
@@ -226,17 +218,14 @@ class FeatureDrafter(Drafter):
             places.append(range(at, at + count))
             tokens += sequence.tokens[at + 1 : at + 1 + count]
             states.append(track.states[at - track.since : at - track.since + count])
-        found = self.net.rows(tokens, states[0] if len(states) == 1 else torch.cat(states), known=True)
-        sizes = [len(one) for one in places]
-        seconds: Seq[Tensor | None] = [None] * len(sizes)
-        if found.second is not None:
-            seconds = torch.split(found.second, sizes)
-        return [
-            Rows(track.kv, mine, list(where), beside, entry=found.entry)
-            for (_, track, _), where, mine, beside in zip(
-                wanted, places, torch.split(found.states, sizes), seconds, strict=True
-            )
-        ]
+        found = self.net.entering(tokens, states[0] if len(states) == 1 else torch.cat(states), known=True)
+        rows, start = [], 0
+        for (_, track, count), where in zip(wanted, places, strict=True):
+            mine = slice(start, start + count)
+            beside = tokens[mine] if found.beside else ()
+            rows.append(Rows(track.kv, found.states[mine], list(where), beside, entry=found.entry))
+            start += count
+        return rows
 
     def _trim(self, track: _Track) -> None:
         """Forget states that have long been rows. The rest is copied: a slice would hold on to all of them."""
@@ -294,7 +283,7 @@ class FeatureDrafter(Drafter):
         outs = self.net.run(self._past([(*one, self._waiting(one[1])) for one in behind]))
         for (_, track), out in zip(behind, outs, strict=True):
             assert out.logits is not None
-            track.root = self.net.leaving(out.states[-1:]), out.logits[-1:]
+            track.root = out.states[-1:], out.logits[-1:]
             self._trim(track)
 
     def _grow(self, drafts: list[_Draft]) -> None:
@@ -311,7 +300,7 @@ class FeatureDrafter(Drafter):
                 return
             for draft, out in zip(growing, self.net.run(batch), strict=True):
                 assert out.logits is not None
-                draft.states = torch.cat([draft.states, self.net.leaving(out.states)])
+                draft.states = torch.cat([draft.states, out.states])
                 draft.logits, draft.side = out.logits, out.side
             drafts = growing
             self._pace.spent(perf_counter() - began)
@@ -325,9 +314,11 @@ class FeatureDrafter(Drafter):
             draft.seen.append(path)
             draft.positions.append(draft.at + len(path))
         states = draft.states[parents] if len(parents) > 1 else draft.states[parents[0] : parents[0] + 1]
-        found = self.net.rows([token for _, token in wanted], states)
+        tokens = [token for _, token in wanted]
+        found = self.net.entering(tokens, states, known=False)
         seen, positions = draft.seen[1 + old :], draft.positions[old:]
-        return Rows(draft.track.kv, found.states, positions, found.second, seen, draft.side, old_positions, found.entry)
+        beside = tokens if found.beside else ()
+        return Rows(draft.track.kv, found.states, positions, beside, seen, draft.side, old_positions, found.entry)
 
     # --------------------------------------------------------------------------------------- after the verdict
 

@@ -30,16 +30,16 @@ class Rows:
     """Rows of one sequence. ``states`` (n, hidden) enter the first layer, at ``positions`` (n).
 
     ``entry``: they are (n, inputs) and go through the blueprint's entry first; all rows of a forward do, or none.
-    ``second`` (n, hidden): what layer 0 reads beside them, in stacks that do. ``seen``: None for rows that are kept,
-    each seeing what is before it; else for each row which rows of its tree it sees, itself among them, by index: the
-    tree's earlier rows, whose K/V is ``old`` (what an earlier call gave back as ``side``), count first.
+    ``tokens`` (n): whose embeddings layer 0 reads beside them, in stacks that do. ``seen``: None for rows that are
+    kept, each seeing what is before it; else for each row which rows of its tree it sees, itself among them, by index:
+    the tree's earlier rows, whose K/V is ``old`` (what an earlier call gave back as ``side``), count first.
     ``old_positions``: theirs.
     """
 
     kv: Any
     states: Tensor
     positions: list[int]
-    second: Tensor | None = None
+    tokens: Seq[int] = ()
     seen: list[list[int]] | None = None
     old: Any = None
     old_positions: list[int] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Rows:
 
 @dataclass(slots=True)
 class Out:
-    """What became of rows: ``states`` (n, hidden) as they left the last layer, before the final norm; ``logits``
-    (n, Vd) behind it; ``side``: K/V of the tree's old and new rows."""
+    """What became of rows: ``states`` (n, hidden) as they left the last layer, before the final norm or behind it;
+    ``logits`` (n, Vd); ``side``: K/V of the tree's old and new rows."""
 
     states: Tensor
     logits: Tensor | None
@@ -73,14 +73,18 @@ class _Seen:
 
 
 class Stack:
-    """The layers of a blueprint, beside ``target``: on the compiled kernels where that is, else in plain PyTorch."""
+    """The layers of a blueprint, beside ``target``: on the compiled kernels where that is, else in plain PyTorch.
 
-    def __init__(self, plan: Blueprint, target: Target) -> None:
+    ``normed``: whether states come out behind the final norm.
+    """
+
+    def __init__(self, plan: Blueprint, target: Target, *, normed: bool = False) -> None:
+        self._normed = normed
         self.inner: DenseTarget | GraphTarget
         if isinstance(target, DenseTarget):
-            self.inner = DenseTarget(plan, _PRECISIONS[target.dtype])
+            self.inner = DenseTarget(plan, _PRECISIONS[target.dtype], words=target)
         else:
-            self.inner = GraphTarget(plan)
+            self.inner = GraphTarget(plan, words=target)
 
     @property
     def device(self) -> torch.device:
@@ -134,14 +138,14 @@ class Stack:
             parts.append(Part(one.kv, start, stop, positions, tree, one.old))
             start = stop
         last = self.inner.num_layers
-        plan = Plan(parts, 0, last, wanted=frozenset([last]))
+        plan = Plan(parts, 0, last, wanted=frozenset([last]), normed=self._normed)
         states = _joined([one.states for one in batch])
         if batch and batch[0].entry:
             plan.before = states
         else:
             plan.states = states
-        if batch and batch[0].second is not None:
-            plan.second = _joined([one.second for one in batch if one.second is not None])
+        if batch and batch[0].tokens:
+            plan.second = [token for one in batch for token in one.tokens]
         found = self.inner.run(plan, [0] * start, logits=logits)
         out = []
         for one, part in zip(batch, parts, strict=True):

@@ -75,8 +75,9 @@ class Part:
 class Plan:
     """What one forward is to do, and what it found. ``calls`` records (layer, extra arguments) for the probe.
 
-    ``before``, (R, inputs): what a blueprint's entry makes the first states of. ``second``, (R, hidden), is what layer
-    0 reads beside the residual stream where a blueprint says that it does.
+    ``before``, (R, inputs): what a blueprint's entry makes the first states of. ``second``, (R): tokens whose
+    embeddings layer 0 reads beside the residual stream where a blueprint says that it does. ``normed``: whether what
+    leaves the last layer is wanted behind the final norm.
     """
 
     parts: list[Part]
@@ -86,8 +87,9 @@ class Plan:
     skip_mlp: frozenset[int] = frozenset()
     states: Tensor | None = None
     before: Tensor | None = None
-    second: Tensor | None = None
+    second: Seq[int] | None = None
     wanted: frozenset[int] = frozenset()
+    normed: bool = False
     taps: dict[int, Tensor] = field(default_factory=dict)
     calls: list[tuple[Any, dict[str, Any]]] | None = None
 

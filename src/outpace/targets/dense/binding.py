@@ -61,10 +61,13 @@ class ForwardRecord(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "parts", "start", "stop")),
-        *((name, c_void_p) for name in ("tokens", "states", "before", "second", "skip_attention", "skip_mlp")),
+        *((name, c_void_p) for name in ("tokens", "states", "before", "second", "words")),
+        *((name, c_void_p) for name in ("skip_attention", "skip_mlp")),
         ("part", POINTER(PartRecord)),
         ("taps", c_int32),
-        *((name, c_void_p) for name in ("tap_layers", "tap_rows", "logits")),
+        *((name, c_void_p) for name in ("tap_layers", "tap_rows")),
+        ("tap_normed", c_int32),
+        ("logits", c_void_p),
         ("logit_stride", c_int64),
     ]
 
@@ -183,6 +186,11 @@ class NativeModel:
         if getattr(self, "_handle", None):
             self._lib.outpace_destroy(self._handle)
             self._handle = None
+
+    @property
+    def handle(self) -> int:
+        """What the kernels know it by."""
+        return int(self._handle)
 
     @property
     def bytes(self) -> int:

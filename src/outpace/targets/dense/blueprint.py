@@ -87,8 +87,8 @@ class Blueprint:
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
     second_norm: Matrix | None = None
-    """Layer 0 reads a second row beside the residual stream (that of EAGLE-3 does), under this norm: its projections
-    have 2 * hidden inputs, the second row's first."""
+    """Layer 0 reads a token's embedding beside the residual stream (that of EAGLE-3 does), under this norm: its
+    projections have 2 * hidden inputs, the embedding's first."""
     entry: Entry | None = None
     """For rows that come as something else than tokens or states, as those of EAGLE's heads do."""
     dtype: torch.dtype = field(default=torch.float32)

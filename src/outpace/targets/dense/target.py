@@ -18,13 +18,12 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from outpace.targets.base import SubGraph
-from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord, integers
+from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.blueprint import Blueprint
 from outpace.targets.dense.kv import DenseKV
 from outpace.targets.dense.packing import KV_DTYPES, pack
@@ -38,7 +37,8 @@ _UNITS = 64
 class DenseTarget(RowTarget):
     """A target on packed weights. Raises BadInput for a precision that the model cannot be packed in.
 
-    The blueprint's tensors are not needed once this is built.
+    The blueprint's tensors are not needed once this is built. ``words``: whose embeddings layer 0 reads beside its
+    rows, in blueprints where it does.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class DenseTarget(RowTarget):
         *,
         gguf: Path | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
+        words: DenseTarget | None = None,
     ) -> None:
         packing = pack(plan, precision, gguf)
         self.native = packing.model
@@ -58,6 +59,7 @@ class DenseTarget(RowTarget):
         self.hidden_size = plan.hidden
         self.context_length, self.context_note = plan.context_length, plan.context_note
         self.prefill_chunk = prefill_chunk
+        self._words = None if words is None else words.native
         self.device = torch.device("cpu")
         self._kv_shape = (self.num_layers, 2, plan.kv_heads)
         self._kv_dtype = KV_DTYPES[precision]
@@ -119,7 +121,6 @@ class DenseTarget(RowTarget):
         if states is not None:
             states = states.float().contiguous()
         before = None if plan.before is None else plan.before.float().contiguous()
-        second = None if plan.second is None else plan.second.float().contiguous()
         kept: list[Any] = []  # what the kernels read must live until they are done
         parts = (PartRecord * max(len(plan.parts), 1))()
         for record, part in zip(parts, plan.parts, strict=False):
@@ -131,16 +132,18 @@ class DenseTarget(RowTarget):
         out = torch.empty(rows, width) if logits else None
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
-            tokens=_pointer(integers(tokens), kept),
+            tokens=_integers(tokens, kept) if states is None and before is None else None,
             states=None if states is None else states.data_ptr(),
             before=None if before is None else before.data_ptr(),
-            second=None if second is None else second.data_ptr(),
-            skip_attention=_pointer(_flags(plan.skip_attention, self.num_layers), kept),
-            skip_mlp=_pointer(_flags(plan.skip_mlp, self.num_layers), kept),
+            second=None if plan.second is None else _integers(plan.second, kept),
+            words=None if self._words is None else self._words.handle,
+            skip_attention=_flags(plan.skip_attention, self.num_layers, kept),
+            skip_mlp=_flags(plan.skip_mlp, self.num_layers, kept),
             part=parts,
             taps=len(plan.taps),
-            tap_layers=_pointer(integers(list(plan.taps)), kept),
-            tap_rows=ctypes.cast(pointers, ctypes.c_void_p),
+            tap_layers=_integers(list(plan.taps), kept),
+            tap_rows=ctypes.addressof(pointers),
+            tap_normed=plan.normed,
             logits=None if out is None else out.data_ptr(),
             logit_stride=width,
         )
@@ -156,7 +159,7 @@ class DenseTarget(RowTarget):
         self._rotate_up_to(max(part.positions, default=0) + 1)
         record.first, record.rows, record.old = part.start, part.new_rows, old
         record.committed = store.length
-        record.positions = _pointer(integers(part.positions), kept)
+        record.positions = _integers(part.positions, kept)
         if part.tree is None:
             store.reserve(part.new_rows)
             record.causal = 1
@@ -164,15 +167,15 @@ class DenseTarget(RowTarget):
             paths = part.tree.seen()[old:]
             starts = [0, *accumulate(map(len, paths))]
             seen = list(chain.from_iterable(paths))
-            record.seen_start, record.seen = _pointer(integers(starts), kept), _pointer(integers(seen), kept)
+            record.seen_start, record.seen = _integers(starts, kept), _integers(seen, kept)
             part.side = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
             if part.old is not None:
                 part.side[:, :, :, :old] = part.old
             record.side = part.side.data_ptr()
         record.store, record.capacity = store.data.data_ptr(), store.capacity
         if part.subset is not None:
-            chosen = np.sort(integers(part.subset))
-            record.subset, record.subset_count = _pointer(chosen, kept, empty=True), len(chosen)
+            chosen = sorted(part.subset.tolist())
+            record.subset, record.subset_count = _integers(chosen or [0], kept), len(chosen)
 
     def _rotate_up_to(self, positions: int) -> None:
         """Rotation tables for at least this many positions."""
@@ -194,19 +197,19 @@ class DenseTarget(RowTarget):
         """Every sublayer can be skipped."""
 
 
-def _flags(layers: frozenset[int], count: int) -> Any:
+def _flags(layers: frozenset[int], count: int, kept: list[Any]) -> int | None:
+    """The address of a flag for each layer; None where none is set."""
     if not layers:
         return None
-    flags = np.zeros(count, dtype=np.uint8)
-    flags[list(layers)] = 1
-    return flags
+    flags = (ctypes.c_uint8 * count)(*(layer in layers for layer in range(count)))
+    kept.append(flags)
+    return ctypes.addressof(flags)
 
 
-def _pointer(array: Any, kept: list[Any], *, empty: bool = False) -> int | None:
-    """The array's address, or None for none; an empty one that means something gets an address all the same."""
-    if array is None or (array.size == 0 and not empty):
+def _integers(values: Seq[int], kept: list[Any]) -> int | None:
+    """The address of int32 numbers, None for none."""
+    if not values:
         return None
-    if array.size == 0:
-        array = np.zeros(1, dtype=array.dtype)
+    array = (ctypes.c_int32 * len(values))(*values)
     kept.append(array)
-    return int(array.ctypes.data)
+    return ctypes.addressof(array)

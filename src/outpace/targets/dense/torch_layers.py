@@ -120,8 +120,11 @@ class TorchDecoder:
         logits = self.lm_head(self.normed(hidden))
         return self.final_softcap * torch.tanh(logits / self.final_softcap) if self.final_softcap else logits
 
-    def run(self, plan: Plan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor) -> Tensor:
-        """The plan's layers over ``hidden``, the rows of all lanes end to end; ``turns`` are their rotations."""
+    def run(self, plan: Plan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor, second: Tensor | None = None) -> Tensor:
+        """The plan's layers over ``hidden``, the rows of all lanes end to end; ``turns`` are their rotations.
+
+        ``second``: embeddings of what layer 0 reads beside them.
+        """
         views = self._views(lanes)
         for index, layer in enumerate(self.layers):
             if index in plan.wanted:
@@ -131,8 +134,7 @@ class TorchDecoder:
             if index not in plan.skip_attention:
                 inputs = _norm(hidden, layer.norms.get("norm1"), self.epsilon)
                 if index == 0 and self.second_norm is not None:
-                    assert plan.second is not None
-                    second = plan.second.to(hidden)
+                    assert second is not None
                     inputs = torch.cat([_norm(second, self.second_norm, self.epsilon), inputs], dim=-1)
                 found = self._attention(index, layer, inputs, views, turns)
                 hidden = hidden + self._after(found, layer, "post1")
@@ -140,7 +142,7 @@ class TorchDecoder:
                 found = self._mlp(layer, _norm(hidden, layer.norms.get("norm2"), self.epsilon))
                 hidden = hidden + self._after(found, layer, "post2")
         if len(self.layers) in plan.wanted:
-            plan.taps[len(self.layers)] = hidden
+            plan.taps[len(self.layers)] = self.normed(hidden) if plan.normed else hidden
         return hidden
 
     def _views(self, lanes: Seq[Lane]) -> list[_View]:

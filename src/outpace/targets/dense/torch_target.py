@@ -19,7 +19,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from outpace.targets.base import Sequence, SubGraph, TapChunk
+from outpace.targets.base import Sequence, SubGraph, TapChunk, Target
 from outpace.targets.dense.blueprint import Blueprint
 from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, cuda_capture
 from outpace.targets.dense.lanes import Lane
@@ -36,7 +36,8 @@ class GraphTarget(RowTarget):
     """A target on the blueprint's weights, on their device and in their precision unless ``dtype`` says otherwise.
 
     Weights are partly copied and partly shared with the model (see TorchDecoder): a model that is changed afterwards
-    is not followed. ``capture`` stands in for CUDA's in tests. ``counts`` says how forwards ran.
+    is not followed. ``capture`` stands in for CUDA's in tests; ``words``: whose embeddings layer 0 reads
+    beside its rows, in blueprints where it does. ``counts`` says how forwards ran.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class GraphTarget(RowTarget):
         buckets: tuple[int, ...] = BUCKETS,
         graphs: int = LIMIT,
         capture: Capture | None = None,
+        words: Target | None = None,
     ) -> None:
         self.device = plan.embedding.weight.device
         with torch.inference_mode():
@@ -60,6 +62,7 @@ class GraphTarget(RowTarget):
         self.hidden_size = plan.hidden
         self.context_length, self.context_note = plan.context_length, plan.context_note
         self.prefill_chunk = prefill_chunk
+        self._words = words
         self._buckets = buckets
         if capture is None and self.device.type == "cuda":
             capture = cuda_capture
@@ -108,7 +111,8 @@ class GraphTarget(RowTarget):
         lanes = [self._lane(part, tokens[part.start : part.stop]) for part in parts]
         positions = [at for part in parts for at in part.positions[part.old_rows :]]
         turns = self._rotary.rows(torch.tensor(positions, device=self.device), max(positions, default=0))
-        hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns)
+        second = None if plan.second is None else self._second(plan.second)
+        hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns, second)
         for part, lane in zip(parts, lanes, strict=True):
             if part.tree is not None:
                 first = _committed(part)
@@ -125,6 +129,12 @@ class GraphTarget(RowTarget):
         for row, embedding in (embeddings or {}).items():
             hidden[row] = embedding.to(hidden)
         return hidden
+
+    def _second(self, tokens: Seq[int]) -> Tensor:
+        """What layer 0 reads beside the residual stream."""
+        assert self._words is not None
+        where = getattr(self._words, "device", self.device)
+        return self._words.embed(torch.tensor(tokens, device=where)).to(self.decoder.embedding)
 
     def _lane(self, part: Part, tokens: Seq[int]) -> Lane:
         """The part's rows over its K/V in place, or over a copy of the committed positions that may be read."""

@@ -40,12 +40,14 @@ struct outpace_forward {
     const int32_t* tokens;                      // (rows)
     const float* states;                        // (rows, hidden) to begin with instead of tokens; or null
     const float* before;                        // (rows, the entry's inputs) that the entry makes those states of; or null
-    const float* second;                        // (rows, hidden) that layer 0 reads beside them; null where it does not
+    const int32_t* second;                      // (rows) tokens that layer 0 reads beside them; null where it does not
+    const outpace_model* words;                 // whose embeddings these are
     const uint8_t *skip_attention, *skip_mlp;   // (layers) or null
     const outpace_part* part;
     int32_t taps;
     const int32_t* tap_layers;                  // ascending
     float* const* tap_rows;                     // each (rows, hidden)
+    int32_t tap_normed;                         // whether the last layer's output is tapped behind the final norm
     float* logits;                              // (rows, logit_stride) or null
     int64_t logit_stride;
 };

@@ -119,6 +119,13 @@ void normalise(const float* x, const float* weights, int count, float epsilon, f
     for (i = 0; i < count; ++i) to[i] = x[i] * factor * weights[i];
 }
 
+// A token as the first layer sees it.
+void embed(const outpace_model& m, int32_t token, float* to) {
+    unpack_row(m.embedding, token, to);
+    if (m.embedding_scale != 1.f)
+        for (int i = 0; i < m.hidden; ++i) to[i] *= m.embedding_scale;
+}
+
 template <class T>
 class Forward {
    public:
@@ -247,9 +254,7 @@ class Forward {
             } else if (job.states) {
                 std::memcpy(x(row), job.states + size_t(row) * m.hidden, sizeof(float) * m.hidden);
             } else {
-                unpack_row(m.embedding, job.tokens[row], x(row));
-                if (m.embedding_scale != 1.f)
-                    for (int i = 0; i < m.hidden; ++i) x(row)[i] *= m.embedding_scale;
+                embed(m, job.tokens[row], x(row));
             }
         });
         const std::vector<float>* pending = nullptr;  // the post-norm (or none) of what waits in delta
@@ -262,7 +267,7 @@ class Forward {
             if (attends || tapped || end) {
                 my_rows(thread, [&](int row) {
                     if (pending) settle(row, pending);
-                    if (tapped) std::memcpy(job.tap_rows[tap] + size_t(row) * m.hidden, x(row), sizeof(float) * m.hidden);
+                    if (tapped) take_tap(tap, end && job.tap_normed, row);
                     if (attends && index == 0 && second()) two_to(mine.row, s.normed, *l, row);
                     else if (attends) norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM1], row);
                     if (end && job.logits) norm_to(mine.row, s.last, m.final_norm, row);
@@ -302,6 +307,12 @@ class Forward {
         }
     }
 
+    void take_tap(int tap, bool normed, int row) {
+        float* to = job.tap_rows[tap] + size_t(row) * m.hidden;
+        if (normed && !m.final_norm.empty()) normalise(x(row), m.final_norm.data(), m.hidden, m.epsilon, to);
+        else std::memcpy(to, x(row), sizeof(float) * m.hidden);
+    }
+
     // Make the rows' first states of what is before them, in the place of what sublayers add.
     void enter(int thread) {
         auto& s = space();
@@ -328,9 +339,10 @@ class Forward {
         to.take(row, row_space.data(), 0, m.hidden);
     }
 
-    // The second row and the residual stream, each under its norm, one behind the other.
+    // The second token's embedding and the residual stream, each under its norm, one behind the other.
     void two_to(std::vector<float>& row_space, Inputs& to, const Layer& l, int row) {
-        normalise(job.second + size_t(row) * m.hidden, m.second_norm.data(), m.hidden, m.epsilon, row_space.data());
+        embed(*job.words, job.second[row], row_space.data());
+        normalise(row_space.data(), m.second_norm.data(), m.hidden, m.epsilon, row_space.data());
         float* behind = row_space.data() + m.hidden;
         if (l.norms[OUTPACE_NORM1].empty()) std::memcpy(behind, x(row), sizeof(float) * m.hidden);
         else normalise(x(row), l.norms[OUTPACE_NORM1].data(), m.hidden, m.epsilon, behind);
@@ -597,8 +609,11 @@ int outpace_run(outpace_model* model, const outpace_forward* job) {
         if (job->before && (!model->entry.data || model->entry.outputs != model->hidden))
             throw std::invalid_argument("the model has no entry for such rows");
         if (!job->states && !job->before) check_tokens(*model, job->tokens, job->rows);
-        if (!model->second_norm.empty() && job->start == 0 && job->stop > 0 && !job->second)
-            throw std::invalid_argument("layer 0 reads a second input, and there is none");
+        if (!model->second_norm.empty() && job->start == 0 && job->stop > 0) {
+            if (!job->second || !job->words || job->words->hidden != model->hidden)
+                throw std::invalid_argument("layer 0 reads a second input, and there is none");
+            check_tokens(*job->words, job->second, job->rows);
+        }
         if (!pool) pool = std::make_unique<Pool>(1);
         with_kv(model->kv_format, [&](auto t) { Forward<decltype(t)>(*model, *job).run(); });
     });
@@ -607,12 +622,7 @@ int outpace_run(outpace_model* model, const outpace_forward* job) {
 int outpace_embed(outpace_model* model, const int32_t* tokens, int count, float* rows) {
     return guarded([&] {
         check_tokens(*model, tokens, count);
-        for (int i = 0; i < count; ++i) {
-            float* row = rows + size_t(i) * model->hidden;
-            unpack_row(model->embedding, tokens[i], row);
-            if (model->embedding_scale != 1.f)
-                for (int j = 0; j < model->hidden; ++j) row[j] *= model->embedding_scale;
-        }
+        for (int i = 0; i < count; ++i) embed(*model, tokens[i], rows + size_t(i) * model->hidden);
     });
 }
 
