@@ -1,6 +1,7 @@
 """A folder of conversations: what it holds, that a stop changes nothing, and states that are computed again."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import outpace.training.data as data
+import outpace.training.prompt_log as prompt_log
+import outpace.training.readings as readings
 import outpace.training.shards as shards_module
 from cli_support import toy
 from outpace.errors import BadInput
@@ -44,7 +47,7 @@ def collector(folder: Path, model: Model | None = None, **wish: object) -> Colle
 
 
 def content(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = {"log": (folder / data.LOG).read_text()}
+    found: dict[str, object] = {"log": (folder / prompt_log.LOG).read_text()}
     for path in sorted(folder.glob("part-*")):
         found[path.name] = path.read_bytes()
     return found
@@ -99,6 +102,33 @@ def test_self_written_prompts_make_up_their_share(tmp_path: Path, prompts: Path)
     assert set(alone.sources) == {"self"}
 
 
+def any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a toy says is no prose."""
+    monkeypatch.setattr(readings, "SHORTEST", 4)
+    monkeypatch.setattr(readings, "NEW", 0.0)
+    monkeypatch.setattr(readings, "_END", re.compile("$"))
+
+
+def test_prompts_about_texts_make_up_their_share(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    any_text(monkeypatch)
+    monkeypatch.setattr(data, "BLOCK", 8)
+    folder = tmp_path / "d"
+    found = collector(folder, tokens=700, sources=[Given(prompts)], self_written=0.0, readings=0.25).run()
+    assert 0.15 < found.sources["read"] / found.prompts <= 0.3
+    log = [json.loads(line) for line in (folder / prompt_log.LOG).read_text().splitlines()]
+    asked = {entry["key"]: entry["text"] for entry in log if "text" in entry}
+    about_texts = {entry["key"] for entry in log if entry["origin"].startswith("read:")}
+    shards = Shards(folder, {})
+    conversations = [one for path in shards.paths for one in shards.read(path)]
+    said = {one.key: TOY.tokenizer.decode(one.answer) for one in conversations if one.key not in about_texts}
+    for key in about_texts & asked.keys():
+        texts = [other for other, text in said.items() if len(text) > 3 and text in asked[key]]
+        assert texts
+        assert not all(held_out(other) for other in texts)
+
+
 def test_a_model_that_writes_no_turns_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_TURNS", 16)
     model = toy()
@@ -124,24 +154,26 @@ def killing(function: Callable[..., object], at: int, error: BaseException) -> C
     return maybe
 
 
-@pytest.mark.parametrize("self_written", [None, 0.5, 1.0])
+@pytest.mark.parametrize(("self_written", "read"), [(None, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.3)])
 @pytest.mark.parametrize("place", ["in the log", "while answering", "in a shard", "before the rename"])
 def test_a_kill_changes_nothing(
-    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, place: str, self_written: float | None
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, place: str, self_written: float | None, read: float
 ) -> None:
+    any_text(monkeypatch)
     monkeypatch.setattr(data, "BLOCK", 8)
     monkeypatch.setattr(data, "_TURNS", 16)
 
     def collect(folder: Path) -> int:
         sources = [] if self_written == 1.0 else [Given(prompts)]
-        return collector(folder, tokens=250, sources=sources, self_written=self_written).run().tokens
+        return collector(folder, tokens=250, sources=sources, self_written=self_written, readings=read).run().tokens
 
     assert collect(tmp_path / "whole") >= 250
+    assert ('"read:' in (tmp_path / "whole" / prompt_log.LOG).read_text()) == (read > 0.0)
     folder = tmp_path / "killed"
     for at in (1, 2):
         with monkeypatch.context() as patch:
             if place == "in the log":
-                patch.setattr(data.Log, "write", killing(data.Log.write, at, Killed()))
+                patch.setattr(prompt_log.Log, "write", killing(prompt_log.Log.write, at, Killed()))
             elif place == "while answering":
                 patch.setattr(TableTarget, "commit", killing(TableTarget.commit, 20 * at, Killed()))
             elif place == "in a shard":
@@ -151,7 +183,7 @@ def test_a_kill_changes_nothing(
             with pytest.raises(Killed):
                 collect(folder)
     if place == "in the log":
-        with (folder / data.LOG).open("a") as file:
+        with (folder / prompt_log.LOG).open("a") as file:
             file.write('{"origin": "prompts.txt:9", "ke')  # a line that a kill cut short
     collect(folder)
     assert content(folder) == content(tmp_path / "whole")
@@ -225,7 +257,7 @@ def test_a_folder_is_known_by_its_targets_weights(tmp_path: Path) -> None:
 def test_conversations_without_a_log_are_not_asked_again(tmp_path: Path, prompts: Path) -> None:
     folder = tmp_path / "d"
     first = collector(folder, tokens=300, sources=[Given(prompts)], self_written=0.0).run()
-    (folder / data.LOG).unlink()
+    (folder / prompt_log.LOG).unlink()
     every = collector(folder, tokens=10**6, sources=[Given(prompts)], self_written=0.0).run()
     assert every.removed["duplicates"] >= first.prompts
     shards = Shards(folder, {})

@@ -327,7 +327,7 @@ class FeatureDrafter(Drafter):
         """Take the target's states of what was committed, whoever drafted it."""
         for sequence, scored in zip(sequences, scores, strict=True):
             rows = _rows_of(sequence, scored)
-            states = self._joined({layer: scored.taps[layer][rows] for layer in self.taps})
+            states = self._joined(_picked(scored.taps, rows))
             self._supply(sequence, scored.length - 1, states)
             grower, length = self._growers.pop(sequence, (None, 0))
             if grower is not None:
@@ -356,6 +356,14 @@ class FeatureDrafter(Drafter):
         self._growers.pop(sequence, None)
         if track is not None:
             self.net.stack.close(track.kv)
+
+
+def _picked(taps: Mapping[int, Tensor], rows: list[int]) -> dict[int, Tensor]:
+    """These rows of every tap. Often they are the first ones, which need no gathering."""
+    if rows[-1] == len(rows) - 1:
+        return {layer: states[: len(rows)] for layer, states in taps.items()}
+    chosen = torch.tensor(rows)
+    return {layer: states.index_select(0, chosen.to(states.device)) for layer, states in taps.items()}
 
 
 def _rows_of(sequence: Sequence, scored: TreeScores) -> list[int]:
