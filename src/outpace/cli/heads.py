@@ -53,7 +53,7 @@ def export_head(
     check_new(output)
     loaded, _ = machine.load()
     head = load_any(folder, loaded.target)
-    write(head, loaded.target, output, layout, _about(folder, loaded, head.kind, verifier or HUB.get(model, model)))
+    write(head, loaded.target, output, layout, _about(folder, loaded, verifier or HUB.get(model, model)))
     _written(output, {"kind": head.kind, "layout": layout, "model": verifier or HUB.get(model, model)}, json)
 
 
@@ -79,7 +79,8 @@ def import_head(
     loaded, _ = machine.load()
     head = read(folder, loaded.target)
     with appearing(output) as place:
-        save(head, place, read_provenance(folder) | {"imported": found[0].name if found else "", "from": folder.name})
+        about = {"imported": found[0].name if found else "", "from": folder.name}
+        save(head, place, (read_provenance(folder) or {}) | about)
     _written(output, {"kind": head.kind, "layout": "outpace", "model": model}, json)
 
 
@@ -123,14 +124,15 @@ def _checked(folder: Path, model: str, threads: int | None, dtype: str | None, d
     return machine
 
 
-def _about(folder: Path, model: Model, kind: str, name: str) -> About:
+def _about(folder: Path, model: Model, name: str) -> About:
     from outpace.heads.checkpoint import read_provenance
     from outpace.heads.layouts.base import About
 
-    idle = _idle(model) if kind == "dflash" else None
     inner: Any = getattr(model.tokenizer, "inner", None)  # a tokenizer of transformers, where it is one
     architecture = model.info.get("architecture", "LlamaForCausalLM")
-    return About(name, architecture, idle, read_provenance(folder), getattr(inner, "save_pretrained", None))
+    return About(
+        name, architecture, _idle(model), read_provenance(folder) or {}, getattr(inner, "save_pretrained", None)
+    )
 
 
 def _idle(model: Model) -> int | None:

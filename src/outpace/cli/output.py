@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.errors import BadInput
+from outpace.files import share
 
 if TYPE_CHECKING:
     from outpace.bench.settings import Progress as Step
@@ -138,7 +139,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         os.close(handle)
         temporary = Path(name)
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would surprise whoever shares the folder
+        share(temporary)
         temporary.replace(path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
@@ -151,9 +152,3 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 def _is_special(path: Path) -> bool:
     """A device or a pipe: written to as it is, for replacing /dev/null would be a poor joke."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -6,7 +6,6 @@ fingerprint, and lends them when the head is loaded. ``training.json`` says wher
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.files import appearing, write_atomically
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.fingerprint import check, probe
 from outpace.heads.unfit import Unfit
@@ -59,29 +59,16 @@ def save(head: Head, folder: Path, provenance: Mapping[str, Any]) -> None:
         if name not in borrowed
     }
     config = json.dumps(head.config.model_dump(), indent=1).encode()
-    unfinished = folder / (WEIGHTS + ".unfinished")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, unfinished, metadata={"format": "pt"})
-        if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config:
-            (folder / WEIGHTS).unlink(missing_ok=True)  # of another head: never its weights under this configuration
-        _replace(folder / CONFIG, config)
-        _replace(folder / PROVENANCE, json.dumps(dict(provenance), indent=1).encode())
-        unfinished.replace(folder / WEIGHTS)
+        with appearing(folder / WEIGHTS) as unfinished:
+            save_file(tensors, unfinished, metadata={"format": "pt"})
+            if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config:
+                (folder / WEIGHTS).unlink(missing_ok=True)  # of another head: never its weights under this one's name
+            write_atomically(folder / CONFIG, config)
+            write_atomically(folder / PROVENANCE, json.dumps(dict(provenance), indent=1).encode())
     except (OSError, SafetensorError) as error:
         raise BadInput(f"the head cannot be written to '{folder}': {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def is_ours(folder: Path) -> bool:
@@ -116,13 +103,21 @@ def read_config(folder: Path) -> HeadConfig:
     return config
 
 
-def read_provenance(folder: Path) -> dict[str, Any]:
-    """Where a head comes from, as far as its folder says."""
+def read_provenance(folder: Path) -> dict[str, Any] | None:
+    """Where a head comes from and what was measured of it; None where its folder does not say.
+
+    Raises BadInput for a file that is damaged.
+    """
+    path = folder / PROVENANCE
+    if not path.is_file():
+        return None
     try:
-        found = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} cannot be read: it holds no object")
+    return found
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

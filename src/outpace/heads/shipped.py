@@ -48,11 +48,11 @@ def measured(method: str, kind: str, named: Sequence[str | Path], target: Target
     --record`` does).
     """
     folder = find_folder([kind], named, target)
-    runs = {} if folder is None else read_provenance(folder).get("measured", {})
     try:
-        rows = runs["temperature 0"]["drafters"]
+        about = (None if folder is None else read_provenance(folder)) or {}
+        rows = about["measured"]["temperature 0"]["drafters"]
         return next(float(row["speedup"]) for row in rows if row["drafter"] == method)
-    except (KeyError, TypeError, ValueError, StopIteration):  # nobody did, or by another program
+    except (BadInput, KeyError, TypeError, ValueError, StopIteration):  # nobody did, or by another program
         return None
 
 

@@ -23,10 +23,10 @@ from outpace.bench.prompts import Prompt
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.errors import BadInput
+from outpace.files import write_atomically
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import PROVENANCE
+from outpace.heads.checkpoint import PROVENANCE, read_provenance
 from outpace.models.base import Model
-from outpace.training.shards import write_atomically
 from outpace.training.subjects import Subject
 from outpace.training.trainer import STATE
 
@@ -99,7 +99,7 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
         "layers": config.layers,
         "taps": list(config.taps),
         "options": config.options,
-        "training": provenance(folder),
+        "training": read_provenance(folder),
     }
 
 
@@ -108,27 +108,13 @@ def _holds_weights(path: Path) -> bool:
     return path.suffix in (".safetensors", ".bin", ".pt") and path.name not in (STATE, "training_args.bin")
 
 
-def provenance(folder: Path) -> dict[str, Any] | None:
-    """What ``training.json`` says of a head. Raises BadInput for a file that is damaged."""
-    path = folder / PROVENANCE
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} cannot be read: it holds no object")
-    return found
-
-
 def record(folder: Path, result: Mapping[str, Any]) -> None:
     """Keep with the head what was measured of it: accepted lengths, on what, by which command.
 
     The head's own rows alone; an earlier measurement at this temperature is replaced. Raises BadInput where it cannot.
     """
     settings = result["settings"]
-    about = provenance(folder) or {}
+    about = read_provenance(folder) or {}
     measured = dict(about.get("measured") or {})
     measured[f"temperature {settings['temperature']:g}"] = {
         # Others run it from elsewhere: files by their names.

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.files import appearing, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -116,12 +117,10 @@ class Shards:
         last = self.paths[-1:]
         number = 1 + int(last[0].stem.removeprefix("part-")) if last else 0  # one in the middle may have been deleted
         path = self.folder / f"part-{number:05d}.safetensors"
-        unfinished = path.with_suffix(".unfinished")
         try:
-            save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
-            unfinished.replace(path)
+            with appearing(path) as unfinished:
+                save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
         except (OSError, SafetensorError) as error:
-            unfinished.unlink(missing_ok=True)
             raise BadInput(
                 f"{path} cannot be written ({error}); what was written before is kept: make room, and run again "
                 "with the same folder to go on"
@@ -146,10 +145,3 @@ class Shards:
                     first, middle, last = starts[index], answers[index], starts[index + 1]
                     rows = {layer: found[first:last] for layer, found in states.items()}
                     yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of ``content`` under ``path``, or what was there before."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)

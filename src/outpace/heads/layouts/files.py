@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.files import share
 from outpace.heads.unfit import Unfit
 
 CONFIG = "config.json"
@@ -85,6 +86,7 @@ def write_folder(folder: Path, package: Package, also: Callable[[Path], object] 
     with appearing(folder) as place:
         tensors = {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()}
         save_file(tensors, place / package.weights, metadata={"format": "pt"})
+        share(place / package.weights)
         for name, content in {CONFIG: package.config, **package.json}.items():
             (place / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name, value in package.saved.items():
