@@ -1,0 +1,151 @@
+"""Where the time of a learned draft goes, for methods of the EAGLE family.
+
+    python benchmarks/draft_time.py questions.jsonl --method eagle3 --limit 8 --categories chat
+
+Timers are put around the drafter's parts; each part's time is its own, without that of the parts inside it. Medians
+over rounds, for a draft is now and then interrupted. Beside them: a round's other time, and a round of plain decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import outpace
+from outpace.api import request
+from outpace.bench.prompts import load_prompts
+from outpace.cli.options import settings_by_method
+from outpace.decoding import Decoder
+from outpace.drafters.feature import FeatureDrafter
+from outpace.drafters.feature_growth import Paths
+from outpace.drafters.feature_method import FeatureSettings
+from outpace.heads.stack import Stack
+from outpace.metrics import total
+from outpace.models import Model
+from outpace.targets.dense.binding import NativeModel
+
+KERNELS = "the head's kernels"
+PARTS: list[tuple[type, str, str]] = [
+    (FeatureDrafter, "propose", "the rest of drafting"),
+    (FeatureDrafter, "_past", "rows of committed tokens"),
+    (FeatureDrafter, "_level", "rows of a level"),
+    (Stack, "run", "Python around the kernels"),
+    (Paths, "take", "choosing tokens"),
+    (Paths, "tree", "choosing tokens"),
+    (FeatureDrafter, "observe", "states of what was committed"),
+]
+
+
+class Clock:
+    """Time by part, exclusive; ``rounds``: each closed round's."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
+        self._now: dict[str, float] = defaultdict(float)
+        self._inner: list[float] = []
+
+    def around(self, function: Callable[..., Any], part: Callable[..., str | None]) -> Callable[..., Any]:
+        """The function, timed as the part that its arguments make it; None: not at all."""
+
+        def timed(*arguments: Any, **more: Any) -> Any:
+            name = part(*arguments)
+            if name is None:
+                return function(*arguments, **more)
+            if function.__name__ == "propose":
+                self._close()
+            self._inner.append(0.0)
+            began = perf_counter()
+            try:
+                return function(*arguments, **more)
+            finally:
+                spent = perf_counter() - began
+                self._now[name] += spent - self._inner.pop()
+                if self._inner:
+                    self._inner[-1] += spent
+
+        return timed
+
+    def _close(self) -> None:
+        if self._now:
+            self.rounds.append(dict(self._now))
+            self._now.clear()
+
+
+@contextmanager
+def timed_parts(clock: Clock, target: Any) -> Iterator[None]:
+    """Timers around the drafter's parts."""
+    own = getattr(target, "native", None)
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
+    before.append((NativeModel, "run", NativeModel.run))
+    for owner, name, part in PARTS:
+        setattr(owner, name, clock.around(getattr(owner, name), lambda *_, part=part: part))
+    NativeModel.run = clock.around(  # type: ignore[method-assign]
+        NativeModel.run, lambda model, *_: None if model is own else KERNELS
+    )
+    try:
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def decoded(model: Model, method: Any, questions: list[str], length: int) -> Any:
+    """Metrics of all questions, one after the other."""
+    found = []
+    for question in questions:
+        decoder = Decoder(model.target, model.tokenizer)
+        found.append(decoder.submit(request(model, question, method=method, max_new_tokens=length)))
+        decoder.run()
+    return total([one.metrics for one in found])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path, help="Spec-Bench questions, JSON lines or text")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--method", default="eagle3", help="eagle, eagle2 or eagle3")
+    parser.add_argument("--head", type=Path, help="default: the one that comes with the package")
+    parser.add_argument("--param", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--categories", default="", help="chat, qa, ...; default: all")
+    parser.add_argument("--limit", type=int, default=8)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    model = outpace.load(arguments.model)
+    wanted = {one for one in arguments.categories.split(",") if one}
+    prompts = [one for one in load_prompts(arguments.prompts) if not wanted or one.category in wanted]
+    questions = [one.turns[0] for one in prompts[: arguments.limit]]
+    head = None if arguments.head is None else [arguments.head]
+    settings = settings_by_method(arguments.param, {arguments.method: list(FeatureSettings.model_fields)})
+    method = model.method(arguments.method, settings[arguments.method], head=head)
+    plain, clock = model.method("none"), Clock()
+    for bundle in (plain, method):  # the first answers warm up
+        decoded(model, bundle, questions[:2], arguments.max_new_tokens)
+    alone = decoded(model, plain, questions, arguments.max_new_tokens).figures()
+    with timed_parts(clock, model.target):
+        sums = decoded(model, method, questions, arguments.max_new_tokens)
+    figures, rounds = sums.figures(), clock.rounds
+    print(f"{arguments.method}: {figures['mean_acceptance_length']:.2f} tokens a round, {len(rounds)} rounds\n")
+    print("| part | ms a round, median |")
+    print("|---|---|")
+    names = dict.fromkeys([KERNELS, *(part for _, _, part in PARTS)])
+    for name in names:
+        print(f"| {name} | {1e3 * statistics.median(one.get(name, 0.0) for one in rounds):.2f} |")
+    whole = [sum(one.values()) for one in rounds]
+    print(f"| all of drafting | {1e3 * statistics.median(whole):.2f} |")
+    pace = figures["mean_acceptance_length"] / figures["decode_tokens_per_second"]
+    print(f"| a whole round, mean | {1e3 * pace:.2f} |")
+    print(f"| a round of plain decoding, mean | {1e3 / alone['decode_tokens_per_second']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
