@@ -20,11 +20,12 @@ from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters import auto
-from outpace.drafters.auto import Auto, AutoSettings, Clock, Yield, learned_methods, learned_part
+from outpace.drafters import auto, yields
+from outpace.drafters.auto import Auto, AutoSettings, learned_methods, learned_part
 from outpace.drafters.base import Drafter, Proposal
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.suffix_automaton import SuffixLookup
+from outpace.drafters.yields import Clock, Yield
 from outpace.errors import BadInput
 from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
@@ -246,7 +247,7 @@ def test_waits_grow_with_trials_that_do_not_pay_and_end_when_they_do() -> None:
     for _ in range(4):
         waits.append(next(n for n in range(1000) if known.wanted(1.0, 0.2)))
         known.learn(1, 1.5)
-    assert waits == [auto.PATIENCE * factor for factor in (1, 2, 4, 8)]
+    assert waits == [yields.PATIENCE * factor for factor in (1, 2, 4, 8)]
     while not known.wanted(1.0, 0.2):
         pass
     known.learn(4, 1.5)

@@ -14,7 +14,8 @@ from outpace.bench.prompts import load_prompts
 from outpace.errors import BadInput, MissingExtra
 from outpace.training.dataset import held_out
 from outpace.training.overlap import Overlap, Seen, bench_texts, normal
-from outpace.training.prompts import Ask, Given, Hub, SelfWritten, Turn, Variation, read_rows, row_of, source, user_turn
+from outpace.training.prompts import Ask, Given, Hub, Variation, read_rows, row_of, source
+from outpace.training.self_written import SelfWritten, Turn, user_turn
 from test_models import tiny_tokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60)

@@ -16,10 +16,9 @@ Choosing a round's drafter by what it yields for its time is what MetaSD's bandi
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from outpace.controllers.combined import CombinedController
 from outpace.drafters.base import Drafter
 from outpace.drafters.memory import Namespaces
 from outpace.drafters.merge import Merge
+from outpace.drafters.yields import PRIOR_PRICE, Clock, Yield
 from outpace.errors import BadInput
 from outpace.method import Context, Parts, find, methods, register
 from outpace.targets.base import Sequence, Target, TreeScores
@@ -40,81 +40,8 @@ FREE = "sam"
 DRAFT_MODEL = {"length": 4, "width": 3, "nodes": 12}
 """How a draft model that the user named drafts: a tree, which a match of the free part can join and be cut with."""
 
-PRIOR_TOKENS = 2.0
-"""Tokens that a round with the learned part is expected to commit before any was seen."""
-PRIOR_PRICE = 1.3
-"""What such a round's forward is expected to cost, in plain steps."""
-PRIOR_ROUNDS = 2.0
-"""How many rounds this expectation counts for, at first."""
-FADE = 0.95
-"""What a round still weighs after the next one with the learned part; the expectation fades with them."""
-MARGIN = 1.05
-"""How much better rounds with the learned part must have been than one without promises to be."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in plain steps, where no clock may be asked or none was read yet."""
-PATIENCE, MOST_PATIENCE = 8, 64
-"""Rounds without the learned part after which it is tried again: at first, and at most. A trial that does not pay
-doubles them, one that does halves them and is followed by another at once."""
-_CLOCKED = 9
-
-
-@dataclass(slots=True)
-class Yield:
-    """What rounds with the learned part have brought, newer ones counting more, and when to ask for the next."""
-
-    tokens: float = 0.0
-    steps: float = 0.0
-    expected: float = PRIOR_ROUNDS
-    """Rounds that the expectation counts for."""
-    waited: int = 0
-    patience: int = PATIENCE
-    again: bool = False
-    trial: float = 0.0
-    """In a round that tries it against expectation: the pace to be beaten."""
-
-    def pace(self, draft: float) -> float:
-        """Tokens per plain step's time of a round whose draft takes ``draft`` plain steps."""
-        tokens = self.tokens + self.expected * PRIOR_TOKENS
-        return tokens / (self.steps + self.expected * (PRIOR_PRICE + draft))
-
-    def wanted(self, alone: float, draft: float) -> bool:
-        """Whether to ask the learned part, where the pace without it would be ``alone``. To be asked once a round."""
-        self.trial = 0.0
-        if self.pace(draft) > MARGIN * alone:
-            self.waited, self.patience = 0, PATIENCE
-            return True
-        self.waited += 1
-        if self.waited <= self.patience and not self.again:
-            return False
-        self.waited, self.again, self.trial = 0, False, alone
-        return True
-
-    def learn(self, tokens: int, steps: float) -> None:
-        """A round with the learned part committed ``tokens`` in ``steps``, its draft included."""
-        weight = FADE
-        if self.trial:
-            self.again = tokens > self.trial * steps
-            self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
-            weight = 0.5 if self.again else FADE  # what was known is out of date
-        self.tokens = weight * self.tokens + tokens
-        self.steps = weight * self.steps + steps
-        self.expected *= weight
-
-
-class Clock:
-    """How long the learned part drafts, by how many sequences together; the median of the last times."""
-
-    def __init__(self) -> None:
-        self._spent: dict[int, deque[float]] = {}
-
-    def read(self, count: int, seconds: float) -> None:
-        """A draft for ``count`` sequences took ``seconds``."""
-        self._spent.setdefault(count.bit_length(), deque(maxlen=_CLOCKED)).append(seconds)
-
-    def seconds(self, count: int) -> float | None:
-        """What a draft for ``count`` sequences takes; None where none was timed."""
-        spent = self._spent.get(count.bit_length())
-        return median(spent) if spent else None
 
 
 class _Asked(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.drafters.feature import Entering, Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
+from outpace.drafters.feature_net import Entering, Net
 from outpace.heads.lm_head import LmHead
 from outpace.heads.stack import Stack, matrix_of, stack_plan
 from outpace.method import Context, Parts, register

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.drafters.feature import Entering, Net
 from outpace.drafters.feature_method import FeatureSettings, feature_parts
+from outpace.drafters.feature_net import Entering, Net
 from outpace.heads.base import Head
 from outpace.heads.lm_head import LmHead
 from outpace.heads.stack import Stack, matrix_of, norm_of, stack_plan

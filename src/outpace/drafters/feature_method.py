@@ -14,8 +14,9 @@ from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafters.base import Proposal
 from outpace.drafters.calibration import Calibration
-from outpace.drafters.feature import FeatureDrafter, Grower, Net
+from outpace.drafters.feature import FeatureDrafter, Grower
 from outpace.drafters.feature_growth import Paths, Samples, by_confidence, by_rank
+from outpace.drafters.feature_net import Net
 from outpace.drafters.growth import ChainGrowth, Growth
 from outpace.drafters.memory import Namespaces
 from outpace.drafters.sampled_growth import WithoutReplacement

@@ -28,8 +28,9 @@ from outpace.training.dataset import held_out
 from outpace.training.memory import give_back, ran_out
 from outpace.training.overlap import Overlap, Seen
 from outpace.training.prompt_log import LOG, Log
-from outpace.training.prompts import Ask, SelfWritten, Source, Variation
+from outpace.training.prompts import Ask, Source, Variation
 from outpace.training.readings import Readings
+from outpace.training.self_written import SelfWritten
 from outpace.training.shards import MANIFEST, Conversation, Shards
 
 BLOCK = 192

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import BadInput
-from outpace.training.prompts import Ask, SelfWritten
+from outpace.training.prompts import Ask
 from outpace.training.readings import Readings
+from outpace.training.self_written import SelfWritten
 
 LOG = "prompts.jsonl"
 
