@@ -277,6 +277,39 @@ def test_training_ends_early_and_the_head_holds_the_best(tmp_path: Path, monkeyp
     assert real is Head.eval
 
 
+def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that rises again lifts the loss at first, and other held-out text has another loss."""
+    first = made(tmp_path, epochs=100.0, evaluate_every=-1.0, patience=2)
+    given = iter([2.0, 2.5, 2.6])
+    monkeypatch.setattr(first, "_held_out", lambda: {"loss": next(given)})
+    assert first.run().step == 3
+    kept = {name: weight.clone() for name, weight in first.best.items()}
+    longer = made(tmp_path, epochs=200.0, evaluate_every=-1.0, patience=2)
+    assert longer.resume()
+    assert (longer.progress.best, longer.progress.worse) == (2.0, 0)
+    given = iter([2.9, 2.8, 2.7, 2.75, 2.76])
+    monkeypatch.setattr(longer, "_held_out", lambda: {"loss": next(given)})
+    assert longer.run().step == 8
+    assert all(torch.equal(kept[name], weight) for name, weight in longer.best.items())
+    more = made(tmp_path, Cycles(8), epochs=200.0, evaluate_every=-1.0, patience=2)
+    measured: list[dict[str, Tensor]] = []
+
+    def held_out(trainer: Trainer) -> dict[str, float]:
+        measured.append({name: weight.clone() for name, weight in trainer._trained()})
+        return {"loss": 3.5}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_held_out", held_out)
+        assert more.resume()
+    assert more.progress.best == 3.5  # of the best weights, on the data that there are now
+    assert all(torch.equal(kept[name], weight) for name, weight in measured[0].items())
+    for (_, weight), (_, copy) in zip(more._trained(), more._copies, strict=True):
+        assert torch.equal(weight, copy.bfloat16())  # and the run goes on from where it was
+    given = iter([3.0, 3.1, 3.2])
+    monkeypatch.setattr(more, "_held_out", lambda: {"loss": next(given)})
+    assert more.run().best == 3.0
+
+
 def test_nothing_held_out_leaves_the_last_weights(tmp_path: Path) -> None:
     trainer = made(tmp_path, Cycles(held=0))
     assert trainer.run().history == []

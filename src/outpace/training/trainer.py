@@ -61,7 +61,9 @@ class Schedule:
 class Progress:
     """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss).
 
-    ``batch``: the next one of ``epoch``; ``skipped``: steps without a finite loss.
+    ``batch``: the next one of ``epoch``; ``skipped``: steps without a finite loss. ``best``: the lowest held-out loss,
+    that of the weights that are kept; ``lowest``: the lowest since the run went on, which patience goes by: a rate that
+    rises again lifts the loss at first.
     """
 
     epoch: int = 0
@@ -70,6 +72,7 @@ class Progress:
     seconds: float = 0.0
     tokens: int = 0
     best: float = math.inf
+    lowest: float = math.inf
     worse: int = 0
     skipped: int = 0
     history: list[tuple[int, float]] = field(default_factory=list)
@@ -146,7 +149,8 @@ class Trainer:
                 torch.optim.AdamW(small, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0)
             )
         self._rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
-        self._total = max(1, round(schedule.epochs * data.answer_tokens()))
+        self._answers = data.answer_tokens()
+        self._total = max(1, round(schedule.epochs * self._answers))
         self._vain = 0
         self._evaluated = -1
 
@@ -266,8 +270,23 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Mean figures over the held-out split; remembers the weights when they are the best so far."""
-        self.head.eval()
+        means = self._held_out()
+        if not means:
+            return {}
         self._evaluated = self.progress.step
+        self.progress.history.append((self.progress.step, means["loss"]))
+        if means["loss"] < self.progress.best:
+            self.progress.best = means["loss"]
+            self.best = {name: value.detach().clone() for name, value in self._trained()}
+        if means["loss"] < self.progress.lowest:
+            self.progress.lowest, self.progress.worse = means["loss"], 0
+        else:
+            self.progress.worse += 1
+        return means
+
+    def _held_out(self) -> dict[str, float]:
+        """Mean figures of the weights as they are over the held-out split; none where nothing is held out."""
+        self.head.eval()
         sums: dict[str, float] = {}
         weight = 0
         for number, batch in enumerate(self.data.held_out()):
@@ -277,16 +296,7 @@ class Trainer:
             for name, value in losses.items():
                 sums[name] = sums.get(name, 0.0) + count * float(value)
             weight += count
-        if not weight:
-            return {}
-        means = {name: value / weight for name, value in sums.items()}
-        self.progress.history.append((self.progress.step, means["loss"]))
-        if means["loss"] < self.progress.best:
-            self.progress.best, self.progress.worse = means["loss"], 0
-            self.best = {name: value.detach().clone() for name, value in self._trained()}
-        else:
-            self.progress.worse += 1
-        return means
+        return {name: value / weight for name, value in sums.items()} if weight else {}
 
     def save(self) -> None:
         """The run's state, whole or not at all."""
@@ -297,6 +307,7 @@ class Trainer:
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "config": self._settings(),
             "words": self.head.words.ids,
+            "length": self._length(),
         }
         unfinished = self.folder / (STATE + ".unfinished")
         try:
@@ -313,6 +324,10 @@ class Trainer:
         """What must be the same when a run goes on. The target's own fingerprint is rounded, and checked elsewhere."""
         return self.head.config.model_dump(exclude={"target"})
 
+    def _length(self) -> dict[str, float]:
+        """What says when a run ends."""
+        return {"epochs": self.schedule.epochs, "seconds": self.schedule.seconds, "answers": self._answers}
+
     def resume(self) -> bool:
         """Go on from the folder's state. False where there is none; raises BadInput for one of another head."""
         state = read_state(self.folder)
@@ -328,13 +343,24 @@ class Trainer:
         with torch.no_grad():
             for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True):
                 copy.copy_(state["head"][name])
-        self._follow()
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}
         for one, kept in zip(self.optimisers, state["optimisers"], strict=True):
             one.load_state_dict(kept)
         self.progress = Progress(**state["progress"])
+        before = state.get("length", {})
+        if before != self._length():  # a longer run than the one that may have ended: patience begins anew
+            self.progress.lowest, self.progress.worse = math.inf, 0
+        if self.best and before.get("answers") != self._answers:
+            self._measure_best()
+        self._follow()
         self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
         return True
+
+    @torch.no_grad()
+    def _measure_best(self) -> None:
+        """Once the data has grown, and with it the held-out split, losses from before do not compare."""
+        self.head.load_state_dict(self.best, strict=False)
+        self.progress.best = self._held_out().get("loss", math.inf)
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
