@@ -1,11 +1,15 @@
-"""Files that are whole or not there, and readable for whoever the user's umask lets read them."""
+"""Files: whole or not there, readable for whoever the user's umask lets read them; and JSON that is an object."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from outpace.errors import BadInput
 
 
 @contextlib.contextmanager
@@ -37,3 +41,14 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises BadInput for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} cannot be read: it holds no JSON object")
+    return found

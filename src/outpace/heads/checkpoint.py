@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
-from outpace.files import appearing, write_atomically
+from outpace.files import appearing, read_json, write_atomically
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.fingerprint import check, probe
 from outpace.heads.unfit import Unfit
@@ -109,15 +109,7 @@ def read_provenance(folder: Path) -> dict[str, Any] | None:
     Raises BadInput for a file that is damaged.
     """
     path = folder / PROVENANCE
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} cannot be read: it holds no object")
-    return found
+    return read_json(path) if path.is_file() else None
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

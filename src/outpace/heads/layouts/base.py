@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from outpace.errors import BadInput
+from outpace.files import read_json
 from outpace.heads.base import Head, HeadConfig, kinds
 from outpace.heads.checkpoint import PROVENANCE, assembled
 from outpace.heads.fingerprint import ALIKE
-from outpace.heads.layouts.files import CONFIG, Package, read_json, read_tensors, tensor_names, write_folder
+from outpace.heads.layouts.files import CONFIG, Package, read_tensors, tensor_names, write_folder
 from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 

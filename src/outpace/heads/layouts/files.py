@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import BadInput
-from outpace.files import share
+from outpace.files import read_json, share
 from outpace.heads.unfit import Unfit
 
 CONFIG = "config.json"
@@ -93,17 +93,6 @@ def write_folder(folder: Path, package: Package, also: Callable[[Path], object] 
             torch.save(value, place / name)
         if also is not None:
             also(place)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises BadInput for what is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} cannot be read: it holds no JSON object")
-    return found
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

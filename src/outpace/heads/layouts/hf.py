@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from outpace.files import read_json
 from outpace.heads.base import Head, HeadConfig
 from outpace.heads.layouts.base import About, Foreign, Layout, Names
-from outpace.heads.layouts.files import Package, read_json
+from outpace.heads.layouts.files import Package
 from outpace.heads.layouts.reading import (
     decoder_shapes,
     lm_head,
