@@ -238,7 +238,7 @@ def test_a_head_is_saved_over_another_without_mixing_them(folder: Path, monkeypa
         raise KeyboardInterrupt
 
     other = made("eagle3", steps=2)
-    monkeypatch.setattr(checkpoint, "_replace", killed)
+    monkeypatch.setattr(checkpoint, "write_atomically", killed)
     with pytest.raises(KeyboardInterrupt):
         save(other, folder, {})
     monkeypatch.undo()
