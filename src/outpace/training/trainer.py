@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import BadInput
+from outpace.files import appearing
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import one_line
 from outpace.targets.base import Target
@@ -309,12 +310,10 @@ class Trainer:
             "words": self.head.words.ids,
             "length": self._length(),
         }
-        unfinished = self.folder / (STATE + ".unfinished")
         try:
-            torch.save(state, unfinished)
-            unfinished.replace(self.folder / STATE)
+            with appearing(self.folder / STATE) as unfinished:
+                torch.save(state, unfinished)
         except (OSError, RuntimeError) as error:
-            unfinished.unlink(missing_ok=True)
             raise BadInput(
                 f"{self.folder / STATE} cannot be written ({error}); the state saved before is kept: make room, and "
                 "run again with --resume"
