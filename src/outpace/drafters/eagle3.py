@@ -34,6 +34,7 @@ class Eagle3Net(Net):
         lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
         super().__init__(head, target, lm_head)
         taps = Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
+        behind = norm_of(layer.hidden_norm, self._where) if before else None
         plan = stack_plan(
             head.config,
             [layer],
@@ -41,14 +42,12 @@ class Eagle3Net(Net):
             final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
-            entry=Entry(
-                matrix_of(head.fc, self._where), taps, norm_of(layer.hidden_norm, self._where) if before else None
-            ),
+            entry=Entry(matrix_of(head.fc, self._where), taps, behind),
             device=self._where,
         )
         self.stack = Stack(plan, target, normed=drifting)
         self._epsilon = head.config.epsilon
-        self._before = layer.hidden_norm.weight.detach().float().to(self.stack.device) if before else None
+        self._before = None if behind is None else behind.weight
 
     def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
         if self._before is not None and not known:
