@@ -22,8 +22,8 @@ import torch
 import outpace
 from outpace.api import request
 from outpace.bench.statistics import Rate, speedup, speedup_interval
-from outpace.decoding import Decoder
-from outpace.models import Model
+from outpace.engine.decoder import Decoder
+from outpace.model import Model
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 

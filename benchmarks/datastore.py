@@ -44,11 +44,11 @@ def varied(files: list[str], size: int, change: float, seed: int) -> Iterator[st
 
 def build(corpus: str, place: str, model: str) -> None:
     """The child: build, and say what it took."""
-    import outpace.models
+    import outpace.loading
     from outpace.datastore.build import build_datastore
     from outpace.datastore.corpus import read_corpus, tokenise
 
-    tokenizer = outpace.models.load_tokenizer(model)
+    tokenizer = outpace.loading.load_tokenizer(model)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     marks = {"reading": began}

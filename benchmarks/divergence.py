@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import outpace
-from outpace.bench.prompts import load_prompts
+from outpace.core.tree import TokenTree
+from outpace.prompts.questions import load_prompts
 from outpace.targets.base import Target
 from outpace.targets.choice import TargetKind
-from outpace.tree import TokenTree
 
 _ROWS = 160  # of each prompt, from its beginning
 

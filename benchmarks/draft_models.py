@@ -26,10 +26,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import outpace
-from outpace.decoding import Decoder, Request
-from outpace.metrics import total
-from outpace.models import Model, load
-from outpace.sampling import SamplingParams
+from outpace.core.metrics import total
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.loading import load
+from outpace.model import Model
 
 WINDOW = 128
 """Tokens of a training row."""

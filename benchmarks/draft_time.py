@@ -21,15 +21,15 @@ import torch
 
 import outpace
 from outpace.api import request
-from outpace.bench.prompts import load_prompts
 from outpace.cli.options import settings_by_method
-from outpace.decoding import Decoder
-from outpace.drafters.feature import FeatureDrafter
-from outpace.drafters.feature_growth import Paths
-from outpace.drafters.feature_method import FeatureSettings
-from outpace.heads.stack import Stack
-from outpace.metrics import total
-from outpace.models import Model
+from outpace.core.metrics import total
+from outpace.drafting.dynamic_tree import DynamicTree
+from outpace.engine.decoder import Decoder
+from outpace.heads.feature_drafter import FeatureDrafter
+from outpace.heads.runner import HeadRunner
+from outpace.methods.learned.feature_method import FeatureSettings
+from outpace.model import Model
+from outpace.prompts.questions import load_prompts
 from outpace.targets.dense.binding import NativeModel
 
 KERNELS = "the head's kernels"
@@ -37,9 +37,9 @@ PARTS: list[tuple[type, str, str]] = [
     (FeatureDrafter, "propose", "the rest of drafting"),
     (FeatureDrafter, "_past", "rows of committed tokens"),
     (FeatureDrafter, "_level", "rows of a level"),
-    (Stack, "run", "Python around the kernels"),
-    (Paths, "take", "choosing tokens"),
-    (Paths, "tree", "choosing tokens"),
+    (HeadRunner, "run", "Python around the kernels"),
+    (DynamicTree, "take", "choosing tokens"),
+    (DynamicTree, "tree", "choosing tokens"),
     (FeatureDrafter, "observe", "states of what was committed"),
 ]
 

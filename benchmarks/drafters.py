@@ -26,17 +26,18 @@ import torch
 
 import outpace
 from outpace.api import prompt_ids
-from outpace.bench.prompts import Prompt, load_prompts, stratified
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings
 from outpace.bench.words import categories, interval, number, percent, times
 from outpace.cli.options import settings_by_method
 from outpace.cli.output import advancing, to_json, write_whole
-from outpace.decoding import Decoder, Request
-from outpace.errors import BadInput
-from outpace.method import Method, find, methods
-from outpace.models import Model
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.registry import find, methods
+from outpace.model import Model
+from outpace.prompts.questions import Prompt, load_prompts, stratified
 
 Drafts = dict[tuple[str, int], frozenset[tuple[int, ...]]]
 """What a method drafted, as paths, by prompt and by the length of the answer when the round began."""

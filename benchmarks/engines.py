@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import outpace
-from outpace.tree import TokenTree
+from outpace.core.tree import TokenTree
 
 ROWS = (1, 4, 8, 16, 32)
 _LAYERS, _SHAPES, _HEAD = 30, ((960, 576), (576, 576), (3072, 576), (576, 1536)), (49_152, 576)

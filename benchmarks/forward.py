@@ -22,12 +22,13 @@ from typing import Any
 import torch
 
 import outpace
-from outpace import machine
+from outpace.core import machine
+from outpace.core.tree import TokenTree
 from outpace.models.source import resolve
+from outpace.targets import machine_limits
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
-from outpace.tree import TokenTree
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LARGE: dict[str, Any] = {
@@ -89,7 +90,7 @@ def curve(target: Target, context: int, repeat: int) -> dict[int, float]:
 def limits(precision: str) -> tuple[float, float]:
     """GB/s of reading, and giga-operations/s of products."""
     kind = "int8" if precision == "int4" else precision
-    return machine.measure_bandwidth(), machine.measure_products(kind) or machine.measure_matmul(kind)
+    return machine_limits.measure_bandwidth(), machine_limits.measure_products(kind) or machine.measure_matmul(kind)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from outpace.core.tree import TokenTree
 from outpace.targets.dense.torch_target import GraphTarget
-from outpace.tree import TokenTree
 
 ROWS = (1, 8, 32, 64)
 

@@ -25,20 +25,9 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.bench.prompts import load_prompts
-from outpace.bench.rows import plain_figures
-from outpace.bench.settings import BenchSettings
-from outpace.bench.words import number, percent, times
-from outpace.cli.output import advancing, to_json, write_whole
-from outpace.errors import BadInput
-from outpace.heads.shipped import load_any, shipped
-from outpace.heads.untrained import as_training_begins
-from outpace.method import find
-from outpace.models import Model
-from outpace.sampling import SamplingParams
-from outpace.training.bigram import Bigrams
-from outpace.training.evaluate import evaluate, head_facts, record
-from outpace.training.subjects import (
+from outpace.bench.bigram import Bigrams
+from outpace.bench.head_evaluation import evaluate, head_facts, record
+from outpace.bench.head_subjects import (
     Subject,
     bigram_subjects,
     choose_methods,
@@ -46,6 +35,17 @@ from outpace.training.subjects import (
     own_answers,
     untrained_subjects,
 )
+from outpace.bench.rows import plain_figures
+from outpace.bench.settings import BenchSettings
+from outpace.bench.words import number, percent, times
+from outpace.cli.output import advancing, to_json, write_whole
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.heads.shipped import load_any, shipped
+from outpace.heads.untrained import as_training_begins
+from outpace.methods.registry import find
+from outpace.model import Model
+from outpace.prompts.questions import load_prompts
 
 DEPTHS = 6
 """Positions in the tables; OUT.json has all."""

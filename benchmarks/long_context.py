@@ -22,12 +22,12 @@ from time import perf_counter
 import torch
 
 import outpace
-from outpace.bench.prompts import load_prompts
-from outpace.decoding import Decoder, Request
-from outpace.metrics import total
-from outpace.models import Model
+from outpace.core.metrics import total
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder, Request
+from outpace.model import Model
+from outpace.prompts.questions import load_prompts
 from outpace.targets.base import SubGraph
-from outpace.tree import TokenTree
 
 QUESTION = "\n\nWhat was said in the texts above? Repeat the most important sentences.\n\nAnswer:"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import outpace
 from outpace.api import prompt_ids
-from outpace.bench.prompts import load_prompts
-from outpace.decoding import Decoder, Request
-from outpace.drafters.calibration import Calibration, Kind
+from outpace.drafting.calibration import Calibration, Kind
+from outpace.engine.decoder import Decoder, Request
+from outpace.prompts.questions import load_prompts
 
 Counts = dict[Kind, list[int]]
 

@@ -19,11 +19,11 @@ import torch
 import outpace
 from outpace.api import request
 from outpace.bench.markup import tag, text
-from outpace.decoding import Decoder
-from outpace.metrics import total
-from outpace.models import Model
+from outpace.core.metrics import total
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder
+from outpace.model import Model
 from outpace.targets.base import FULL, SubGraph
-from outpace.tree import TokenTree
 
 PARTS = {
     "attention and its projections": "#2a7f7f",

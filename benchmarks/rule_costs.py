@@ -18,13 +18,13 @@ import outpace
 from forward import median_ms
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.greedy import Greedy
-from outpace.chance import SeededChance
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.method import rules
-from outpace.sampling import SamplingParams
+from outpace.acceptance.registry import rules
+from outpace.core.chance import SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.targets.base import Sequence, Target, TreeScores
-from outpace.tree import ROOT, QRow, TokenTree
 
 
 def opened(target: Target, context: int, params: SamplingParams) -> Sequence:
@@ -43,7 +43,7 @@ def sampled_tree(target: Target, sequence: Sequence, proposal: Proposal, nodes: 
         below: list[int] = []
         for node in level:
             q = (scores.logits[node + 1].float() / 1.2).softmax(-1)
-            if proposal.single:
+            if proposal.one_sampled_sibling:
                 below += [tree.add(node, token) for token in q.topk(width - 1).indices.tolist()]
                 rest = q.clone()
                 rest[q.topk(width - 1).indices] = 0.0
@@ -65,7 +65,7 @@ def shapes(rule: AcceptanceRule) -> dict[str, Proposal]:
         "chain": Proposal(sampled=True),
         "with replacement": Proposal(tree=True, sampled=True),
         "without replacement": Proposal(tree=True, sampled=True, replacement=False),
-        "greedy + 1": Proposal(tree=True, sampled=True, single=True),
+        "greedy + 1": Proposal(tree=True, sampled=True, one_sampled_sibling=True),
     }
     taken = {}
     for name, proposal in kinds.items():

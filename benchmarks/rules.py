@@ -23,21 +23,22 @@ import torch
 
 import outpace
 from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.registry import rules
 from outpace.api import prompt_ids
-from outpace.bench.prompts import load_prompts
 from outpace.certify.transport import draw_sets, optimal_acceptance
-from outpace.chance import SeededChance
 from outpace.controllers.base import Budget
-from outpace.drafters.base import Drafter, Proposal
-from outpace.drafters.draft_model import DraftModel, top_k_tree
-from outpace.drafters.sampled_growth import GreedyPlusOne, StochasticBeam, WithoutReplacement, WithReplacement
-from outpace.errors import BadInput
-from outpace.method import rules
-from outpace.sampling import SamplingParams
+from outpace.core.chance import SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.model_drafter import DraftModel, top_k_tree
+from outpace.drafting.sampled_trees import GreedyPlusOne, StochasticBeam, WithoutReplacement, WithReplacement
+from outpace.prompts.questions import load_prompts
 from outpace.targets.base import Target, TreeScores
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget
-from outpace.tree import ROOT, QRow, TokenTree
 
 BRANCHING = (3, 2, 1, 1)
 NODES = 21  # 3 + 6 + 6 + 6
@@ -59,7 +60,7 @@ def drafters(draft: Target) -> dict[str, tuple[Drafter, Budget]]:
     tree = Budget(depth, NODES, max(BRANCHING))
     sampled = Proposal(tree=True, sampled=True)
     without = Proposal(tree=True, sampled=True, replacement=False)
-    single = Proposal(tree=True, sampled=True, single=True)
+    single = Proposal(tree=True, sampled=True, one_sampled_sibling=True)
     return {
         f"chain of {depth}": (DraftModel(draft), Budget(depth)),
         "with replacement": (DraftModel(draft, partial(WithReplacement, branching=BRANCHING), sampled), tree),

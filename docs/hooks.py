@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
+from outpace.acceptance.registry import rules
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
 from outpace.heads.base import kinds
 from outpace.heads.layouts.base import layouts
-from outpace.method import drafting_with, methods, rules
+from outpace.methods.registry import drafting_with, methods
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -17,7 +18,7 @@ KINDS = {
     "tree, certain": Proposal(tree=True),
     "tree, with replacement": Proposal(tree=True, sampled=True),
     "tree, without": Proposal(tree=True, sampled=True, replacement=False),
-    "tree, one sampled": Proposal(tree=True, sampled=True, single=True),
+    "tree, one sampled": Proposal(tree=True, sampled=True, one_sampled_sibling=True),
 }
 
 
@@ -35,7 +36,7 @@ def methods_table() -> str:
     rows = ["| method | family | lossless | paper | what it does | when it pays |", "|---|---|---|---|---|---|"]
     rows += [
         f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} "
-        f"| {info.pays} |"
+        f"| {info.when_to_use} |"
         for info in methods()
     ]
     return "\n".join(rows)

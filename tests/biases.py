@@ -14,21 +14,23 @@ from typing import ClassVar
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
-from outpace.acceptance.coupling import GumbelCoupling
+from outpace.acceptance.block import Block
+from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import Block, _Visit
-from outpace.chance import Chance
+from outpace.acceptance.traversal import _Visit
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Proposal
-from outpace.drafters.draft_model import DraftModel, Grow
-from outpace.drafters.growth import Growth
-from outpace.drafters.sampled_growth import SampledGrowth, StochasticBeam, WithoutReplacement, WithReplacement
-from outpace.method import Context, Method
-from outpace.sampling import TreeDistribution
+from outpace.core.chance import Chance
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import TreeDistribution
+from outpace.core.tree import Draw, QRow, TokenTree
+from outpace.drafting.model_drafter import DraftModel, Grow
+from outpace.drafting.sampled_trees import SampledTreeBuilder, StochasticBeam, WithoutReplacement, WithReplacement
+from outpace.drafting.tree_builder import TreeBuilder
+from outpace.engine.method import Method
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget
-from outpace.tree import Draw, QRow, TokenTree
 from test_acceptance import Biased, BlindToPath, NoResidual, Stale, Unnormalised
 
 CHAIN = Proposal(sampled=True)
@@ -40,7 +42,7 @@ Make = Callable[[Context], Method]
 # ------------------------------------------------------------------------------------------------------ drafters
 
 
-class Chain(Growth):
+class Chain(TreeBuilder):
     """A sampled chain with a seam for every lie. Without overrides it is honest."""
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
@@ -294,19 +296,19 @@ class Bias:
     """Whether it is large enough for a few thousand tokens of a larger vocabulary, at temperature 1."""
 
 
-def chain(growth: Grow = Chain, rule: Callable[[], AcceptanceRule] = RecursiveRejection, length: int = 2) -> Make:
-    return lambda context: Method("planted", DraftModel(context.draft(), growth, CHAIN), rule(), Fixed(length))
+def chain(builder: Grow = Chain, rule: Callable[[], AcceptanceRule] = RecursiveRejection, length: int = 2) -> Make:
+    return lambda context: Method("planted", DraftModel(context.draft(), builder, CHAIN), rule(), Fixed(length))
 
 
 def tree(
-    growth: type[SampledGrowth] = WithReplacement,
+    builder: type[SampledTreeBuilder] = WithReplacement,
     rule: Callable[[], AcceptanceRule] = RecursiveRejection,
     branching: tuple[int, ...] = (2,),
     proposal: Proposal = TREE,
     depth: int = 1,
 ) -> Make:
     return lambda context: Method(
-        "planted", DraftModel(context.draft(), partial(growth, branching=branching), proposal), rule(), Fixed(depth)
+        "planted", DraftModel(context.draft(), partial(builder, branching=branching), proposal), rule(), Fixed(depth)
     )
 
 

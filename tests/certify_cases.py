@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from outpace.acceptance.registry import rules
 from outpace.certify.certificate import Certificate
 from outpace.certify.exact import tiny_context
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.method import MethodInfo, build, methods, rules
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.methods.registry import MethodInfo, build, methods
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "draft-model": [{"confidence": 0.4}, {"width": 2, "nodes": 4}],

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from outpace.cli import main
-from outpace.models.base import Message, Model
+from outpace.model import Model
+from outpace.models.base import Message
 from outpace.targets.table import TableTarget
 
 EOS = 0
@@ -63,8 +64,8 @@ Run = Callable[..., Ran]
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs commands in this process, with the toy model in place of whatever they name."""
-    monkeypatch.setattr(outpace.models, "load", lambda name, **_: toy(name))
-    monkeypatch.setattr(outpace.models, "load_tokenizer", lambda name, **_: Letters())
+    monkeypatch.setattr(outpace.loading, "load", lambda name, **_: toy(name))
+    monkeypatch.setattr(outpace.loading, "load_tokenizer", lambda name, **_: Letters())
     monkeypatch.setenv("COLUMNS", "100")
 
     def go(*argv: str, stdin: str | bytes = "") -> Ran:

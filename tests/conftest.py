@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 import outpace
 from cli_support import Run, runner
-from outpace.models import Model
+from outpace.model import Model
 
 # A shared machine makes any deadline a lottery.
 settings.register_profile("outpace", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,10 +15,10 @@ import torch
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
-from outpace.tree import ROOT, TokenTree
 
 VOCAB = 97
 CONTEXT = 1024

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.decoding import Decoder, Request
-from outpace.heads.base import Batch, Head, Teacher
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.heads.base import Batch, Head, Teacher, teacher_of
 from outpace.heads.untrained import random_head
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.training.trainer import teacher_of
 from support import NeverTwice, round_error
 from target_suite import tiny_model
 
@@ -73,8 +73,8 @@ def text(target: TableTarget, rows: int = 8, length: int = 24, prompt: int = 4, 
         real[row, :size], answer[row, said:size] = True, True
         sequence = target.sequence([*path, 0])
 
-        def keep(_: Any, position: int, taps: Any, row: int = row) -> None:
-            for layer, found in taps.items():
+        def keep(_: Any, position: int, hidden_states: Any, row: int = row) -> None:
+            for layer, found in hidden_states.items():
                 states[layer][row, position : position + len(found)] = found
 
         target.prefill([sequence], tuple(states), keep)
@@ -99,13 +99,13 @@ def trained(
     return teacher, losses
 
 
-def taps_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, Tensor]:
+def aux_layers_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, Tensor]:
     """The states of all tokens but the last, (tokens - 1, hidden) by layer."""
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     sequence = target.sequence(tokens)
 
-    def keep(_: Any, position: int, taps: Any) -> None:
-        for layer, rows in taps.items():
+    def keep(_: Any, position: int, hidden_states: Any) -> None:
+        for layer, rows in hidden_states.items():
             found[layer].append(rows.clone())
 
     target.prefill([sequence], tuple(layers), keep)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.tree import TokenTree
+from outpace.engine.method import Method
 from outpace.heads.untrained import random_head
-from outpace.method import Context, Method, build
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 
 KINDS = {"eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3"}
 
@@ -33,11 +34,11 @@ def table(vocab: int = 12, seed: int = 8) -> TableTarget:
     return TableTarget(vocab, random_table(vocab, seed))
 
 
-def true_states(target: Target, tokens: Seq[int], taps: Seq[int]) -> dict[int, Tensor]:
+def true_states(target: Target, tokens: Seq[int], aux_hidden_state_layers: Seq[int]) -> dict[int, Tensor]:
     """The target's states of all ``tokens``, (n, hidden) by layer, from one forward over a chain."""
     sequence = target.sequence(tokens[:1])
-    scored = target.score([(sequence, TokenTree.chain(tokens[1:]))], taps)[0]
-    return {layer: scored.taps[layer].clone() for layer in taps}
+    scored = target.score([(sequence, TokenTree.chain(tokens[1:]))], aux_hidden_state_layers)[0]
+    return {layer: scored.hidden_states[layer].clone() for layer in aux_hidden_state_layers}
 
 
 class Written:
@@ -48,9 +49,9 @@ class Written:
 
     def fused(self, states: dict[int, Tensor]) -> Tensor:
         if self.head.kind == "eagle3":
-            found: Tensor = self.head.fused([states[tap] for tap in self.head.config.taps])
+            found: Tensor = self.head.fused([states[tap] for tap in self.head.config.aux_hidden_state_layers])
             return found
-        return self.target.final_norm(states[self.head.config.taps[0]])
+        return self.target.final_norm(states[self.head.config.aux_hidden_state_layers[0]])
 
     def rows(self, tokens: Seq[int], states: Tensor, drafted: Seq[int]) -> Tensor:
         """Logits (1 + drafted, Vd) behind the last of ``tokens`` and each drafted one.

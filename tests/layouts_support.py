@@ -31,7 +31,9 @@ def target() -> HFTarget:
     return HFTarget(tiny_model("llama"))
 
 
-def head_of(kind: str, vocabulary: int = 50, rank: int = 0, taps: Sequence[int] = (), **options: Any) -> Any:
+def head_of(
+    kind: str, vocabulary: int = 50, rank: int = 0, aux_hidden_state_layers: Sequence[int] = (), **options: Any
+) -> Any:
     """A random head whose weights are bfloat16 numbers, as stored ones are. Its norms are no ones.
 
     An eagle3 head has EAGLE-3's own norms, which every layout has a place for, unless others are asked for.
@@ -39,8 +41,8 @@ def head_of(kind: str, vocabulary: int = 50, rank: int = 0, taps: Sequence[int] 
     if kind == "eagle3":
         options.setdefault("norms", "eagle3")
     head = random_head([kind], target(), vocabulary=vocabulary, rank=rank, options=options)
-    if taps:
-        head.config = head.config.model_copy(update={"taps": tuple(taps)})
+    if aux_hidden_state_layers:
+        head.config = head.config.model_copy(update={"aux_hidden_state_layers": tuple(aux_hidden_state_layers)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for weight in head.parameters():

@@ -10,13 +10,14 @@ import torch
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.none import NoDraft
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model

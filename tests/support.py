@@ -18,19 +18,21 @@ from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.chance import Chance, ChanceSource, Enumeration
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Drafter, Proposal
-from outpace.drafters.none import NoDraft
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance, ChanceSource, Enumeration
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.base import Drafter
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.tree import ROOT, QRow, TokenTree
 
-Law = dict[tuple[int, ...], float]
+OutputDistribution = dict[tuple[int, ...], float]
 Path = tuple[int, ...]
 Row = npt.NDArray[np.float64]
 
@@ -85,23 +87,23 @@ def reference_probs(logits: Tensor, params: SamplingParams, prompt: Seq[int], ou
     return probs
 
 
-def plain_law(
+def autoregressive_distribution(
     table: Table, params: SamplingParams, prompt: Seq[int], length: int, start: Path = (), stops: Iterable[int] = ()
-) -> Law:
+) -> OutputDistribution:
     """The law of ``length`` output tokens of plain decoding, given that they begin with ``start``. Stops end early."""
-    law: Law = {start: 1.0}
+    proposal_distribution: OutputDistribution = {start: 1.0}
     stops = set(stops)
     for _ in range(length - len(start)):
-        longer: Law = defaultdict(float)
-        for output, weight in law.items():
+        longer: OutputDistribution = defaultdict(float)
+        for output, weight in proposal_distribution.items():
             if output and output[-1] in stops:
                 longer[output] += weight
                 continue
             for token, p in enumerate(reference_probs(table((*prompt, *output)), params, prompt, output)):
                 if p > 0:
                     longer[*output, token] += weight * float(p)
-        law = dict(longer)
-    return law
+        proposal_distribution = dict(longer)
+    return proposal_distribution
 
 
 def distance(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
@@ -137,10 +139,10 @@ def whole_law(
         decoder.run()
         return tuple(tuple(generation.sequence.tokens[len(generation.request.prompt) :]) for generation in running)
 
-    law: dict[tuple[Path, ...], float] = defaultdict(float)
+    proposal_distribution: dict[tuple[Path, ...], float] = defaultdict(float)
     for outcome, weight in Enumeration.outcomes(program, limit=200_000):
-        law[outcome] += weight
-    return dict(law)
+        proposal_distribution[outcome] += weight
+    return dict(proposal_distribution)
 
 
 def round_law(
@@ -150,7 +152,7 @@ def round_law(
     prompt: Path,
     horizon: int,
     source: Callable[[ChanceSource], ChanceSource] = lambda chance: chance,
-) -> Law:
+) -> OutputDistribution:
     """The exact law of the tokens that one round commits."""
 
     def program(chance: ChanceSource) -> Path:
@@ -161,10 +163,10 @@ def round_law(
         check_consistent(target, generation)
         return tuple(generation.tokens)
 
-    law: Law = defaultdict(float)
+    proposal_distribution: OutputDistribution = defaultdict(float)
     for outcome, weight in Enumeration.outcomes(program, limit=200_000):
-        law[outcome] += weight
-    return dict(law)
+        proposal_distribution[outcome] += weight
+    return dict(proposal_distribution)
 
 
 def round_error(
@@ -182,11 +184,11 @@ def round_error(
     If it is 0 after every prefix, then by induction the law of whole outputs is plain decoding's.
     """
     target = TableTarget(vocab, table)
-    continued: Law = defaultdict(float)
+    continued: OutputDistribution = defaultdict(float)
     for committed, weight in round_law(target, method, params, prompt, horizon, source).items():
-        for output, p in plain_law(table, params, prompt, horizon, start=committed).items():
+        for output, p in autoregressive_distribution(table, params, prompt, horizon, start=committed).items():
             continued[output] += weight * p
-    return distance(continued, plain_law(table, params, prompt, horizon))
+    return distance(continued, autoregressive_distribution(table, params, prompt, horizon))
 
 
 def check_consistent(target: TableTarget, generation: Generation) -> None:
@@ -348,7 +350,7 @@ def merged(*grows: Grow) -> Grow:
 
 CHAIN = Proposal(tree=False, sampled=True)
 TREE = Proposal(tree=True, sampled=True)
-SINGLE = Proposal(tree=True, sampled=True, single=True)
+SINGLE = Proposal(tree=True, sampled=True, one_sampled_sibling=True)
 CERTAIN_TREE = Proposal(tree=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets.base import Sequence, SubGraph, Target
-from outpace.tree import ROOT, SideNode, TokenTree
 
 VOCAB = 97
 LAYERS = 4
@@ -220,22 +220,22 @@ class TreeScoring:
         chunks: dict[int, list[Tensor]] = {}
         starts: list[int] = []
 
-        def keep(_: Sequence, start: int, taps: Any) -> None:
+        def keep(_: Sequence, start: int, hidden_states: Any) -> None:
             starts.append(start)
-            for layer, rows in taps.items():
+            for layer, rows in hidden_states.items():
                 chunks.setdefault(layer, []).append(rows)
 
         target.prefill([sequence], (1, LAYERS), keep)
         tree = random_tree(4, rng)
-        scores = target.score([(sequence, tree)], taps=(1, LAYERS))
-        near(target.head(scores[0].taps[LAYERS]), scores[0].logits)
-        assert scores[0].taps[1].shape == (5, target.hidden_size)
+        scores = target.score([(sequence, tree)], aux_hidden_state_layers=(1, LAYERS))
+        near(target.head(scores[0].hidden_states[LAYERS]), scores[0].logits)
+        assert scores[0].hidden_states[1].shape == (5, target.hidden_size)
         assert starts == sorted(starts)
         assert torch.cat(chunks[1]).shape == (29, target.hidden_size)
         # A prefix scored as a chain has the states that prefill streamed.
         short = target.sequence(sequence.tokens[:1])
-        chain = target.score([(short, TokenTree.chain(sequence.tokens[1:29]))], taps=(1,))
-        near(torch.cat(chunks[1]), chain[0].taps[1])
+        chain = target.score([(short, TokenTree.chain(sequence.tokens[1:29]))], aux_hidden_state_layers=(1,))
+        near(torch.cat(chunks[1]), chain[0].hidden_states[1])
 
 
 class SubGraphs:
@@ -257,9 +257,9 @@ class SubGraphs:
         tree.add(first, 6)
         tree.add(ROOT, 7)
         tree.side = [
-            SideNode(8, 4, (ROOT, first)),
-            SideNode(9, 2, (ROOT, 3)),  # sees the first side node
-            SideNode(0, 1, (ROOT,), embedding=torch.randn(target.hidden_size)),
+            AuxiliaryToken(8, 4, (ROOT, first)),
+            AuxiliaryToken(9, 2, (ROOT, 3)),  # sees the first side node
+            AuxiliaryToken(0, 1, (ROOT,), embedding=torch.randn(target.hidden_size)),
         ]
         scores = target.score([(sequence, tree)])
         tokens = [*sequence.tokens, *tree.tokens, 8, 9]

@@ -21,18 +21,19 @@ from scipy import stats
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.acceptance.draws import acceptance_probability, leftover
+from outpace.acceptance.distributions_of_draws import acceptance_probability, residual_distribution
 from outpace.acceptance.greedy import Greedy
+from outpace.acceptance.registry import rules
 from outpace.acceptance.rejection import RecursiveRejection, Rejection
-from outpace.chance import Chance, ChanceSource
-from outpace.decoding import Decoder, Request
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.method import GREEDY, rules
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance, ChanceSource
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import GREEDY
 from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
 from support import (
     CERTAIN_TREE,
     CHAIN,
@@ -43,13 +44,13 @@ from support import (
     NeverTwice,
     Path,
     Q,
+    autoregressive_distribution,
     both,
     certain_tree,
     distance,
     draw,
     merged,
     method,
-    plain_law,
     round_error,
     sampled_chain,
     sampled_tree,
@@ -128,10 +129,10 @@ def test_a_rule_with_continuous_noise_keeps_the_distribution() -> None:
         generation = decoder.submit(Request((0, 1), one, SamplingParams(1.0, seed=seed), max_new_tokens=2))
         decoder.run()
         counts[tuple(generation.tokens)] += 1
-    law = plain_law(table, SamplingParams(1.0), (0, 1), 2)
-    assert set(counts) <= set(law)
-    expected = np.array(list(law.values())) / sum(law.values()) * 3000
-    assert stats.chisquare([counts[output] for output in law], expected).pvalue > 1e-4
+    proposal_distribution = autoregressive_distribution(table, SamplingParams(1.0), (0, 1), 2)
+    assert set(counts) <= set(proposal_distribution)
+    expected = np.array(list(proposal_distribution.values())) / sum(proposal_distribution.values()) * 3000
+    assert stats.chisquare([counts[output] for output in proposal_distribution], expected).pvalue > 1e-4
 
 
 @settings(max_examples=12)
@@ -156,7 +157,7 @@ def test_whole_outputs_keep_the_distribution(kind: str, rule: str) -> None:
     grow, proposal = toy_growers(3)[kind]
     table, params, prompt = random_table(3, 17), PARAMS["all"], (1, 2)
     request = Request(prompt, method(grow, proposal, rule=LOSSLESS[rule]()), params, max_new_tokens=3)
-    plain = {(output,): weight for output, weight in plain_law(table, params, prompt, 3).items()}
+    plain = {(output,): weight for output, weight in autoregressive_distribution(table, params, prompt, 3).items()}
     assert distance(whole_law(TableTarget(3, table), [request]), plain) < EXACT
 
 
@@ -165,7 +166,10 @@ def test_whole_outputs_at_temperature_1(kind: str) -> None:
     grow, proposal = toy_growers(3)[kind]
     table, prompt = random_table(3, 17), (1, 2)
     request = Request(prompt, method(grow, proposal), SamplingParams(1.0), max_new_tokens=3)
-    plain = {(output,): weight for output, weight in plain_law(table, SamplingParams(1.0), prompt, 3).items()}
+    plain = {
+        (output,): weight
+        for output, weight in autoregressive_distribution(table, SamplingParams(1.0), prompt, 3).items()
+    }
     assert distance(whole_law(TableTarget(3, table), [request]), plain) < EXACT
 
 
@@ -175,16 +179,18 @@ def test_longer_outputs_with_a_stop_token(kind: str) -> None:
     grow, proposal = toy_growers(3)[kind]
     table, params, prompt = random_table(3, 23), SamplingParams(1.0, presence_penalty=0.5), (0,)
     request = Request(prompt, method(grow, proposal), params, max_new_tokens=4, stop_ids=frozenset({2}))
-    plain = {(output,): weight for output, weight in plain_law(table, params, prompt, 4, stops={2}).items()}
+    plain = {
+        (output,): weight for output, weight in autoregressive_distribution(table, params, prompt, 4, stops={2}).items()
+    }
     assert distance(whole_law(TableTarget(3, table), [request]), plain) < EXACT
 
 
 def test_a_batch_of_methods_has_the_product_of_plain_laws() -> None:
-    growers = toy_growers(3)
+    candidate_trees = toy_growers(3)
     table = random_table(3, 31)
     cases: list[tuple[Path, Grow | None, Proposal, SamplingParams]] = [
-        ((0, 1), growers["chain"][0], CHAIN, SamplingParams(1.0, top_p=0.8)),
-        ((2,), growers["certain tree"][0], CERTAIN_TREE, SamplingParams(0.7, processors=(NeverTwice(),))),
+        ((0, 1), candidate_trees["chain"][0], CHAIN, SamplingParams(1.0, top_p=0.8)),
+        ((2,), candidate_trees["certain tree"][0], CERTAIN_TREE, SamplingParams(0.7, processors=(NeverTwice(),))),
         ((1, 1), None, TREE, SamplingParams(1.3, repetition_penalty=1.4)),
     ]
     requests = [
@@ -192,8 +198,8 @@ def test_a_batch_of_methods_has_the_product_of_plain_laws() -> None:
     ]
     expected: dict[tuple[Path, ...], float] = {(): 1.0}
     for prompt, _, _, params in cases:
-        law = plain_law(table, params, prompt, 2)
-        expected = {(*key, output): a * b for key, a in expected.items() for output, b in law.items()}
+        proposal_distribution = autoregressive_distribution(table, params, prompt, 2)
+        expected = {(*key, output): a * b for key, a in expected.items() for output, b in proposal_distribution.items()}
     assert distance(whole_law(TableTarget(3, table), requests), expected) < EXACT
 
 
@@ -201,7 +207,7 @@ def test_requests_that_share_drafter_and_rule_stay_independent() -> None:
     table = random_table(3, 37)
     shared = method(*toy_growers(3)["two drafters"], length=1)
     requests = [Request((prompt,), shared, SamplingParams(1.0), max_new_tokens=2) for prompt in (0, 0)]
-    one = plain_law(table, SamplingParams(1.0), (0,), 2)
+    one = autoregressive_distribution(table, SamplingParams(1.0), (0,), 2)
     expected = {(a, b): one[a] * one[b] for a in one for b in one}
     assert distance(whole_law(TableTarget(3, table), requests), expected) < EXACT
 
@@ -220,8 +226,8 @@ def test_a_good_draft_is_accepted_more_often_than_a_poor_one() -> None:
 
 def test_what_is_left_of_equal_distributions_is_nothing() -> None:
     p = torch.tensor([0.25, 0.75])
-    assert leftover(p, p.clone(), 0)[1] == 0
-    rest, total = leftover(p, None, 1)
+    assert residual_distribution(p, p.clone(), 0)[1] == 0
+    rest, total = residual_distribution(p, None, 1)
     assert (rest.tolist(), total) == ([0.25, 0.0], 0.25)
     assert p.tolist() == [0.25, 0.75], "p is shared and must not change"
 
@@ -493,7 +499,7 @@ def test_the_check_catches(bug: str) -> None:
     table = random_table(3, 62)
     assert round_error(method(grow, rule=rule), params, table=table) > BIASED
     request = Request((0, 1), method(grow, rule=rule), params, max_new_tokens=3)
-    plain = {(output,): weight for output, weight in plain_law(table, params, (0, 1), 3).items()}
+    plain = {(output,): weight for output, weight in autoregressive_distribution(table, params, (0, 1), 3).items()}
     assert distance(whole_law(TableTarget(3, table), [request]), plain) > BIASED
 
 
@@ -521,10 +527,10 @@ def test_greedy_follows_the_argmax_down_any_tree(seed: int, name: str) -> None:
         presence_penalty=PARAMS[name].presence_penalty,
         processors=PARAMS[name].processors,
     )
-    growers = toy_growers(4, seed)
+    candidate_trees = toy_growers(4, seed)
     table = random_table(4, seed)
     for kind in ("chain", "certain tree", "merged trees"):
-        grow, proposal = growers[kind]
+        grow, proposal = candidate_trees[kind]
         assert round_error(method(grow, proposal, rule=Greedy()), params, table=table, vocab=4) < 1e-12
         assert round_error(method(grow, proposal), params, table=table, vocab=4) < 1e-12
 
@@ -553,9 +559,9 @@ def test_weights_of_a_round_sum_to_one() -> None:
     from support import round_law
 
     for kind, (grow, proposal) in toy_growers(3).items():
-        law = round_law(TableTarget(3, seed=3), method(grow, proposal), PLAIN, (0,), 3)
-        assert sum(law.values()) == pytest.approx(1), kind
+        proposal_distribution = round_law(TableTarget(3, seed=3), method(grow, proposal), PLAIN, (0,), 3)
+        assert sum(proposal_distribution.values()) == pytest.approx(1), kind
         by_length: dict[int, float] = defaultdict(float)
-        for output, weight in law.items():
+        for output, weight in proposal_distribution.items():
             by_length[len(output)] += weight
         assert max(by_length) > 1, f"{kind}: nothing is ever accepted, the test would prove nothing"

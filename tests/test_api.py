@@ -9,18 +9,18 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 import outpace
-import outpace.method
+import outpace.methods.registry
 from cli_support import toy
 from outpace.acceptance.base import Verdict
 from outpace.api import REMEMBERED
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Drafter
-from outpace.drafters.memory import Namespaces
-from outpace.method import Context, Parts, methods, register
-from outpace.models import Model
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.namespaces import Namespaces
+from outpace.methods.registry import Context, Parts, methods, register
+from outpace.model import Model
 from outpace.targets.base import Sequence, TreeScores
-from outpace.tree import TokenTree
 
 
 class Hearsay(Drafter):
@@ -57,7 +57,7 @@ class Settings(BaseModel):
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     """The toy model, with a method that remembers."""
     methods()
-    monkeypatch.setattr(outpace.method, "_REGISTRY", dict(outpace.method._REGISTRY))
+    monkeypatch.setattr(outpace.methods.registry, "_REGISTRY", dict(outpace.methods.registry._REGISTRY))
 
     @register("hearsay", family="test", paper="-", summary="Remembers.")
     def build(context: Context, settings: Settings) -> Parts:

@@ -12,32 +12,35 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.default import default_rule
 from outpace.certify.exact import certify_exact, tiny_context
+from outpace.controllers import yields
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters import auto, yields
-from outpace.drafters.auto import Auto, AutoSettings, learned_methods, learned_part
-from outpace.drafters.base import Drafter, Proposal
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.suffix_automaton import SuffixLookup
-from outpace.drafters.yields import Clock, Yield
-from outpace.errors import BadInput
+from outpace.controllers.yields import Clock, Yield
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.model_drafter import DraftModel
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
-from outpace.method import Context, Method, Parts, register
-from outpace.models.base import Model
-from outpace.sampling import SamplingParams
+from outpace.methods import registry
+from outpace.methods.combination import auto
+from outpace.methods.combination.auto import Auto, AutoSettings, learned_methods, learned_part
+from outpace.methods.lookup.sam import SuffixLookup
+from outpace.methods.registry import Context, Parts, register
+from outpace.model import Model
 from outpace.targets.base import Sequence
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 from support import certain_tree, greedy_is_plain
 from test_combined import FEW
 
@@ -94,7 +97,7 @@ class Foresight(Drafter):
         for depth in range(min(self.length, budget.depth)):
             row = self.target.table(path)
             token = int(row.argmax() if self.knows(len(path)) else row.argmin())
-            node = tree.add(node, token, estimate=0.8 ** (depth + 1))
+            node = tree.add(node, token, path_acceptance_prob=0.8 ** (depth + 1))
             path = (*path, token)
         return tree
 
@@ -229,12 +232,12 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
     method = of(target, Foresight(target, always))
     sequence = target.sequence((1, 2, 3, 4, 2))
     method.drafter.begin(sequence)
-    budget = Budget(6, 6, prices=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
+    budget = Budget(6, 6, relative_costs=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
     [tree] = method.drafter.propose([sequence], [budget])
     assert tree.child(ROOT, 3) is not None, "what the text says"
     assert tree.child(ROOT, int(target.table(tuple(sequence.tokens)).argmax())) is not None, "what the head says"
     assert len(tree) <= 6
-    dear = Budget(6, 6, prices=(1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0))
+    dear = Budget(6, 6, relative_costs=(1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0))
     assert len(method.drafter.propose([sequence], [dear])[0]) == 0
 
 
@@ -523,7 +526,7 @@ def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
 def test_without_a_head_it_is_the_suffix_automaton_alone() -> None:
     method = registry.build("auto", context())
     assert method.drafter.names == ("sam",)  # type: ignore[attr-defined]
-    assert not method.drafter.taps
+    assert not method.drafter.aux_hidden_state_layers
     assert not method.drafter.proposal.tree
 
 

@@ -2,7 +2,8 @@ import json
 import subprocess
 import sys
 
-from outpace import machine
+from outpace.core import machine
+from outpace.targets import machine_limits
 
 
 def test_description_is_plain_json() -> None:
@@ -15,7 +16,7 @@ def test_description_is_plain_json() -> None:
 
 
 def test_measurements_are_positive_and_sane() -> None:
-    assert 0.5 < machine.measure_bandwidth(64) < 5000
+    assert 0.5 < machine_limits.measure_bandwidth(64) < 5000
     assert machine.measure_matmul("float32", 256) > 0.1
 
 
@@ -30,5 +31,5 @@ def test_peak_memory_can_be_observed_anew() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, outpace.machine, outpace.bench.prompts; sys.exit('torch' in sys.modules)"
+    code = "import sys, outpace.core.machine, outpace.prompts.questions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

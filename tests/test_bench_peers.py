@@ -28,7 +28,7 @@ from outpace.bench.peers.table import PEERS, choose
 from outpace.bench.peers.workers.serve import Clock
 from outpace.bench.settings import Progress
 from outpace.bench.statistics import speedup_interval
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from peers_support import QUESTIONS, plan_of, run_of, seat
 
 ROW = ["name", "config", "version", "precision", "decode_tokens_per_second", "ci95", "ttft_ms", "by_category", "error"]

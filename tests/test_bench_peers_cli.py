@@ -17,7 +17,7 @@ from outpace.bench.peers.comparison import Settings, prepare
 from outpace.bench.peers.plan import VLLM_PYTHON
 from outpace.bench.peers.runner import Run as Comparing
 from outpace.bench.peers.table import PEERS, choose
-from outpace.bench.prompts import load_prompts
+from outpace.prompts.questions import load_prompts
 from test_bench_peers import ROW
 from test_cli_bench import strict
 from test_models import tiny_model, tiny_tokenizer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.prompts import GROUPS, Prompt, batches, load_prompts, stratified, unique
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.prompts.questions import GROUPS, Prompt, batches, load_prompts, stratified, unique
 
 
 def write(tmp_path: Path, name: str, *lines: object) -> Path:

@@ -20,25 +20,25 @@ class Page(HTMLParser):
 
     def __init__(self, source: str) -> None:
         super().__init__()
-        self.stack: list[str] = []
+        self.runner: list[str] = []
         self.loads: list[str | None] = []
         self.tags: set[str] = set()
         self.text = ""
         self.feed(source)
         self.close()
-        assert self.stack == []
+        assert self.runner == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.loads += [value for key, value in attrs if key in {"src", "href"}]
         if tag not in VOID:
-            self.stack.append(tag)
+            self.runner.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
+        assert self.runner.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.stack:
+        if "style" not in self.runner:
             self.text += data
 
 

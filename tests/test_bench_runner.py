@@ -10,22 +10,23 @@ import torch
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.bench.html import render
-from outpace.bench.prompts import Prompt
 from outpace.bench.runner import BenchSettings, Progress, run
 from outpace.bench.words import notes
-from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Drafter
-from outpace.drafters.memory import Namespaces
-from outpace.errors import BadInput
-from outpace.method import Method
-from outpace.metrics import PHASES, CacheUse
-from outpace.models.base import Message, Model
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
+from outpace.core.metrics import PHASES, CacheUse
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.namespaces import Namespaces
+from outpace.engine.method import Method
+from outpace.model import Model
+from outpace.models.base import Message
+from outpace.prompts.questions import Prompt
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 
 VOCAB, EOS = 32, 0
 ROW = """

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.best_first import FLOOR, BestFirst, Successor
-from outpace.drafters.calibration import MEMORY, WEIGHT, Calibration, Kind
-from outpace.method import Method
-from outpace.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.best_first import FLOOR, BestFirst, Successor
+from outpace.drafting.calibration import MEMORY, WEIGHT, Calibration, Kind
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 
 # ------------------------------------------------------------------------------------------------- calibration
 
@@ -75,7 +75,7 @@ Edges = dict[tuple[int, ...], list[tuple[int, int]]]
 """What may follow a path: (token, kind)."""
 
 
-class Grower(BestFirst):
+class CandidateTree(BestFirst):
     """Successors by a table over the drafted path; the path is the state."""
 
     def __init__(self, edges: Edges, rates: list[float]) -> None:
@@ -94,23 +94,23 @@ class Grower(BestFirst):
 
 
 @st.composite
-def growers(draw: st.DrawFn) -> Grower:
+def candidate_trees(draw: st.DrawFn) -> CandidateTree:
     """Up to three successors after every path of up to three tokens, of five kinds; tokens may come twice."""
     entry = st.tuples(st.integers(0, 2), st.integers(0, 4))
     paths = [path for depth in range(4) for path in product(range(3), repeat=depth)]
     edges = {path: draw(st.lists(entry, max_size=3)) for path in paths if draw(st.booleans())}
-    return Grower(edges, draw(st.lists(st.floats(0.02, 0.98), min_size=5, max_size=5)))
+    return CandidateTree(edges, draw(st.lists(st.floats(0.02, 0.98), min_size=5, max_size=5)))
 
 
-def all_paths(grower: Grower, depth: int) -> dict[tuple[int, ...], float]:
+def all_paths(candidates: CandidateTree, depth: int) -> dict[tuple[int, ...], float]:
     """Every path that there is with its estimate; of two for one path the larger."""
     found: dict[tuple[int, ...], float] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(depth):
         longer: dict[tuple[int, ...], float] = {}
-        for path, estimate in level.items():
-            for token, kind in grower.edges.get(path, ()):
-                value = estimate * grower.rates.rate(kind)
+        for path, path_acceptance_prob in level.items():
+            for token, kind in candidates.edges.get(path, ()):
+                value = path_acceptance_prob * candidates.rates.rate(kind)
                 if value >= FLOOR:
                     longer[*path, token] = max(value, longer.get((*path, token), 0.0))
         found |= longer
@@ -118,26 +118,26 @@ def all_paths(grower: Grower, depth: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-@given(growers(), st.integers(0, 4), st.integers(0, 12))
-def test_the_likeliest_paths_are_drafted_in_their_order(grower: Grower, depth: int, nodes: int) -> None:
+@given(candidate_trees(), st.integers(0, 4), st.integers(0, 12))
+def test_the_likeliest_paths_are_drafted_in_their_order(candidates: CandidateTree, depth: int, nodes: int) -> None:
     """Against every path there is, sorted."""
     sequence = TARGET.sequence([1, 2])
-    [tree] = grower.propose([sequence], [Budget(depth, nodes)])
-    paths = all_paths(grower, depth)
+    [tree] = candidates.propose([sequence], [Budget(depth, nodes)])
+    paths = all_paths(candidates, depth)
     assert len(tree) == min(nodes, len(paths)) if depth else len(tree) == 0
-    assert tree.estimates == pytest.approx(sorted(paths.values(), reverse=True)[: len(tree)])
+    assert tree.path_acceptance_probs == pytest.approx(sorted(paths.values(), reverse=True)[: len(tree)])
     for node in range(len(tree)):
-        assert tree.estimates[node] == pytest.approx(paths[tuple(tree.path_tokens(node))])
+        assert tree.path_acceptance_probs[node] == pytest.approx(paths[tuple(tree.path_tokens(node))])
     assert tree.is_deterministic
     assert max(tree.depths, default=0) <= depth
 
 
-@given(growers(), st.lists(st.floats(0.05, 0.6), min_size=8, max_size=8))
-def test_as_many_are_drafted_as_pay(grower: Grower, steps: list[float]) -> None:
-    prices = tuple(1.0 + sum(steps[:count]) for count in range(9))
-    [whole] = grower.propose([TARGET.sequence([1, 2])], [Budget(4, 8)])
-    [tree] = grower.propose([TARGET.sequence([1, 2])], [Budget(4, 8, prices=prices)])
-    paces = [(1 + sum(whole.estimates[:count])) / prices[count] for count in range(len(whole) + 1)]
+@given(candidate_trees(), st.lists(st.floats(0.05, 0.6), min_size=8, max_size=8))
+def test_as_many_are_drafted_as_pay(candidates: CandidateTree, steps: list[float]) -> None:
+    relative_costs = tuple(1.0 + sum(steps[:count]) for count in range(9))
+    [whole] = candidates.propose([TARGET.sequence([1, 2])], [Budget(4, 8)])
+    [tree] = candidates.propose([TARGET.sequence([1, 2])], [Budget(4, 8, relative_costs=relative_costs)])
+    paces = [(1 + sum(whole.path_acceptance_probs[:count])) / relative_costs[count] for count in range(len(whole) + 1)]
     assert paces[len(tree)] == pytest.approx(max(paces))
     assert tree.tokens == whole.tokens[: len(tree)]
 
@@ -152,7 +152,7 @@ class Priced(Controller):
     """A draft token costs half a plain step."""
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        return Budget(4, 4, prices=tuple(1 + 0.5 * count for count in range(5)))
+        return Budget(4, 4, relative_costs=tuple(1 + 0.5 * count for count in range(5)))
 
 
 class Guesses(BestFirst):

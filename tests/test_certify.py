@@ -20,6 +20,7 @@ from biases import BIASES, NOISY, Bias, Controls
 from certify_cases import Case, cases, hidden_choices, lossless_rules, takes
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
+from outpace.acceptance.registry import rules
 from outpace.certify import certify
 from outpace.certify.certificate import Certificate
 from outpace.certify.exact import (
@@ -35,17 +36,18 @@ from outpace.certify.exact import (
 )
 from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.greedy import certify_greedy
+from outpace.certify.near_ties import gap, near_tie_gap, parting
 from outpace.certify.statistical import certify_statistical
-from outpace.chance import Chance
 from outpace.controllers.fixed import Fixed
-from outpace.errors import BadInput
-from outpace.identity import gap, near_tie_gap, parting
-from outpace.method import Context, Method, build, find, methods, rules
-from outpace.sampling import Sampler, SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
+from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.method import Method
+from outpace.methods.registry import Context, build, find, methods
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model
 
@@ -405,11 +407,11 @@ class Rounding(TableTarget):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
-        scores = super().score(batch, taps, graph, resume)
+        scores = super().score(batch, aux_hidden_state_layers, graph, resume)
         for part in scores.parts:
             if len(part.logits) > 1:
                 part.logits[:, 1] += self.noise

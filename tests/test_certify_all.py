@@ -10,7 +10,8 @@ import torch
 
 from certify_cases import Case, cases, hidden_choices
 from outpace.certify.exact import Setting, certify_exact, matrix
-from outpace.method import Context, Method, build
+from outpace.engine.method import Method
+from outpace.methods.registry import Context, build
 
 OUTCOMES = 12_000
 """Cells with more are sampled; those of chains and certain trees have fewer."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from outpace.chance import Chance, ChanceSource, Enumeration, SeededChance
+from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
 
 WEIGHTS = torch.tensor([0.0, 3.0, 1.0, 0.0, 4.0, 2.0, 0.0])
 
@@ -78,7 +78,7 @@ class Extreme:
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
 def test_categorical_at_the_ends_of_the_interval(weights: list[float], number: float, dtype: torch.dtype) -> None:
-    from outpace.chance import _Stream
+    from outpace.core.chance import _Stream
 
     stream = _Stream(0, "draft", 0)
     stream._generator = Extreme(number)  # type: ignore[assignment]
@@ -103,10 +103,10 @@ def test_enumeration_of_nested_choices_is_exact() -> None:
             return "heads" + "abc"[stream.categorical(torch.tensor([1.0, 0.0, 3.0]))]
         return "tails" + ("!" if source.at(4, "accept").bernoulli(0.5) else "")
 
-    law: dict[str, float] = defaultdict(float)
+    proposal_distribution: dict[str, float] = defaultdict(float)
     for outcome, weight in Enumeration.outcomes(program):
-        law[outcome] += weight
-    assert law == pytest.approx({"headsa": 0.0625, "headsc": 0.1875, "tails": 0.375, "tails!": 0.375})
+        proposal_distribution[outcome] += weight
+    assert proposal_distribution == pytest.approx({"headsa": 0.0625, "headsc": 0.1875, "tails": 0.375, "tails!": 0.375})
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4).filter(any), min_size=1, max_size=4))
@@ -133,13 +133,19 @@ def test_a_stream_opened_twice_repeats_its_numbers_in_the_enumeration_too() -> N
         first = source.at(0, "x").bernoulli(0.5)
         return first, again.categorical(torch.tensor([0.25, 0.5, 0.25])), source.at(1, "x").bernoulli(0.5)
 
-    law = dict(Enumeration.outcomes(program))
-    assert {key: law[key] for key in law if key[2]} == pytest.approx(
+    proposal_distribution = dict(Enumeration.outcomes(program))
+    assert {key: proposal_distribution[key] for key in proposal_distribution if key[2]} == pytest.approx(
         {(True, 0, True): 0.125, (True, 1, True): 0.125, (False, 1, True): 0.125, (False, 2, True): 0.125}
     )
     seen = Counter(program(SeededChance(seed)) for seed in range(4000))
-    assert set(seen) == set(law)
-    assert stats.chisquare([seen[key] for key in law], [4000 * law[key] for key in law]).pvalue > 1e-4
+    assert set(seen) == set(proposal_distribution)
+    assert (
+        stats.chisquare(
+            [seen[key] for key in proposal_distribution],
+            [4000 * proposal_distribution[key] for key in proposal_distribution],
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_enumeration_gives_up_in_words() -> None:

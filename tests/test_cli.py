@@ -12,9 +12,9 @@ from typing import IO
 import pytest
 
 import outpace
-import outpace.models
+import outpace.loading
 from cli_support import Run, refused
-from outpace.machine import usable_cpus
+from outpace.core.machine import usable_cpus
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def never_loads(monkeypatch: pytest.MonkeyPatch, cli: Run) -> Run:
     def load(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded before the input was checked")
 
-    monkeypatch.setattr(outpace.models, "load", load)
+    monkeypatch.setattr(outpace.loading, "load", load)
     return cli
 
 

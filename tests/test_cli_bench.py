@@ -111,7 +111,7 @@ SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts a background job
 sys.path.insert(0, {tests!r})
-import outpace.models
+import outpace.loading
 from cli_support import toy
 from outpace.cli import main
 
@@ -125,7 +125,7 @@ def load(name, **_):
     model.target.score = slow
     return model
 
-outpace.models.load = load
+outpace.loading.load = load
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import Run, refused
-from outpace import method as registry
+from outpace.methods import registry
 
 KEYS = {"method", "lossless", "level", "p_value", "max_abs_error", "detectable_bias", "first_difference"}
 
@@ -22,9 +22,9 @@ ACME = '''
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Drafter, Proposal
-from outpace.method import Context, NoSettings, Parts, register
-from outpace.tree import QRow, TokenTree
+from outpace.drafting.base import Drafter, Proposal
+from outpace.methods.registry import Context, NoSettings, Parts, register
+from outpace.core.tree import QRow, TokenTree
 import torch
 
 
@@ -130,7 +130,7 @@ def test_exact_needs_no_model(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(outpace.models, "load", load)
+    monkeypatch.setattr(outpace.loading, "load", load)
     ran = cli("certify", "draft-model", "--cells", "1", "--seed", "4")
     assert ran.code == 0, ran
     assert "draft-model  lossless  (exact level)" in ran.out
@@ -268,5 +268,5 @@ def test_bad_options_are_found_before_a_model_is_loaded(
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a typing error costs the wait for a model")
 
-    monkeypatch.setattr(outpace.models, "load", load)
+    monkeypatch.setattr(outpace.loading, "load", load)
     refused(cli("certify", "pld", "--level", "statistical", *option), "must be")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cli_support import Run, refused
-from outpace.decoding import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder, Generation, Request
 from test_cli_generate import press
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import Letters, Run, refused
 from outpace.datastore import open_datastore
 
@@ -95,7 +95,7 @@ def test_interrupted_it_leaves_nothing(cli: Run, notes: Path, tmp_path: Path, mo
         def encode(self, text: str) -> list[int]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(outpace.models, "load_tokenizer", lambda name, **_: Slow())
+    monkeypatch.setattr(outpace.loading, "load_tokenizer", lambda name, **_: Slow())
     ran = cli("datastore", "build", str(notes), "--out", str(tmp_path / "store"))
     assert ran.code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -103,12 +103,12 @@ def test_interrupted_it_leaves_nothing(cli: Run, notes: Path, tmp_path: Path, mo
 
 SLOW = """
 import sys, time
-import outpace.models
+import outpace.loading
 import outpace.datastore.build as building
 from outpace.cli import main
 sys.path.insert(0, sys.argv[1])
 from cli_support import Letters
-outpace.models.load_tokenizer = lambda name, **_: Letters()
+outpace.loading.load_tokenizer = lambda name, **_: Letters()
 write = building._write_blocks
 def slowly(file, blocks):
     write(file, blocks)
@@ -148,7 +148,7 @@ def test_what_was_there_is_replaced(cli: Run, notes: Path, tmp_path: Path) -> No
 
 @pytest.mark.model
 def test_the_tokenizer_is_loaded_without_the_weights() -> None:
-    from outpace.models import load, load_tokenizer
+    from outpace.loading import load, load_tokenizer
 
     words, model = load_tokenizer("smollm2"), load("smollm2")
     assert words.fingerprint == model.tokenizer.fingerprint

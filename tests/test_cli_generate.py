@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
-from outpace.decoding import Round
-from outpace.method import Method
-from outpace.metrics import RequestMetrics
-from outpace.models import Message, Model
+from outpace.core.metrics import RequestMetrics
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Round
+from outpace.engine.method import Method
+from outpace.model import Model
+from outpace.models.base import Message
 from outpace.targets.table import TableTarget
-from outpace.tree import TokenTree
 
 PROMPT = "abc abc abc abc"
 
@@ -76,7 +77,7 @@ def test_raw_and_system_change_the_prompt(cli: Run, monkeypatch: pytest.MonkeyPa
         model.tokenizer = Listening()
         return model
 
-    monkeypatch.setattr(outpace.models, "load", load)
+    monkeypatch.setattr(outpace.loading, "load", load)
     cli("generate", "hi", "-n", "1")
     assert seen[0] == [{"role": "user", "content": "hi"}]
     seen.clear()
@@ -147,7 +148,7 @@ def test_a_datastore_that_cannot_be_used_is_refused_before_the_model_is_loaded(
     def never(name: str, **_: Any) -> Model:
         raise AssertionError("loaded for nothing")
 
-    monkeypatch.setattr(outpace.models, "load", never)
+    monkeypatch.setattr(outpace.loading, "load", never)
     damaged = tmp_path / "damaged"
     damaged.write_bytes(b"not a datastore")
     for command in (["generate", PROMPT], ["chat"], ["bench"], ["certify", "pld", "--level", "greedy"]):
@@ -198,7 +199,7 @@ def press(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         model.target = Pressed(at)
         return model
 
-    monkeypatch.setattr(outpace.models, "load", load)
+    monkeypatch.setattr(outpace.loading, "load", load)
 
 
 def test_ctrl_c_prints_what_there_is(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_method_drafts_with_the_head_that_is_named(cli: Run, head: str) -> Non
 def test_a_folder_without_a_head_is_refused_before_anything_is_loaded(
     cli: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outpace.models, "load", lambda name, **_: pytest.fail("loaded"))
+    monkeypatch.setattr(outpace.loading, "load", lambda name, **_: pytest.fail("loaded"))
     refused(cli(*command, "--head", "nowhere"), "no such folder")
 
 

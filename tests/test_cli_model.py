@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import Run
-from outpace.models import Model
+from outpace.model import Model
 
 pytestmark = pytest.mark.model
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 @pytest.fixture
 def real(cli: Run, smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> Run:
     """As ``cli``, on the embedded model."""
-    monkeypatch.setattr(outpace.models, "load", lambda *_, **__: smollm2)
+    monkeypatch.setattr(outpace.loading, "load", lambda *_, **__: smollm2)
     return cli
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import Run, refused, runner, toy
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
 from outpace.training.shards import Shards
@@ -21,7 +21,7 @@ SMALL = ("--tokens", "500", "--size", "tiny")
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     made = runner(monkeypatch, capsys)
-    monkeypatch.setattr(outpace.models, "load", lambda name, **_: TOY)  # one for all: its tables are drawn once
+    monkeypatch.setattr(outpace.loading, "load", lambda name, **_: TOY)  # one for all: its tables are drawn once
     return made
 
 
@@ -188,7 +188,7 @@ def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytes
     def nothing(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(outpace.models, "load", nothing)
+    monkeypatch.setattr(outpace.loading, "load", nothing)
     ran = run("train", "eagle2", "--out", str(tmp_path / "head"))
     assert ran.code == 130
     assert "eagle2 drafts with the head of eagle" in ran.err
@@ -200,7 +200,7 @@ def test_bad_input_is_said_in_one_line(
     def no_model(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the options were checked")
 
-    monkeypatch.setattr(outpace.models, "load", no_model)
+    monkeypatch.setattr(outpace.loading, "load", no_model)
     out = ("--out", str(tmp_path / "head"))
     refused(run("train", "eagle9", *out), "unknown kind of head 'eagle9'", "eagle3", "medusa")
     refused(run("train", "eagle3", *out, "--size", "vast"), "unknown size 'vast'", "tiny")

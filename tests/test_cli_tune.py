@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import outpace.models
+import outpace.loading
 from cli_support import Run, refused, runner, toy
-from outpace.drafters.skip_file import read_skips
+from outpace.drafting.layer_skips import read_skips
 
 tune = importlib.import_module("outpace.cli.tune")  # the package's attribute of this name is the command
 SHORT = ("--limit", "2", "-n", "12", "--length", "3")
@@ -91,7 +91,7 @@ def test_bad_input_is_said_in_one_line(
     def no_model(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the options were checked")
 
-    monkeypatch.setattr(outpace.models, "load", no_model)
+    monkeypatch.setattr(outpace.loading, "load", no_model)
     file = tmp_path / "skips.json"
     refused(run("tune", "pld", "--out", str(file)), "'pld' is not tuned")
     refused(run("tune", "dv", "--out", str(tmp_path / "no" / "x.json")), "no folder")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from outpace import method as registry
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.default import default_rule
 from outpace.acceptance.rejection import RecursiveRejection
@@ -17,19 +16,22 @@ from outpace.certify.exact import Setting, certify_exact, tiny_context
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.base import Drafter, Proposal
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.combine import Combined, one_of, union_of
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.merge import Merge
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.metrics import CacheUse, RequestMetrics
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.metrics import CacheUse, RequestMetrics
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.combination import Combined, one_of, union_of
+from outpace.drafting.merged import Merge
+from outpace.drafting.model_drafter import DraftModel
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.combination.cascade import Cascade
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 
 FEW = [
     Setting("temperature 1", 3, 3, (0, 1, 2, 0, 1), "alone", 1),
@@ -42,22 +44,28 @@ FEW = [
 class Witness(Drafter):
     """Writes down all that happens to it; drafts one certain token."""
 
-    def __init__(self, token: int, taps: tuple[int, ...] = (), estimate: float = 1.0) -> None:
-        self.token, self.taps, self.estimate = token, taps, estimate
+    def __init__(
+        self, token: int, aux_hidden_state_layers: tuple[int, ...] = (), path_acceptance_prob: float = 1.0
+    ) -> None:
+        self.token, self.aux_hidden_state_layers, self.path_acceptance_prob = (
+            token,
+            aux_hidden_state_layers,
+            path_acceptance_prob,
+        )
         self.seen: list[Any] = []
 
     def begin(self, sequence: Sequence) -> None:
         self.seen.append("begin")
 
-    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
-        self.seen.append(("prefill", tuple(taps)))
+    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        self.seen.append(("prefill", tuple(hidden_states)))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         self.seen.append(("propose", [budget.depth for budget in budgets]))
         trees = []
         for _ in sequences:
             trees.append(TokenTree())
-            trees[-1].add(-1, self.token, estimate=self.estimate)
+            trees[-1].add(-1, self.token, path_acceptance_prob=self.path_acceptance_prob)
         return trees
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
@@ -79,11 +87,11 @@ def combinations(parts: Seq[Drafter], names: Seq[str]) -> list[Combined]:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_all_that_happens_reaches_every_part(which: int) -> None:
-    one, two = Witness(0, taps=(1,)), Witness(1, taps=(1, 3))
+    one, two = Witness(0, aux_hidden_state_layers=(1,)), Witness(1, aux_hidden_state_layers=(1, 3))
     whole = combinations([one, two], ["one", "two"])[which]
     controller = CombinedController([Fixed(2), Fixed(1)], united=which == 1)
     method = Method("toy", whole, RecursiveRejection(), controller)
-    assert whole.taps == (1, 3)
+    assert whole.aux_hidden_state_layers == (1, 3)
     decoder = Decoder(TableTarget(4))
     generation = decoder.submit(Request((0, 1, 2), method, max_new_tokens=3))
     decoder.step()
@@ -101,11 +109,11 @@ def test_all_that_happens_reaches_every_part(which: int) -> None:
 def test_the_budget_is_the_largest_and_keeps_those_of_the_parts() -> None:
     class Priced(Controller):
         def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-            return Budget(3, 5, prices=(1.0, 1.1, 1.2))
+            return Budget(3, 5, relative_costs=(1.0, 1.1, 1.2))
 
     parts = [Fixed(6, width=2, nodes=10), Priced(), Fixed(0)]
     apart = CombinedController(parts).budget(RequestMetrics(), 1)
-    assert (apart.depth, apart.nodes, apart.width, apart.prices) == (6, 10, 2, (1.0, 1.1, 1.2))
+    assert (apart.depth, apart.nodes, apart.width, apart.relative_costs) == (6, 10, 2, (1.0, 1.1, 1.2))
     assert [part.depth for part in apart.parts] == [6, 3, 0]
     assert [part.depth for part in apart.limited(4).parts] == [4, 3, 0]
     assert CombinedController(parts, united=True).budget(RequestMetrics(), 1).nodes == 10 + 5
@@ -197,8 +205,8 @@ CHAIN, SAMPLED = Proposal(), Proposal(sampled=True)
 CERTAIN_TREE = Proposal(tree=True)
 SIBLINGS = Proposal(tree=True, sampled=True)
 WITHOUT = Proposal(tree=True, sampled=True, replacement=False)
-PLUS_ONE = Proposal(tree=True, sampled=True, single=True)
-CARRIED = Proposal(sampled=True, carried=True)
+PLUS_ONE = Proposal(tree=True, sampled=True, one_sampled_sibling=True)
+CARRIED = Proposal(sampled=True, keeps_unverified_draws=True)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +221,15 @@ CARRIED = Proposal(sampled=True, carried=True)
     ],
 )
 def test_single_is_claimed_where_it_holds(parts: list[Proposal], single: bool, together: bool) -> None:
-    assert one_of(parts).single == single
-    assert union_of(parts).single == together
+    assert one_of(parts).one_sampled_sibling == single
+    assert union_of(parts).one_sampled_sibling == together
 
 
 def test_proposals_add_up() -> None:
-    assert one_of([CHAIN, SAMPLED]) == Proposal(sampled=True, single=True, mixed=True)
+    assert one_of([CHAIN, SAMPLED]) == Proposal(sampled=True, one_sampled_sibling=True, mixed=True)
     assert union_of([CHAIN, CHAIN]) == Proposal(tree=True, mixed=True)
     assert not union_of([WITHOUT, SAMPLED]).replacement and not one_of([WITHOUT, CHAIN]).replacement
-    assert union_of([CARRIED, CHAIN]).carried and one_of([CARRIED, CHAIN]).carried
+    assert union_of([CARRIED, CHAIN]).keeps_unverified_draws and one_of([CARRIED, CHAIN]).keeps_unverified_draws
     assert union_of([WITHOUT]) == WITHOUT
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel
-from outpace.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget
 
@@ -74,10 +74,10 @@ def test_real_forwards_are_measured_without_leaving_a_trace() -> None:
 def test_a_round_costs_its_rows_in_plain_steps_with_a_margin() -> None:
     costs = Given(lambda rows: 4.0 + 0.5 * rows)
     budget = CostModel(costs, most=6).budget(METRICS, 1)
-    plain, *drafting = budget.prices
+    plain, *drafting = budget.relative_costs
     assert (plain, len(drafting), budget.depth, budget.nodes) == (1.0, 6, 6, 6)
-    for count, price in enumerate(drafting, start=1):
-        assert price > costs.seconds(1 + count) / costs.seconds(1), (
+    for count, relative_cost in enumerate(drafting, start=1):
+        assert relative_cost > costs.seconds(1 + count) / costs.seconds(1), (
             "estimates are not exact: drafting must promise more"
         )
     assert drafting == sorted(drafting)
@@ -86,7 +86,7 @@ def test_a_round_costs_its_rows_in_plain_steps_with_a_margin() -> None:
 def test_a_batch_pays_for_the_rows_of_all() -> None:
     costs = Given(lambda rows: max(1.0, rows / 32))  # free up to 32 rows, then in proportion
     model = CostModel(costs)
-    counts = [model.budget(METRICS, batch).worth(LIKELY) for batch in (1, 4, 8, 16, 32)]
+    counts = [model.budget(METRICS, batch).best_draft_size(LIKELY) for batch in (1, 4, 8, 16, 32)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > 4 and counts[-1] == 0
 
@@ -105,7 +105,7 @@ def test_sampled_requests_draft_the_same_whatever_is_measured(batch: int) -> Non
     dear, cheap = Given(proportional), Given(flat)
     budgets = [CostModel(costs).budget(METRICS, batch, sampled=True) for costs in (dear, cheap)]
     assert budgets[0] == budgets[1]
-    assert budgets[0].worth(LIKELY) > 2 > budgets[0].worth(UNLIKELY)
+    assert budgets[0].best_draft_size(LIKELY) > 2 > budgets[0].best_draft_size(UNLIKELY)
     assert dear.measured == cheap.measured == []
 
 
@@ -116,30 +116,30 @@ UNLIKELY = [0.03**depth for depth in range(1, 17)]
 
 
 def test_free_rows_are_all_taken_and_dear_ones_none() -> None:
-    assert CostModel(Given(flat), most=9).budget(METRICS, 1).worth(LIKELY) == 9
-    assert CostModel(Given(proportional)).budget(METRICS, 1).worth(LIKELY) == 0
+    assert CostModel(Given(flat), most=9).budget(METRICS, 1).best_draft_size(LIKELY) == 9
+    assert CostModel(Given(proportional)).budget(METRICS, 1).best_draft_size(LIKELY) == 0
 
 
 def test_where_no_prices_are_known_everything_is_drafted() -> None:
-    assert Budget(9, 4).worth(UNLIKELY) == 4
-    assert Budget(9, 40).worth(iter(UNLIKELY)) == 16
+    assert Budget(9, 4).best_draft_size(UNLIKELY) == 4
+    assert Budget(9, 40).best_draft_size(iter(UNLIKELY)) == 16
 
 
 @st.composite
 def markets(draw: st.DrawFn) -> tuple[Budget, list[float]]:
     """Prices that never fall, and path estimates that never rise."""
     steps = draw(st.lists(st.floats(0, 1), max_size=12))
-    prices = tuple(accumulate(steps, initial=1.0))
+    relative_costs = tuple(accumulate(steps, initial=1.0))
     rates = draw(st.lists(st.floats(0, 1), max_size=15))
-    return Budget(16, draw(st.integers(0, 16)), prices=prices), list(accumulate(rates, mul))
+    return Budget(16, draw(st.integers(0, 16)), relative_costs=relative_costs), list(accumulate(rates, mul))
 
 
 @given(markets())
 def test_worth_is_the_best_pace_of_all_counts(market: tuple[Budget, list[float]]) -> None:
-    budget, estimates = market
-    most = min(budget.nodes, len(budget.prices) - 1, len(estimates))
-    paces = [(1 + sum(estimates[:count])) / budget.prices[count] for count in range(most + 1)]
-    found = budget.worth(iter(estimates))
+    budget, path_acceptance_probs = market
+    most = min(budget.nodes, len(budget.relative_costs) - 1, len(path_acceptance_probs))
+    paces = [(1 + sum(path_acceptance_probs[:count])) / budget.relative_costs[count] for count in range(most + 1)]
+    found = budget.best_draft_size(iter(path_acceptance_probs))
     assert 0 <= found <= most
     assert paces[found] == pytest.approx(max(paces))
     assert all(pace < paces[found] * (1 + 1e-9) for pace in paces[:found]), "of equals the fewest"
@@ -149,13 +149,19 @@ def test_worth_is_the_best_pace_of_all_counts(market: tuple[Budget, list[float]]
 def test_likelier_tokens_are_never_worth_less_where_each_costs_the_same(
     market: tuple[Budget, list[float]], share: float
 ) -> None:
-    _, estimates = market
-    even = Budget(16, 16, prices=tuple(1 + 0.2 * count for count in range(17)))
-    assert even.worth([share * one for one in estimates]) <= even.worth(estimates)
+    _, path_acceptance_probs = market
+    even = Budget(16, 16, relative_costs=tuple(1 + 0.2 * count for count in range(17)))
+    assert even.best_draft_size([share * one for one in path_acceptance_probs]) <= even.best_draft_size(
+        path_acceptance_probs
+    )
 
 
 @given(markets(), st.integers(0, 12))
 def test_dearer_rows_further_on_make_no_more_of_them_worth_it(market: tuple[Budget, list[float]], at: int) -> None:
-    budget, estimates = market
-    prices = tuple(price * (2 if count > at else 1) for count, price in enumerate(budget.prices))
-    assert Budget(16, budget.nodes, prices=prices).worth(estimates) <= budget.worth(estimates)
+    budget, path_acceptance_probs = market
+    relative_costs = tuple(
+        relative_cost * (2 if count > at else 1) for count, relative_cost in enumerate(budget.relative_costs)
+    )
+    assert Budget(16, budget.nodes, relative_costs=relative_costs).best_draft_size(
+        path_acceptance_probs
+    ) <= budget.best_draft_size(path_acceptance_probs)

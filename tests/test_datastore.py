@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 import outpace.datastore.build as building
 import outpace.datastore.corpus as corpus
+from outpace.core.errors import BadInput
 from outpace.datastore import Datastore, build_datastore, open_datastore
 from outpace.datastore.corpus import TokenPiece, read_corpus, tokenise
 from outpace.datastore.layout import HEADER_BYTES, SEPARATORS, Header
 from outpace.datastore.suffixes import suffix_order
-from outpace.errors import BadInput
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=6)
 CONTEXT = st.lists(st.integers(0, 3), max_size=10)

@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dense_support import KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, Plain, target_of, threads
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Proposal
-from outpace.drafters.none import NoDraft
-from outpace.method import Context, Method
+from outpace.core.proposal import Proposal
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context
 from outpace.targets.base import Scores
 from outpace.targets.dense.target import DenseTarget
-from outpace.tree import TokenTree
 from support import Toy, certain_tree
 from target_suite import random_tokens
 

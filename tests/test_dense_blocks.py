@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dense_support import config, mixed, model_of, threads, write_blocks
 from outpace.targets.dense import blocks
 from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf_support import disagreement
 

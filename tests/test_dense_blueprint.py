@@ -13,9 +13,9 @@ import torch
 
 import outpace
 from dense_support import config, in_blocks, model_of
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.targets.choice import choose_target
-from outpace.targets.dense.blueprint import Unknown, draw
+from outpace.targets.dense.decoder_spec import Unknown, draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import near, opened, random_tokens, random_tree, reference, tiny_model

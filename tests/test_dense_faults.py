@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from dense_support import CONTEXT, KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, config, model_of, target_of, threads
-from outpace.errors import BadInput, OutpaceError
-from outpace.targets.dense.blueprint import draw
+from outpace.core.errors import BadInput, OutpaceError
+from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
-from outpace.tree import ROOT, SideNode, TokenTree
 from target_suite import near, opened, random_tokens, random_tree, reference
 
 IN_BLOCKS = KEPT_IN_BLOCKS[0]
@@ -49,7 +49,7 @@ def test_what_is_not_finite_stays_where_it_is(precision: str) -> None:
             sequence = opened(target, [1, 2, 3])
             tree = TokenTree()
             tree.add(ROOT, 4)
-            tree.side = [SideNode(0, 1, (ROOT,), embedding=poison) for _ in range(40)]
+            tree.side = [AuxiliaryToken(0, 1, (ROOT,), embedding=poison) for _ in range(40)]
             scores = target.score([(sequence, tree)])
             tree.side = []
             assert torch.equal(scores[0].logits[:2], target.score([(sequence, tree)])[0].logits)
@@ -130,11 +130,11 @@ def test_taps_change_nothing_and_the_last_one_gives_the_scores(precision: str) -
     sequence, tree = opened(target, random_tokens(20, rng)), random_tree(9, rng)
     plain = target.score([(sequence, tree)])[0].logits
     layers = range(target.num_layers + 1)
-    tapped = target.score([(sequence, tree)], taps=layers)[0]
+    tapped = target.score([(sequence, tree)], aux_hidden_state_layers=layers)[0]
     assert torch.equal(tapped.logits, plain)
-    assert torch.equal(target.head(tapped.taps[target.num_layers]), plain)
+    assert torch.equal(target.head(tapped.hidden_states[target.num_layers]), plain)
     first = target.embed(torch.tensor([sequence.tokens[-1], *tree.tokens]))
-    assert torch.equal(tapped.taps[0], first)
+    assert torch.equal(tapped.hidden_states[0], first)
     assert torch.equal(target.head(first)[3], target.head(first[3:4])[0])
 
 
@@ -156,7 +156,7 @@ def test_a_resumed_pass_without_new_rows_is_committed(precision: str) -> None:
     prompt = random_tokens(20, rng)
     one, other = opened(target, prompt), opened(target, prompt)
     tree = TokenTree.chain([3, 4, 5])
-    tree.side = [SideNode(7, 2, (ROOT,)), SideNode(8, 3, (ROOT,))]
+    tree.side = [AuxiliaryToken(7, 2, (ROOT,)), AuxiliaryToken(8, 3, (ROOT,))]
     without = TokenTree.chain([3, 4, 5])
     target.commit(target.score([(one, without)], resume=target.score([(one, tree)])), [[0, 1, 2]])
     target.commit(target.score([(other, without)]), [[0, 1, 2]])

@@ -16,7 +16,7 @@ import random, sys
 import torch
 from dense_support import Plain, SHAPES, KEPT_IN_BLOCKS, model_of, target_of, threads
 from outpace.targets.dense.binding import features
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf_support import disagreement
 from target_suite import random_tokens, random_tree

@@ -14,17 +14,18 @@ from dense_support import target_of
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.dflash import DFlashDrafter
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.heads.base import Batch, TargetFacts, Teacher, find_kind, plan
-from outpace.heads.dflash import DFlash
 from outpace.heads.untrained import as_training_begins, random_head
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.methods.learned.dflash.drafter import DFlashDrafter
+from outpace.methods.learned.dflash.network import DFlash
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 from support import round_error
 
 VOCAB = 12
@@ -55,9 +56,9 @@ def states_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, T
     """States of all tokens but the last, (n, hidden) by layer."""
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
-    def take(_: Sequence, position: int, taps: Any) -> None:
+    def take(_: Sequence, position: int, hidden_states: Any) -> None:
         for layer in layers:
-            found[layer].append(taps[layer].clone())
+            found[layer].append(hidden_states[layer].clone())
 
     target.prefill([target.sequence(tokens)], layers, take)
     return {layer: torch.cat(pieces) for layer, pieces in found.items()}
@@ -65,8 +66,8 @@ def states_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, T
 
 def said(head: DFlash, target: Target, tokens: Seq[int], depth: int | None = None) -> Tensor:
     """What the module says after ``tokens``, (drafted, Vd), from the target's own states."""
-    states = states_of(target, tokens, head.config.taps)
-    context = head.context([states[tap][None] for tap in head.config.taps])
+    states = states_of(target, tokens, head.config.aux_hidden_state_layers)
+    context = head.context([states[tap][None] for tap in head.config.aux_hidden_state_layers])
     embedded = target.embed(torch.tensor(tokens[-1:])).float()[None]
     found = head.blocks(context, embedded, torch.tensor([[len(tokens) - 1]]))[0, 0, 1:]
     logits: Tensor = head.words(found)[:depth]
@@ -76,7 +77,7 @@ def said(head: DFlash, target: Target, tokens: Seq[int], depth: int | None = Non
 def begun(drafter: DFlashDrafter, target: Target, tokens: Seq[int], **more: Any) -> Sequence:
     sequence = target.sequence(tokens, **more)
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     return sequence
 
 
@@ -84,7 +85,7 @@ def commit(
     drafter: DFlashDrafter, target: Target, sequence: Sequence, tree: TokenTree, path: list[int], token: int
 ) -> None:
     """A round in which ``path`` was accepted."""
-    scores = target.score([(sequence, tree)], drafter.taps)
+    scores = target.score([(sequence, tree)], drafter.aux_hidden_state_layers)
     target.commit(scores, [path])
     sequence.tokens += [*(tree.tokens[node] for node in path), token]
     drafter.observe([sequence], scores.parts, [Verdict(tuple(path), token)])

@@ -10,28 +10,27 @@ import torch
 import transformers as hf
 
 from distill_support import PARAMS, TARGETS, answers, context, law_error, text, trained
-from outpace.chance import SeededChance
 from outpace.controllers.base import Budget
-from outpace.drafters.distill import Distilled, PromisingTree
-from outpace.drafters.draft_model import DraftModel
-from outpace.heads.base import TargetFacts, find_kind, parameters, plan
-from outpace.heads.draft_lm import DraftLm
-from outpace.heads.head_target import HeadTarget
-from outpace.heads.pruned import blueprint_of, even, important, take_layers
+from outpace.core.chance import SeededChance
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.model_drafter import DraftModel
+from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.losses import DIVERGENCES, TeacherTargets, soft_divergence
+from outpace.heads.pruned import decoder_spec_of, even, important, take_layers
 from outpace.heads.untrained import random_head
-from outpace.heads.words import Words
-from outpace.method import build
-from outpace.sampling import SamplingParams
+from outpace.methods.learned.distill.drafter import Distilled, PromisingTree
+from outpace.methods.learned.distill.network import DraftLm
+from outpace.methods.learned.distill.target import HeadTarget
+from outpace.methods.registry import build
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.dataset import Dataset
-from outpace.training.losses import DIVERGENCES, Said, soft_divergence
 from outpace.training.on_policy import OnPolicy, with_on_policy
-from outpace.training.trainer import teacher_of
-from outpace.tree import TokenTree
 from target_suite import near, tiny_model
 
 MODES: dict[str, dict[str, Any]] = {
@@ -180,10 +179,10 @@ def test_no_level_is_run_that_costs_more_than_it_promises(level: float, forwards
     def rate(kind: Any) -> float:
         return 0.05 if kind[1] else 0.9
 
-    prices = (1.0, *(1.05 + 0.02 * count for count in range(1, 9)))
-    growth = PromisingTree(
+    relative_costs = (1.0, *(1.05 + 0.02 * count for count in range(1, 9)))
+    builder = PromisingTree(
         target.sequence([1, 2]),
-        Budget(4, 8, 2, prices=prices),
+        Budget(4, 8, 2, relative_costs=relative_costs),
         SeededChance(0).at(0, ""),
         draft,
         rate,
@@ -192,10 +191,10 @@ def test_no_level_is_run_that_costs_more_than_it_promises(level: float, forwards
     count, going = 0, True
     while going:
         count += 1
-        going = growth.grow(torch.randn(1 + len(growth.run), 6, generator=torch.Generator().manual_seed(count)))
+        going = builder.grow(torch.randn(1 + len(builder.run), 6, generator=torch.Generator().manual_seed(count)))
     assert count == forwards
-    tree = growth.proposal()
-    assert tree.estimates == sorted(tree.estimates, reverse=True)
+    tree = builder.proposal()
+    assert tree.path_acceptance_probs == sorted(tree.path_acceptance_probs, reverse=True)
     assert max(tree.depths) == forwards
 
 
@@ -216,7 +215,7 @@ def test_every_divergence_trains(divergence: str) -> None:
 def test_divergences_are_their_definitions(divergence: str) -> None:
     torch.manual_seed(0)
     normed, rows, states = torch.randn(7, 5), torch.randn(6, 5), torch.randn(4, 5, requires_grad=True)
-    said, places = Said(normed, rows), torch.tensor([0, 6, 3, 3])
+    said, places = TeacherTargets(normed, rows), torch.tensor([0, 6, 3, 3])
     loss, _ = soft_divergence(divergence, states, rows, said, places)
     p, q = (normed[places] @ rows.T).double().softmax(-1), (states @ rows.T).double().softmax(-1)
     middle = 0.5 * (p + q)
@@ -235,7 +234,7 @@ def test_divergences_are_their_definitions(divergence: str) -> None:
 def test_the_usual_sizes_fit_into_twelve_megabytes() -> None:
     for layers in (1, 2, 3):
         config = plan(find_kind("draft-lm"), facts(576, 49152, 30), vocabulary=16, options={"layers": layers})
-        head = DraftLm(config, Words(torch.arange(16), torch.zeros(16, 576)))
+        head = DraftLm(config, DraftVocabulary(torch.arange(16), torch.zeros(16, 576)))
         assert parameters(head) < 5.9e6
         assert len(head.layers) == layers
 
@@ -263,7 +262,7 @@ def begun(model: Any, layers: int) -> DraftLm:
     target = HFTarget(model)
     config = plan(find_kind("draft-lm"), facts(64, 50, target.num_layers), options={"layers": layers})
     ids = torch.arange(50)
-    head = DraftLm(config, Words(ids, target.head_rows(ids)))
+    head = DraftLm(config, DraftVocabulary(ids, target.head_rows(ids)))
     head.initialise(target, teacher_of(target, head, torch.device("cpu")))
     return head
 
@@ -303,12 +302,12 @@ def test_layers_are_taken_evenly_and_the_neurons_that_matter_stay() -> None:
 def test_a_packed_target_is_read_once_more_and_a_toy_has_nothing_to_read() -> None:
     model = sole_head_model()
     target = DenseTarget(draw(model))
-    assert blueprint_of(target) is None
+    assert decoder_spec_of(target) is None
     target.origin = lambda: model
-    source = blueprint_of(target)
+    source = decoder_spec_of(target)
     assert source is not None
     assert torch.equal(source.layers[1].query.weight, model.model.layers[1].self_attn.q_proj.weight)
-    assert blueprint_of(TableTarget(4)) is None
+    assert decoder_spec_of(TableTarget(4)) is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2"])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import outpace.method
+import outpace.methods.registry
 from cli_support import Run
-from outpace.metrics import RequestMetrics
-from outpace.models import Model
+from outpace.core.metrics import RequestMetrics
+from outpace.model import Model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,8 +45,8 @@ def test_the_example_method_works(cli: Run, tmp_path: Path, monkeypatch: pytest.
     assert len(code.splitlines()) < 100
     path = tmp_path / "my_bigrams.py"
     path.write_text(code)
-    outpace.method.methods()  # discover first, so that what is restored afterwards is whole
-    monkeypatch.setattr(outpace.method, "_REGISTRY", dict(outpace.method._REGISTRY))
+    outpace.methods.registry.methods()  # discover first, so that what is restored afterwards is whole
+    monkeypatch.setattr(outpace.methods.registry, "_REGISTRY", dict(outpace.methods.registry._REGISTRY))
     spec = importlib.util.spec_from_file_location("my_bigrams", path)
     assert spec is not None
     assert spec.loader is not None

@@ -13,21 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace import method as registry
 from outpace.certify.exact import certify_exact, matrix, rotating_slice
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.aligned import SURE, AlignedCopy, Alignment
-from outpace.drafters.base import Drafter
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.drafting.alignment import SURE, Alignment
+from outpace.drafting.base import Drafter
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.lookup.pld import PromptLookup
+from outpace.methods.lookup.sad import AlignedCopy
+from outpace.methods.registry import Context
 from outpace.targets.table import TableTarget
 
 PROMPT = (0,)
 
 
-class Words:
+class DraftVocabulary:
     """A vocabulary that grows with what it reads; 0 is the prompt."""
 
     def __init__(self) -> None:
@@ -218,7 +220,7 @@ EDITS: list[tuple[str, Callable[[str], str]]] = [(GRAMMAR, corrected), (CODE, re
 @pytest.mark.parametrize(("text", "edit"), EDITS, ids=["grammar", "code"])
 @pytest.mark.parametrize("in_prompt", [False, True], ids=["reference", "prompt"])
 def test_it_beats_lookup_where_words_come_again(text: str, edit: Callable[[str], str], in_prompt: bool) -> None:
-    words = Words()
+    words = DraftVocabulary()
     source, answer = words(text), words(edit(text))
     assert source != answer
     kept = rounds("sad", source, answer, in_prompt)
@@ -230,7 +232,7 @@ def test_it_beats_lookup_where_words_come_again(text: str, edit: Callable[[str],
 
 @pytest.mark.parametrize(("text", "edit"), EDITS, ids=["grammar", "code"])
 def test_without_realignment_it_does_not(text: str, edit: Callable[[str], str]) -> None:
-    words = Words()
+    words = DraftVocabulary()
     source, answer = words(text), words(edit(text))
     off = rounds("sad", source, answer, realign=False)
     assert off > rounds("pld", source, answer) > rounds("sad", source, answer)
@@ -239,21 +241,21 @@ def test_without_realignment_it_does_not(text: str, edit: Callable[[str], str]) 
 
 @pytest.mark.parametrize(("text", "edit"), EDITS, ids=["grammar", "code"])
 def test_llma_keeps_its_place_too(text: str, edit: Callable[[str], str]) -> None:
-    words = Words()
+    words = DraftVocabulary()
     source, answer = words(text), words(edit(text))
     assert rounds("llma", source, answer) < rounds("llma", source, answer, align=False)
     assert rounds("llma", source, answer, in_prompt=True) < rounds("llma", source, answer, in_prompt=True, align=False)
 
 
 def test_most_rounds_draft_and_most_of_it_is_accepted() -> None:
-    words = Words()
+    words = DraftVocabulary()
     one = decode("sad", words(GRAMMAR), words(corrected(GRAMMAR)))
     assert one.metrics.figures()["mean_acceptance_length"] > 3
     assert one.metrics.accepted > 0.4 * one.metrics.drafted
 
 
 def test_an_unchanged_text_is_copied_whole() -> None:
-    source = Words()(GRAMMAR)
+    source = DraftVocabulary()(GRAMMAR)
     assert rounds("sad", source, source) == -(-len(source) // 9)
 
 
@@ -343,7 +345,7 @@ def test_exactly_lossless(name: str) -> None:
 
 
 def test_sampled_answers_are_drafted_too() -> None:
-    words = Words()
+    words = DraftVocabulary()
     source = words(GRAMMAR)
     target = writes(source)
     method = registry.build("sad", Context(target, lambda: target), {"length": 4})

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.controllers.base import Budget
-from outpace.drafters.cacheback import Cacheback
+from outpace.core.tree import ROOT
+from outpace.methods.lookup.cacheback import Cacheback
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget
-from outpace.tree import ROOT
 from support import greedy_is_plain
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -35,7 +35,7 @@ def followers(text: Seq[int], leader: Seq[int], follower: int, branches: int) ->
 
 def first_level(drafter: Cacheback, one: Sequence, nodes: int = 64) -> list[list[int]]:
     """Drafted paths that are one follower long or end earlier."""
-    with patch("outpace.drafters.best_first.FLOOR", 0.0):
+    with patch("outpace.drafting.best_first.FLOOR", 0.0):
         tree = drafter.propose([one], [Budget(drafter._memories[one].follower, nodes)])[0]
     return [tree.path_tokens(node) for node in tree.leaves() if node != ROOT]
 
@@ -113,7 +113,7 @@ def test_recent_followers_that_prove_wrong_are_asked_less() -> None:
     text = [1, 2] * 9 + [1, 3]
     drafter, one = Cacheback(leader=1, follower=1, branches=2), sequence([0])
     drafter.begin(one)
-    priced = Budget(1, 2, prices=(1.0, 1.3, 1.6))
+    priced = Budget(1, 2, relative_costs=(1.0, 1.3, 1.6))
     right = 0
     for token in [*text, *text, *text]:
         drafted = drafter.propose([one], [priced])[0].tokens

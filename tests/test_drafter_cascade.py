@@ -11,20 +11,24 @@ from outpace.certify.exact import certify_exact, tiny_context
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.draft_model import DraftModel
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.model_drafter import DraftModel
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.combination.cascade import Cascade
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.table import TableTarget
-from outpace.tree import TokenTree
 from test_combined import FEW, Witness
 
 
-def drafted(confidence: float, *estimates: float) -> list[int]:
+def drafted(confidence: float, *path_acceptance_probs: float) -> list[int]:
     """Which of several parts, each with another token, drafts."""
-    parts = [Witness(token, estimate=estimate) for token, estimate in enumerate(estimates)]
+    parts = [
+        Witness(token, path_acceptance_prob=path_acceptance_prob)
+        for token, path_acceptance_prob in enumerate(path_acceptance_probs)
+    ]
     cascade = Cascade(parts, [str(part.token) for part in parts], confidence)
     return cascade.propose([TableTarget(9).sequence([0])], [Budget(1)])[0].tokens
 
@@ -55,17 +59,17 @@ def test_only_those_left_over_are_asked_again() -> None:
 
 def test_only_the_drafting_parts_pass_is_handed_to_the_target() -> None:
     class Passing(Witness):
-        def head_start(self, sequences: Any) -> Scores | None:
+        def reusable_forward(self, sequences: Any) -> Scores | None:
             return Scores([], self.token)
 
-    cascade = Cascade([Passing(0, estimate=0.1), Passing(1)], ["a", "b"], 0.5)
+    cascade = Cascade([Passing(0, path_acceptance_prob=0.1), Passing(1)], ["a", "b"], 0.5)
     sequence = TableTarget(9).sequence([0])
-    assert cascade.head_start([sequence]) is None
+    assert cascade.reusable_forward([sequence]) is None
     cascade.propose([sequence], [Budget(1)])
-    start = cascade.head_start([sequence])
+    start = cascade.reusable_forward([sequence])
     assert start is not None and start.side == 1
     cascade.propose([sequence], [Budget(0)])
-    assert cascade.head_start([sequence]) is None
+    assert cascade.reusable_forward([sequence]) is None
 
 
 # ---------------------------------------------------------------------------------------------------------- law

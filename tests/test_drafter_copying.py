@@ -10,19 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Drafter
-from outpace.drafters.copying import continuation, separated
-from outpace.drafters.none import NoDraft
-from outpace.drafters.prompt_lookup import NgramIndex, Prefer, PromptLookup
-from outpace.drafters.suffix_automaton import SuffixAutomaton, SuffixLookup
-from outpace.errors import BadInput
-from outpace.generation import check_references
-from outpace.method import Context, Method
+from outpace.core.errors import BadInput
+from outpace.drafting.base import Drafter
+from outpace.drafting.copying import continuation, separated
+from outpace.drafting.ngram_index import NgramIndex, Prefer
+from outpace.drafting.suffix_automaton import SuffixAutomaton
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.engine.request import check_references
+from outpace.methods import registry
+from outpace.methods.lookup.pld import PromptLookup
+from outpace.methods.lookup.sam import SuffixLookup
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 
@@ -277,7 +280,7 @@ def test_a_request_with_too_many_references_is_refused_alone(monkeypatch: pytest
     target = TableTarget(6)
     decoder, method = Decoder(target), registry.build("pld", context(target), {"length": 2})
     first = decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
-    monkeypatch.setattr("outpace.machine.free_memory", lambda: 600)
+    monkeypatch.setattr("outpace.core.machine.free_memory", lambda: 600)
     with pytest.raises(BadInput, match="references"):
         decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
     decoder.run()
@@ -290,6 +293,6 @@ def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch:
     path = tmp_path / "long.txt"
     path.write_text("x" * 1000)
     assert read_texts([path]) == ("x" * 1000,)
-    monkeypatch.setattr("outpace.machine.free_memory", lambda: 15_999)
+    monkeypatch.setattr("outpace.core.machine.free_memory", lambda: 15_999)
     with pytest.raises(BadInput, match="more than memory holds"):
         read_texts([path])

@@ -9,23 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.draft_model import CATCH_UP, DraftModel, top_k_tree
-from outpace.drafters.none import NoDraft
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafters.suffix_automaton import SuffixLookup
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import QRow, TokenTree
+from outpace.drafting.model_drafter import CATCH_UP, DraftModel, top_k_tree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.lookup.pld import PromptLookup
+from outpace.methods.lookup.sam import SuffixLookup
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import QRow, TokenTree
-from support import NeverTwice, Path, distance, plain_law, whole_law
+from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
 from target_suite import tiny_model
 
 PROMPT: Path = (0, 2, 1)
@@ -56,7 +57,7 @@ class StrictTable(TableTarget):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
@@ -71,7 +72,7 @@ class StrictTable(TableTarget):
             assert len(sequence.kv) + 1 + max(tree.depths, default=0) <= self.context_length
         assert rows > 0, "a forward that runs nothing"
         self.forwards.append(rows)
-        return super().score(batch, taps, graph, resume)
+        return super().score(batch, aux_hidden_state_layers, graph, resume)
 
 
 def draft_method(draft: TableTarget, *, tree: bool = False, **budget: Any) -> Method:
@@ -83,9 +84,14 @@ def law_error(
     method: Method, params: SamplingParams, *, vocab: int = 3, length: int = 3, prompt: Path = PROMPT
 ) -> float:
     table = random_table(vocab, 1, sharpness=1.0)
-    law = whole_law(TableTarget(vocab, table), [Request(prompt, method, params, max_new_tokens=length)])
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-9)
-    return distance({output: weight for (output,), weight in law.items()}, plain_law(table, params, prompt, length))
+    proposal_distribution = whole_law(
+        TableTarget(vocab, table), [Request(prompt, method, params, max_new_tokens=length)]
+    )
+    assert sum(proposal_distribution.values()) == pytest.approx(1.0, abs=1e-9)
+    return distance(
+        {output: weight for (output,), weight in proposal_distribution.items()},
+        autoregressive_distribution(table, params, prompt, length),
+    )
 
 
 def other(vocab: int = 3, **kwargs: Any) -> StrictTable:
@@ -259,7 +265,7 @@ def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
     assert tree.is_chain
     for draw in tree.draws:
         path = (0, 1, *tree.path_tokens(draw.parent))
-        naive = plain_law(draft.table, params, (0, 1), draw.node + 1, start=path[2:])
+        naive = autoregressive_distribution(draft.table, params, (0, 1), draw.node + 1, start=path[2:])
         row = torch.tensor([naive.get((*path[2:], token), 0.0) for token in range(4)])
         torch.testing.assert_close(tree.q_rows[draw.q_row].probs, row, atol=1e-6, rtol=0)
 

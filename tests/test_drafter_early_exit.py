@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Request
-from outpace.drafters.early_exit import EarlyExit, ExitRecord, chosen_exits
-from outpace.drafters.self_draft import Pass
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.self_draft import Pass
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.registry import Context
+from outpace.methods.self_speculative.early_exit import EarlyExit, ExitRecord, chosen_exits
 from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.table import TableTarget
-from outpace.tree import TokenTree
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import random_tokens
 
@@ -73,7 +74,7 @@ def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) 
     generation = decoder.submit(Request(tuple(PROMPTS[0]), method, params, max_new_tokens=18))
     decoder.step()
     records = drafter._own[generation.sequence].exits
-    priors = [ExitRecord(layer).rate for layer in drafter.taps]
+    priors = [ExitRecord(layer).rate for layer in drafter.aux_hidden_state_layers]
     while decoder.step():
         pass
     tokens = generation.sequence.tokens
@@ -106,7 +107,7 @@ def test_as_many_rows_as_asked_for_are_judged() -> None:
 
     target.head = counted  # type: ignore[method-assign]
     [one] = decode(target, registry.build("del", context(target), {**FREE, "rows": 2}), PROMPTS[:1], 20)
-    assert 0 < heads <= one.metrics.rounds * 2 * len(drafter.taps)
+    assert 0 < heads <= one.metrics.rounds * 2 * len(drafter.aux_hidden_state_layers)
 
 
 # ------------------------------------------------------------------------------------------------------ the choice
@@ -145,7 +146,7 @@ def test_nothing_is_drafted_where_no_exit_pays_and_again_when_one_does() -> None
     for _ in range(6):
         assert len(drafter.propose([sequence], [Budget(4)])[0]) == 0
         weight = own.exits[0].rate.weight
-        scores = target.score([(sequence, TokenTree())], taps=drafter.taps)
+        scores = target.score([(sequence, TokenTree())], aux_hidden_state_layers=drafter.aux_hidden_state_layers)
         drafter.observe([sequence], [scores[0]], [Verdict((), 1)])
         looked.append(own.exits[0].rate.weight != weight)
     assert looked == [False, False, True] * 2, "a look at the exits every third round"
@@ -201,7 +202,7 @@ def test_thresholds_lie_between_right_and_wrong() -> None:
 
 def test_the_verifying_forward_takes_over_the_exits_layers() -> None:
     class Cold(EarlyExit):
-        def head_start(self, sequences: Any) -> None:
+        def reusable_forward(self, sequences: Any) -> None:
             return None
 
     spent = {}

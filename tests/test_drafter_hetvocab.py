@@ -13,22 +13,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from outpace import method as registry
-from outpace.bench.prompts import load_prompts
 from outpace.certify.exact import Setting, certify_exact, matrix, tiny_context
 from outpace.certify.letters import LETTERS, Letters
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.hetvocab import TextDrafter
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.models.base import Model
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.text_drafter import TextDrafter
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.registry import Context
+from outpace.model import Model
 from outpace.models.tokenizers import HFTokenizer
-from outpace.sampling import SamplingParams
+from outpace.prompts.questions import load_prompts
 from outpace.targets.bridged import StringTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 from outpace.vocabulary import text as text_module
 from outpace.vocabulary.shared import VocabularyMap
 from outpace.vocabulary.strings import StringSum

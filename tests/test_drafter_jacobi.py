@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from outpace import method as registry
 from outpace.certify.exact import SAMPLING, Setting, certify_exact
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.calibration import Calibration
-from outpace.drafters.guesses import FirstGuesses, along
-from outpace.drafters.jacobi import Jacobi
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.jacobi_window import FirstGuesses, along
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.jacobi.jacobi import Jacobi
+from outpace.methods.registry import Context
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 from support import NeverTwice, reference_logits
 
 PROMPT = (0, 1, 2, 0, 3)
@@ -173,7 +174,7 @@ def test_the_window_is_cut_where_guesses_stop_paying() -> None:
     drafter = Jacobi("jacobi", 6, 4, FirstGuesses("last"))
     sequence = TableTarget(9).sequence((1, 2))
     drafter.begin(sequence)
-    dear = Budget(6, prices=(1.0, 1.001, *(5.0 + n for n in range(6))))
+    dear = Budget(6, relative_costs=(1.0, 1.001, *(5.0 + n for n in range(6))))
     assert len(drafter.propose([sequence], [dear])[0]) == 1
     assert len(drafter.propose([sequence], [Budget(6)])[0]) == 6
     assert len(drafter.propose([sequence], [Budget(6, nodes=2)])[0]) == 2

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from outpace import method as registry
 from outpace.certify.exact import certify_exact, matrix
 from outpace.controllers.base import Budget
-from outpace.drafters.layer_skip import LayerSkip, LayerSkipSettings, chosen_skips
-from outpace.drafters.skip_file import FORMAT, Skips, read_skips
-from outpace.drafters.skip_tuning import Beginnings, Costs, Tuning
-from outpace.drafters.swift import Swift
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.layer_skips import FORMAT, Skips, read_skips
+from outpace.drafting.skip_tuning import Beginnings, Costs, Tuning
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.registry import Context
+from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, chosen_skips
+from outpace.methods.self_speculative.swift import Swift
 from outpace.targets.base import SubGraph, Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.table import TableTarget
-from outpace.tree import TokenTree
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import random_tokens
 

@@ -7,23 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import Setting, certify_exact
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.lookahead import GAIN, Grid, Lookahead, Origin, Pool
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.metrics import RequestMetrics
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.jacobi.lookahead import GAIN, Grid, Lookahead, Origin, Pool
+from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT
 from target_suite import near, opened, reference, tiny_model
 
 PROMPT = [5, 4, 5, 3, 4, 5]
@@ -63,7 +64,7 @@ def test_every_row_of_the_window_sees_its_own_column(model: Any, target: Target,
     tree = drafter.propose([sequence], [Budget(4, 6, 4)])[0]
     levels = drafter._requests[sequence].grid.levels
     scored = target.score([(sequence, tree)])[0]
-    rows = iter(scored.side_rows(drafter))
+    rows = iter(scored.auxiliary_rows(drafter))
     assert len(tree) > 0 and len(tree.side) == window * (ngram - 1) - 1
     for level in range(ngram - 1):
         for column in range(window):
@@ -154,7 +155,7 @@ def test_the_latest_guess_is_the_likeliest() -> None:
     tree = drafter.propose([sequence], [Budget(2, 50, 4)])[0]
     children = tree.children(ROOT)
     assert [tree.tokens[node] for node in children] == [4, 2]
-    assert tree.estimates[children[0]] > tree.estimates[children[1]]
+    assert tree.path_acceptance_probs[children[0]] > tree.path_acceptance_probs[children[1]]
 
 
 def test_how_often_guesses_come_right_is_learned() -> None:
@@ -164,7 +165,7 @@ def test_how_often_guesses_come_right_is_learned() -> None:
     said = []
     for _ in range(30):
         tree = drafter.propose([sequence], [Budget(1)])[0]
-        said.append(tree.estimates[0])
+        said.append(tree.path_acceptance_probs[0])
         scored = target.score([(sequence, tree)])[0]
         sequence.tokens += [2, 3, 1]
         drafter.observe([sequence], [scored], [])
@@ -181,7 +182,7 @@ class Priced(Controller):
         self._prices = tuple(1.0 + each * count for count in range(17))
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        return Budget(16, 16, 4, prices=self._prices)
+        return Budget(16, 16, 4, relative_costs=self._prices)
 
 
 def windows(each: float, target: TableTarget) -> tuple[int, int]:
@@ -217,9 +218,9 @@ def test_the_window_is_kept_where_it_brings_tokens() -> None:
         request.side = True
         request.weigh(tokens=3, gained=2)
     assert request.gain > 1.0
-    assert request.pays([1.0 + 0.1 * count for count in range(17)], 0, 3)
+    assert request.when_to_use([1.0 + 0.1 * count for count in range(17)], 0, 3)
     request.gain = 0.0
-    assert not request.pays([1.0 + 0.1 * count for count in range(17)], 0, 3)
+    assert not request.when_to_use([1.0 + 0.1 * count for count in range(17)], 0, 3)
 
 
 # ------------------------------------------------------------------------------------------------------- the pool

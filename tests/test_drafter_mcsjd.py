@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.coupling import maximal_redraw
+from outpace.acceptance.block import Block
+from outpace.acceptance.couplings import maximal_redraw
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import Block
 from outpace.certify.exact import Setting, certify_exact
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.guesses import FirstGuesses, Slot
-from outpace.drafters.mcsjd import CoupledJacobi
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.jacobi_window import FirstGuesses, Slot
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.jacobi.mcsjd import CoupledJacobi
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, QRow, TokenTree
-from support import distance, plain_law, reference_probs, whole_law
+from support import autoregressive_distribution, distance, reference_probs, whole_law
 
 PROMPT = (0, 1, 1, 0, 1)
 WARM = SamplingParams(temperature=1.0)
@@ -43,8 +44,10 @@ def error(planted: Method, params: SamplingParams = WARM, length: int = 4, vocab
     for seed in (5, 6):
         target = TableTarget(vocab, random_table(vocab, seed))
         found = whole_law(target, [Request(PROMPT, planted, params, max_new_tokens=length)])
-        law = {outputs[0]: weight for outputs, weight in found.items()}
-        worst = max(worst, distance(law, plain_law(target.table, params, PROMPT, length)))
+        proposal_distribution = {outputs[0]: weight for outputs, weight in found.items()}
+        worst = max(
+            worst, distance(proposal_distribution, autoregressive_distribution(target.table, params, PROMPT, length))
+        )
     return worst
 
 
@@ -92,9 +95,17 @@ def test_gumbel_coupling_shows_no_bias() -> None:
 def test_two_requests_at_once() -> None:
     target = TableTarget(2, random_table(2, 3))
     one = coupled()
-    law = whole_law(target, [Request((0, 1), one, WARM, max_new_tokens=3), Request((1,), one, WARM, max_new_tokens=2)])
-    alone = [plain_law(target.table, WARM, (0, 1), 3), plain_law(target.table, WARM, (1,), 2)]
-    assert distance(law, {(a, b): p * q for a, p in alone[0].items() for b, q in alone[1].items()}) < 1e-6
+    proposal_distribution = whole_law(
+        target, [Request((0, 1), one, WARM, max_new_tokens=3), Request((1,), one, WARM, max_new_tokens=2)]
+    )
+    alone = [
+        autoregressive_distribution(target.table, WARM, (0, 1), 3),
+        autoregressive_distribution(target.table, WARM, (1,), 2),
+    ]
+    assert (
+        distance(proposal_distribution, {(a, b): p * q for a, p in alone[0].items() for b, q in alone[1].items()})
+        < 1e-6
+    )
 
 
 def test_beside_other_rounds() -> None:
@@ -185,7 +196,7 @@ def test_rules_that_look_at_later_draws_are_refused_and_would_be_wrong() -> None
     assert isinstance(registry.build("mcsjd", Context(target, lambda: target)).rule, RecursiveRejection)
 
     class Unsaid(CoupledJacobi):
-        proposal = replace(CoupledJacobi.proposal, carried=False)
+        proposal = replace(CoupledJacobi.proposal, keeps_unverified_draws=False)
 
     assert error(coupled(Unsaid)) < 1e-6
     assert error(coupled(Unsaid, rule=Block())) > 1e-4

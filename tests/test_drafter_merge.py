@@ -13,13 +13,13 @@ from outpace.certify.exact import certify_exact
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Proposal
-from outpace.drafters.merge import Merge, cut
-from outpace.method import build
-from outpace.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
+from outpace.core.proposal import Proposal
+from outpace.core.tree import ROOT, AuxiliaryToken, QRow, TokenTree
+from outpace.drafting.merged import Merge, cut
+from outpace.methods.registry import build
 from outpace.targets.base import Scores, TreeScores
 from outpace.targets.table import TableTarget
-from outpace.tree import ROOT, QRow, SideNode, TokenTree
 from test_combined import FEW, Witness
 
 
@@ -28,30 +28,30 @@ def certain_trees(draw: st.DrawFn) -> TokenTree:
     tree = TokenTree()
     for _ in range(draw(st.integers(0, 12))):
         parent = draw(st.integers(ROOT, len(tree) - 1))
-        above = 1.0 if parent == ROOT else tree.estimates[parent]
-        tree.add(parent, draw(st.integers(0, 3)), estimate=above * draw(st.floats(0.05, 1.0)))
+        above = 1.0 if parent == ROOT else tree.path_acceptance_probs[parent]
+        tree.add(parent, draw(st.integers(0, 3)), path_acceptance_prob=above * draw(st.floats(0.05, 1.0)))
     return tree
 
 
 @given(st.lists(certain_trees(), min_size=1, max_size=3), st.integers(0, 15), st.floats(0.0, 0.5))
 @settings(max_examples=100, deadline=None)
-def test_the_cut_keeps_the_likeliest_paths_that_pay(trees: list[TokenTree], nodes: int, price: float) -> None:
+def test_the_cut_keeps_the_likeliest_paths_that_pay(trees: list[TokenTree], nodes: int, relative_cost: float) -> None:
     whole = TokenTree.merge(trees)
-    prices = tuple(1.0 + price * count for count in range(40)) if price > 0.1 else ()
-    kept = cut(whole, Budget(9, nodes, prices=prices))
-    paths = {tuple(whole.path_tokens(node)): whole.estimates[node] for node in range(len(whole))}
-    left = {tuple(kept.path_tokens(node)): kept.estimates[node] for node in range(len(kept))}
-    assert all(paths[path] == estimate for path, estimate in left.items())
+    relative_costs = tuple(1.0 + relative_cost * count for count in range(40)) if relative_cost > 0.1 else ()
+    kept = cut(whole, Budget(9, nodes, relative_costs=relative_costs))
+    paths = {tuple(whole.path_tokens(node)): whole.path_acceptance_probs[node] for node in range(len(whole))}
+    left = {tuple(kept.path_tokens(node)): kept.path_acceptance_probs[node] for node in range(len(kept))}
+    assert all(paths[path] == path_acceptance_prob for path, path_acceptance_prob in left.items())
     assert len(kept) <= nodes
-    out = [estimate for path, estimate in paths.items() if path not in left]
-    if not prices:
+    out = [path_acceptance_prob for path, path_acceptance_prob in paths.items() if path not in left]
+    if not relative_costs:
         assert len(kept) == min(nodes, len(whole))
     else:  # no node beyond the cut, nor any fewer, would have promised more tokens for the price
         best = sorted(paths.values(), reverse=True)[:nodes]
-        pace = [(1.0 + sum(best[:count])) / prices[count] for count in range(len(best) + 1)]
-        assert (1.0 + sum(left.values())) / prices[len(left)] == pytest.approx(max(pace))
+        pace = [(1.0 + sum(best[:count])) / relative_costs[count] for count in range(len(best) + 1)]
+        assert (1.0 + sum(left.values())) / relative_costs[len(left)] == pytest.approx(max(pace))
     reachable = min(left.values(), default=1.0)
-    assert all(estimate <= reachable or nodes == 0 for estimate in out) or not left
+    assert all(path_acceptance_prob <= reachable or nodes == 0 for path_acceptance_prob in out) or not left
 
 
 def test_a_union_is_cut_as_one_and_sampled_draws_never() -> None:
@@ -60,16 +60,16 @@ def test_a_union_is_cut_as_one_and_sampled_draws_never() -> None:
             row = QRow(torch.ones(9))
             return [TokenTree.chain([self.token, 0], [row, row]) for _ in sequences]
 
-    one, two = Witness(1, estimate=0.9), Witness(2, estimate=0.1)
+    one, two = Witness(1, path_acceptance_prob=0.9), Witness(2, path_acceptance_prob=0.1)
     sequence = TableTarget(9).sequence([0])
-    budget = Budget(1, 8, prices=(1.0, 1.2, 1.4), parts=(Budget(1), Budget(1)))
+    budget = Budget(1, 8, relative_costs=(1.0, 1.2, 1.4), parts=(Budget(1), Budget(1)))
     assert Merge([one, two], ["a", "b"]).propose([sequence], [budget])[0].tokens == [1]
     assert Merge([two, one], ["b", "a"]).propose([sequence], [budget])[0].tokens == [1]
     free = Budget(1, 8, parts=(Budget(1), Budget(1)))
     assert sorted(Merge([two, one], ["b", "a"]).propose([sequence], [free])[0].tokens) == [1, 2]
     three = Sampled(3)
     three.proposal = Proposal(sampled=True)
-    dear = Budget(2, 8, prices=(1.0, 9.0, 9.0, 9.0), parts=(Budget(1), Budget(2)))
+    dear = Budget(2, 8, relative_costs=(1.0, 9.0, 9.0, 9.0), parts=(Budget(1), Budget(2)))
     assert Merge([one, three], ["a", "c"]).propose([sequence], [dear])[0].tokens == [3, 0]
 
 
@@ -78,7 +78,7 @@ def test_side_nodes_come_along() -> None:
         def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
             trees = super().propose(sequences, budgets)
             for tree in trees:
-                tree.side.append(SideNode(5, 2, (ROOT, 0), owner=self))
+                tree.side.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
             return trees
 
     one, two, three = Looking(1), Looking(2), Witness(3)
@@ -89,7 +89,7 @@ def test_side_nodes_come_along() -> None:
     [tree] = merge.propose([sequence], [budget])
     scores = target.score([(sequence, tree)])[0]
     for part in (one, two):
-        [row] = scores.side_rows(part)
+        [row] = scores.auxiliary_rows(part)
         assert scores.logits[row].equal(target.table((0, part.token, 5)))
 
 
@@ -97,7 +97,7 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
     class Passing(Witness):
         done = 1
 
-        def head_start(self, sequences: Any) -> Scores | None:
+        def reusable_forward(self, sequences: Any) -> Scores | None:
             tree = TokenTree.chain([self.token])
             return Scores([TreeScores(sequences[0], tree, None, {})], self.token)  # type: ignore[arg-type]
 
@@ -105,9 +105,9 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
     budget = Budget(1, 8, parts=(Budget(1), Budget(1)))
     for parts, expected in (([Passing(1), Witness(2)], 1), ([Witness(2), Passing(1)], None)):
         merge = Merge(parts, ["a", "b"])
-        assert merge.head_start([sequence]) is None
+        assert merge.reusable_forward([sequence]) is None
         merge.propose([sequence], [budget])
-        start = merge.head_start([sequence])
+        start = merge.reusable_forward([sequence])
         assert (None if start is None else start.side) == expected
 
 

@@ -8,24 +8,25 @@ from typing import Any
 import pytest
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.block import Block
 from outpace.acceptance.default import default_rule
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import Block
 from outpace.certify.exact import Setting, certify_exact, tiny_context
-from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters import nested
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.nested import Handover, Nested
-from outpace.drafters.none import NoDraft
-from outpace.errors import BadInput
-from outpace.method import Context, Method, Parts, build, find
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.model_drafter import DraftModel
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.combination import hsd as nested
+from outpace.methods.combination.hsd import Handover, Nested
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, Parts, build, find
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 
 CELLS = [
     Setting("top-k 2", 3, 4, (0, 1, 2, 0, 1), "alone", 1),

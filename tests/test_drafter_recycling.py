@@ -12,18 +12,18 @@ from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.calibration import Calibration
-from outpace.drafters.recycling import Recycling
-from outpace.method import Method
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.calibration import Calibration
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods.lookup.recycling import Recycling
 from outpace.targets.base import Sequence
 from outpace.targets.dense import binding
 from outpace.targets.table import Table, TableTarget, random_table
 from outpace.targets.top import _top, top
-from outpace.tree import ROOT, TokenTree
 from support import greedy_is_plain
 
-PRICED = Budget(8, 8, 8, prices=(1.0, *(1.0 + 0.25 * n for n in range(1, 9))))
+PRICED = Budget(8, 8, 8, relative_costs=(1.0, *(1.0 + 0.25 * n for n in range(1, 9))))
 
 
 def table_of(next_token: dict[tuple[int, ...], int], vocab: int) -> Table:

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace import method as registry
 from outpace.certify.exact import certify_exact, matrix, rotating_slice
 from outpace.controllers.base import Budget
+from outpace.core.errors import BadInput
+from outpace.core.tree import TokenTree
 from outpace.datastore import Datastore, build_datastore, open_datastore
 from outpace.datastore.corpus import TokenPiece
-from outpace.decoding import Decoder, Request
-from outpace.drafters.rest import SHARES, Rest, prior
-from outpace.errors import BadInput
-from outpace.method import Context, Method
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.lookup.rest import SHARES, Rest, prior
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import TokenTree
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=14), min_size=1, max_size=6).filter(any)
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=10)
@@ -66,7 +67,7 @@ def test_frequent_branches_come_first() -> None:
     assert paths(whole) == {(7,), (5,), (7, 8), (7, 9), (5, 6)}
     order = [tuple(whole.path_tokens(node)) for node in range(len(whole))]
     assert order[0] == (7,) and order.index((7, 8)) < order.index((7, 9))
-    assert whole.estimates == sorted(whole.estimates, reverse=True)
+    assert whole.path_acceptance_probs == sorted(whole.path_acceptance_probs, reverse=True)
     for nodes in range(len(whole)):
         assert draft(rest, [1, 2], Budget(8, nodes=nodes)).tokens == whole.tokens[:nodes]
     assert paths(draft(rest, [1, 2], Budget(1, nodes=64))) == {(7,), (5,)}
@@ -98,22 +99,22 @@ def test_only_what_pays_is_drafted() -> None:
     store = Datastore.of([[*range(1, 30)], [15, 99], [15, 98]])
     free = tuple([1.0] * 65)
     everything = len(draft(Rest(store), [1, 2, 3], Budget(16)))
-    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=free))) == everything > 3
+    assert len(draft(Rest(store), [1, 2, 3], Budget(16, relative_costs=free))) == everything > 3
     dear = tuple(1.0 + 3.0 * count for count in range(65))
-    assert len(draft(Rest(store), [1, 2, 3], Budget(16, prices=dear))) == 0
+    assert len(draft(Rest(store), [1, 2, 3], Budget(16, relative_costs=dear))) == 0
     fair = tuple(1.0 + 0.2 * count for count in range(65))
-    assert 0 < len(draft(Rest(store), [1, 2, 3], Budget(16, prices=fair))) < everything
+    assert 0 < len(draft(Rest(store), [1, 2, 3], Budget(16, relative_costs=fair))) < everything
 
 
 def test_what_fails_is_believed_less() -> None:
     rest = Rest(Datastore.of([list(range(1, 100))]))
     sequence = begun(rest, [1, 2, 3])
-    before = rest.propose([sequence], [Budget(1)])[0].estimates[0]
+    before = rest.propose([sequence], [Budget(1)])[0].path_acceptance_probs[0]
     for _ in range(20):
         sequence.tokens.append(150)
         rest.observe([sequence], [None], [None])  # type: ignore[list-item]
         sequence.tokens.extend([1, 2, 3])
-        after = rest.propose([sequence], [Budget(1)])[0].estimates[0]
+        after = rest.propose([sequence], [Budget(1)])[0].path_acceptance_probs[0]
     assert after < 0.5 * before
 
 
@@ -128,7 +129,7 @@ def test_rates_stay_within_their_namespace() -> None:
     seen = {}
     for name in ("a", "b", ""):
         other = begun(rest, [1, 2, 3], name)
-        seen[name] = rest.propose([other], [Budget(1)])[0].estimates[0]
+        seen[name] = rest.propose([other], [Budget(1)])[0].path_acceptance_probs[0]
         rest.end(other)
     assert seen["a"] < seen["b"] == seen[""]
     rest.end(first)

@@ -12,30 +12,32 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.acceptance.draws import draws_by_parent, law
+from outpace.acceptance.distributions_of_draws import draws_by_parent, proposal_distribution
+from outpace.acceptance.registry import rules
 from outpace.certify.exact import NEIGHBOURS, SAMPLING, Setting, certify_exact
 from outpace.certify.fit import g_test
-from outpace.chance import Chance, ChanceSource, Enumeration, SeededChance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder
-from outpace.drafters.base import Proposal
-from outpace.drafters.draft_model import CATCH_UP, DraftModel
-from outpace.drafters.sampled_growth import (
+from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
+from outpace.drafting.model_drafter import CATCH_UP, DraftModel
+from outpace.drafting.sampled_trees import (
     GreedyPlusOne,
-    SampledGrowth,
+    SampledTreeBuilder,
     StochasticBeam,
     WithoutReplacement,
     WithReplacement,
 )
-from outpace.errors import BadInput
-from outpace.generation import Request
-from outpace.method import Context, Method, build, rules
-from outpace.sampling import SamplingParams
+from outpace.engine.decoder import Decoder
+from outpace.engine.method import Method
+from outpace.engine.request import Request
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import DETERMINISTIC, ROOT, TokenTree
-from support import NeverTwice, Path, plain_law, reference_probs
+from support import NeverTwice, Path, autoregressive_distribution, reference_probs
 from support import distance as apart
 
 PROMPT: Path = (0, 2, 1)
@@ -46,7 +48,7 @@ PARAMS = {
     "top-p, penalties": SamplingParams(1.3, top_p=0.85, repetition_penalty=1.6, presence_penalty=0.5),
     "processor": SamplingParams(1.0, frequency_penalty=0.7, processors=(NeverTwice(),)),
 }
-GROWTHS: dict[str, type[SampledGrowth]] = {
+GROWTHS: dict[str, type[SampledTreeBuilder]] = {
     "with replacement": WithReplacement,
     "without replacement": WithoutReplacement,
     "greedy plus one": GreedyPlusOne,
@@ -54,7 +56,7 @@ GROWTHS: dict[str, type[SampledGrowth]] = {
 PROPOSALS = {
     WithReplacement: Proposal(tree=True, sampled=True),
     WithoutReplacement: Proposal(tree=True, sampled=True, replacement=False),
-    GreedyPlusOne: Proposal(tree=True, sampled=True, single=True),
+    GreedyPlusOne: Proposal(tree=True, sampled=True, one_sampled_sibling=True),
     StochasticBeam: Proposal(tree=True, sampled=True, replacement=False),
 }
 
@@ -73,7 +75,7 @@ def draft(vocab: int = 3) -> TableTarget:
 
 
 def proposed(
-    growth: type[SampledGrowth],
+    builder: type[SampledTreeBuilder],
     branching: tuple[int, ...],
     chance: ChanceSource,
     params: SamplingParams = PLAIN,
@@ -84,7 +86,7 @@ def proposed(
     confidence: float = 0.0,
 ) -> TokenTree:
     """One draft after PROMPT."""
-    drafter = DraftModel(draft(vocab), partial(growth, branching=branching), PROPOSALS[growth])
+    drafter = DraftModel(draft(vocab), partial(builder, branching=branching), PROPOSALS[builder])
     sequence = TableTarget(vocab).sequence(PROMPT, params, chance=chance)
     drafter.begin(sequence)
     return drafter.propose([sequence], [Budget(depth, nodes, max(branching), confidence)])[0]
@@ -154,7 +156,7 @@ def test_the_probability_of_a_tree_is_that_of_its_draws(kind: str, name: str, br
         said = 1.0
         for siblings in draws_by_parent(tree).values():
             for index, one in enumerate(siblings):
-                q = law(tree, siblings[:index], one, like)
+                q = proposal_distribution(tree, siblings[:index], one, like)
                 said *= 1.0 if q is None else float(q[one.token])
         assert weights[key] == pytest.approx(said, abs=1e-6), key
 
@@ -164,9 +166,9 @@ def test_the_probability_of_a_tree_is_that_of_its_draws(kind: str, name: str, br
 def test_rows_are_the_draft_models_own_for_the_path(kind: str, name: str) -> None:
     """Temperature, top-k, top-p, penalties and processors as of the node, not of the root."""
     table, params = draft(4).table, PARAMS[name]
-    growth = StochasticBeam if kind == "beam" else GROWTHS[kind]
+    builder = StochasticBeam if kind == "beam" else GROWTHS[kind]
     for seed in range(12):
-        tree = proposed(growth, (2, 2), SeededChance(seed), params, vocab=4)
+        tree = proposed(builder, (2, 2), SeededChance(seed), params, vocab=4)
         assert len(tree)
         for one in tree.draws:
             path = tree.path_tokens(one.parent)
@@ -184,14 +186,14 @@ def test_rows_are_the_draft_models_own_for_the_path(kind: str, name: str) -> Non
 
 
 def test_siblings_share_the_row_that_they_were_drawn_from() -> None:
-    for growth in (WithReplacement, WithoutReplacement, StochasticBeam):
-        tree = proposed(growth, (3, 2), SeededChance(4), vocab=5)
+    for builder in (WithReplacement, WithoutReplacement, StochasticBeam):
+        tree = proposed(builder, (3, 2), SeededChance(4), vocab=5)
         for siblings in draws_by_parent(tree).values():
             assert len({one.q_row for one in siblings}) == 1
             if not tree.replacement:
                 assert len({one.token for one in siblings}) == len(siblings)
         assert len(tree.q_rows) == len(draws_by_parent(tree))
-        assert tree.replacement is (growth is WithReplacement)
+        assert tree.replacement is (builder is WithReplacement)
 
 
 # ------------------------------------------------------------------------------------------------ the tree's shape
@@ -203,9 +205,9 @@ def shape(tree: TokenTree) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("growth", [WithoutReplacement, GreedyPlusOne])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 64])
-def test_the_shape_does_not_depend_on_what_is_drawn(growth: type[SampledGrowth], nodes: int) -> None:
+def test_the_shape_does_not_depend_on_what_is_drawn(builder: type[SampledTreeBuilder], nodes: int) -> None:
     """Every row has full support here, so that all draws there could be are made, or none."""
-    found = [tree for tree, _ in Enumeration.outcomes(lambda source: proposed(growth, (2, 2), source, nodes=nodes))]
+    found = [tree for tree, _ in Enumeration.outcomes(lambda source: proposed(builder, (2, 2), source, nodes=nodes))]
     assert len(found) > 1 or nodes < 2
     assert len({shape(tree) for tree in found}) == 1
     assert all(len(tree.draws) <= nodes for tree in found)
@@ -241,9 +243,9 @@ def test_a_beam_is_no_wider_than_what_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("growth", [WithReplacement, WithoutReplacement, GreedyPlusOne])
-def test_a_threshold_looks_at_the_row_and_not_at_the_draw(growth: type[SampledGrowth]) -> None:
+def test_a_threshold_looks_at_the_row_and_not_at_the_draw(builder: type[SampledTreeBuilder]) -> None:
     """A node is expanded or not for its own row's largest probability, before anything is drawn from it."""
-    trees = [tree for tree, _ in Enumeration.outcomes(lambda source: proposed(growth, (2, 1), source, confidence=0.5))]
+    trees = [tree for tree, _ in Enumeration.outcomes(lambda source: proposed(builder, (2, 1), source, confidence=0.5))]
     table = draft().table
     for tree in trees:
         for node in (ROOT, *tree.children(ROOT)):
@@ -252,8 +254,8 @@ def test_a_threshold_looks_at_the_row_and_not_at_the_draw(growth: type[SampledGr
 
 
 @pytest.mark.parametrize("growth", [*GROWTHS.values(), StochasticBeam])
-def test_at_temperature_0_the_draft_is_the_greedy_path(growth: type[SampledGrowth]) -> None:
-    tree = proposed(growth, (2, 2), SeededChance(0), SamplingParams(), depth=3)
+def test_at_temperature_0_the_draft_is_the_greedy_path(builder: type[SampledTreeBuilder]) -> None:
+    tree = proposed(builder, (2, 2), SeededChance(0), SamplingParams(), depth=3)
     path = list(PROMPT)
     table = draft().table
     for token in tree.tokens:
@@ -269,7 +271,7 @@ def test_at_temperature_0_the_draft_is_the_greedy_path(growth: type[SampledGrowt
 
 def sequences_of(vocab: int, beam: int, depth: int) -> dict[tuple[Path, ...], float]:
     """The law of ``beam`` whole sequences drawn one after the other without replacement from the draft model."""
-    whole = plain_law(draft(vocab).table, PLAIN, tuple(token % vocab for token in PROMPT), depth)
+    whole = autoregressive_distribution(draft(vocab).table, PLAIN, tuple(token % vocab for token in PROMPT), depth)
     paths = list(whole)
     orders = sequential([whole[path] for path in paths], beam)
     return {tuple(paths[index] for index in order): weight for order, weight in orders.items()}
@@ -329,7 +331,7 @@ def beam_error(name: str, beam: int, depth: int, vocab: int, samples: int) -> tu
     target = TableTarget(vocab, table)
     sequence = target.sequence(PROMPT, PLAIN)
     target.prefill([sequence])
-    plain = plain_law(table, PLAIN, PROMPT, depth + 1)
+    plain = autoregressive_distribution(table, PLAIN, PROMPT, depth + 1)
     outputs = list(plain)
     judged: dict[Any, np.ndarray] = {}
     total, squares = np.zeros(len(outputs)), np.zeros(len(outputs))
@@ -352,7 +354,7 @@ def beam_error(name: str, beam: int, depth: int, vocab: int, samples: int) -> tu
                 committed[output] += weight
             row = dict.fromkeys(outputs, 0.0)
             for start, weight in committed.items():
-                for output, p in plain_law(table, PLAIN, PROMPT, depth + 1, start=start).items():
+                for output, p in autoregressive_distribution(table, PLAIN, PROMPT, depth + 1, start=start).items():
                     row[output] += weight * p
             judged[key] = np.array([row[output] for output in outputs])
         total += judged[key]
@@ -429,11 +431,11 @@ class Watched(TableTarget):
 
 
 @pytest.mark.parametrize("growth", [*GROWTHS.values(), StochasticBeam])
-def test_the_draft_models_kv_keeps_step(growth: type[SampledGrowth]) -> None:
+def test_the_draft_models_kv_keeps_step(builder: type[SampledTreeBuilder]) -> None:
     """After every round it holds a beginning of the committed tokens, short by no more than it did not run."""
     small = Watched(4, random_table(4, 2, sharpness=1.0))
-    drafter = DraftModel(small, partial(growth, branching=(2, 2, 1)), PROPOSALS[growth])
-    name = "univer" if growth is GreedyPlusOne else "traversal"
+    drafter = DraftModel(small, partial(builder, branching=(2, 2, 1)), PROPOSALS[builder])
+    name = "univer" if builder is GreedyPlusOne else "traversal"
     method = Method("watched", drafter, rules()[name](), Fixed(3, 2, 24))
     target = TableTarget(4, random_table(4, 1))
     decoder = Decoder(target)
@@ -464,9 +466,9 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
             assert (position, purpose) == (len(PROMPT), "draft")
             return super().at(position, purpose)
 
-    growths: list[type[SampledGrowth]] = [*GROWTHS.values(), StochasticBeam]
-    for growth in growths:
-        assert len(proposed(growth, (2, 1), Elsewhere(3)))
+    builders: list[type[SampledTreeBuilder]] = [*GROWTHS.values(), StochasticBeam]
+    for builder in builders:
+        assert len(proposed(builder, (2, 1), Elsewhere(3)))
 
 
 # ---------------------------------------------------------------------------------------------------------- settings

@@ -7,22 +7,23 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.certify.exact import Setting, certify_exact, tiny_context
 from outpace.certify.letters import LETTERS, Letters
-from outpace.chance import SeededChance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.specinfer import SpecInfer
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.models.base import Model
-from outpace.sampling import SamplingParams
+from outpace.core.chance import SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
+from outpace.drafting.model_drafter import DraftModel
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.draft_model.specinfer import SpecInfer
+from outpace.methods.registry import Context
+from outpace.model import Model
 from outpace.targets.bridged import BridgedTarget
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.vocabulary.shared import VocabularyMap
 
 FEW = [

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace import method as registry
 from outpace.certify.exact import certify_exact, matrix, rotating_slice, tiny_context
 from outpace.controllers.base import Budget
+from outpace.core.errors import BadInput
 from outpace.datastore import Datastore
-from outpace.decoding import Decoder, Request
-from outpace.drafters.static_automaton import StaticAutomaton, shared_automaton
-from outpace.drafters.suffix_automaton import BIAS, SuffixLookup
-from outpace.errors import BadInput
-from outpace.method import Context, Method
+from outpace.drafting.static_automaton import StaticAutomaton, shared_automaton
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.lookup.sam import BIAS, SuffixLookup
+from outpace.methods.registry import Context
 from outpace.targets.table import TableTarget, random_table
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=5)

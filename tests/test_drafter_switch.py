@@ -11,26 +11,27 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import certify_exact, tiny_context
 from outpace.controllers.bandit import Bandit, Policy
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Drafter
-from outpace.drafters.clusters import Clusters
-from outpace.drafters.rewards import Pull, divergence_reward, length_reward, pace_reward
-from outpace.drafters.switch import Switch
-from outpace.drafters.task_switch import TaskSwitch
-from outpace.errors import BadInput
-from outpace.method import Context, Method, build
-from outpace.metrics import RequestMetrics
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import QRow, TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.clusters import Clusters
+from outpace.drafting.rewards import Pull, divergence_reward, length_reward, pace_reward
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.combination.metasd import Switch
+from outpace.methods.combination.taskspec import TaskSwitch
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import QRow, TokenTree
 from test_combined import FEW
 
 POLICIES: tuple[Policy, ...] = ("ucb", "thompson", "exp3")
@@ -97,9 +98,9 @@ def test_rewards_by_their_definitions() -> None:
     assert divergence_reward(pulled(tree), sequence, scores) == pytest.approx(sum(overlap) / 4)
     certain = TokenTree.chain([2])
     assert divergence_reward(pulled(certain), sequence, scores) == pytest.approx(float(scores.p(-1)[2]) / 4)
-    free = pace_reward(pulled(tree, prices=(1.0, 1.0, 1.0, 1.0, 1.0)), sequence)
+    free = pace_reward(pulled(tree, relative_costs=(1.0, 1.0, 1.0, 1.0, 1.0)), sequence)
     assert free == pytest.approx(2 / 5)
-    dear = pace_reward(replace(pulled(tree, prices=(1.0, 1.0, 2.0, 2.0, 2.0)), steps=2.0), sequence)
+    dear = pace_reward(replace(pulled(tree, relative_costs=(1.0, 1.0, 2.0, 2.0, 2.0)), steps=2.0), sequence)
     assert dear == pytest.approx((2 / 4) / (5 / 2))
 
 
@@ -114,7 +115,7 @@ def test_draws_that_live_on_are_not_looked_at() -> None:
         scores = target.score([(sequence, tree)])[0]
         after = target.sequence([0, 1], SamplingParams(temperature=1.0))
         after.tokens.extend([1])
-        values.append(divergence_reward(replace(pulled(tree, depth=3), carried=True), after, scores))
+        values.append(divergence_reward(replace(pulled(tree, depth=3), keeps_unverified_draws=True), after, scores))
     assert values[0] == values[1] == values[2] > 0.0
 
 
@@ -198,7 +199,7 @@ def test_measured_times_never_reach_a_sampled_request(monkeypatch: pytest.Monkey
 
     def drafts(slow: float) -> list[Any]:
         clock = iter(range(10**6))
-        monkeypatch.setattr("outpace.drafters.switch.perf_counter", lambda: slow * next(clock) ** 2)
+        monkeypatch.setattr("outpace.methods.combination.metasd.perf_counter", lambda: slow * next(clock) ** 2)
         method = build("metasd", context, settings)
         decoder = Decoder(context.target)
         params = SamplingParams(temperature=1.0)
@@ -257,7 +258,7 @@ def test_clusters_are_bounded_and_the_least_used_leaves() -> None:
     assert clusters.assign(kinds[1]) is not second
 
 
-class Words:
+class DraftVocabulary:
     """Token i reads as word i."""
 
     def decode(self, ids: Seq[int]) -> str:
@@ -266,7 +267,7 @@ class Words:
 
 def test_the_users_rules_come_first() -> None:
     target = TableTarget(4, random_table(4, 1))
-    context = Context(target, lambda: target, tokenizer=Words())  # type: ignore[arg-type]
+    context = Context(target, lambda: target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
     settings = {"parts": ["sam", "pld", "llma"], "rules": {"sum": "llma", "translate": "pld"}}
     drafter = build("taskspec", context, settings).drafter
     assert isinstance(drafter, TaskSwitch)

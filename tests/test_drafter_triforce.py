@@ -9,25 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from outpace import method as registry
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import certify_exact, matrix
-from outpace.chance import ChanceSource, Enumeration, SeededChance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.growth import ChainGrowth, grow_together
-from outpace.drafters.retrieval import Chunks, streaming
-from outpace.drafters.triforce import Lookup, Streaming, TriForce
-from outpace.errors import BadInput
-from outpace.method import Context, Method
-from outpace.models.base import Model
-from outpace.sampling import SamplingParams
+from outpace.core.chance import ChanceSource, Enumeration, SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.bottom_drafters import Lookup, Streaming
+from outpace.drafting.context_chunks import Chunks, streaming
+from outpace.drafting.tree_builder import ChainBuilder, build_together
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods import registry
+from outpace.methods.registry import Context
+from outpace.methods.self_speculative.triforce import TriForce
+from outpace.model import Model
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, QRow, TokenTree
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
-from support import NeverTwice, distance, plain_law, whole_law
+from support import NeverTwice, autoregressive_distribution, distance, whole_law
 from target_suite import near, random_tokens
 
 RNG = random.Random(6)
@@ -92,7 +94,7 @@ def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingP
         [tree] = drafter.propose([sequence], [Budget(count)])
         assert len(tree) == count
         for draw in tree.draws:
-            expected = plain_law(
+            expected = autoregressive_distribution(
                 middle, params, prompt, len(tree.path(draw.node)), tuple(tree.path_tokens(draw.parent))
             )
             row = tree.q_rows[draw.q_row].dense(vocab)
@@ -100,10 +102,10 @@ def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingP
                 assert float(row[path[-1]]) == pytest.approx(weight, abs=1e-6)
         return tuple(tree.tokens)
 
-    law: dict[tuple[int, ...], float] = {}
+    proposal_distribution: dict[tuple[int, ...], float] = {}
     for outcome, weight in Enumeration.outcomes(program):
-        law[outcome] = law.get(outcome, 0.0) + weight
-    assert distance(law, plain_law(middle, params, prompt, count)) < 1e-6
+        proposal_distribution[outcome] = proposal_distribution.get(outcome, 0.0) + weight
+    assert distance(proposal_distribution, autoregressive_distribution(middle, params, prompt, count)) < 1e-6
 
 
 class Swapped(TriForce):
@@ -126,8 +128,11 @@ def test_a_wrong_row_would_be_caught(kind: type[TriForce]) -> None:
     drafter = kind(target, Streaming(draft, 1, 1), inner=1, retrieved=0, window=1, sink=1)
     method = Method("triforce", drafter, made.rule, made.controller)
     params = SamplingParams(temperature=1.0)
-    law = whole_law(target, [Request((0, 2, 1, 1), method, params, max_new_tokens=3)])
-    error = distance({one: p for (one,), p in law.items()}, plain_law(table, params, (0, 2, 1, 1), 3))
+    proposal_distribution = whole_law(target, [Request((0, 2, 1, 1), method, params, max_new_tokens=3)])
+    error = distance(
+        {one: p for (one,), p in proposal_distribution.items()},
+        autoregressive_distribution(table, params, (0, 2, 1, 1), 3),
+    )
     assert (error < 1e-6) is (kind is TriForce)
 
 
@@ -148,7 +153,7 @@ def test_greedy_drafts_are_the_middle_levels_own() -> None:
         sequences = [target.sequence(one) for one in PROMPTS]
         for one in sequences:
             drafter.begin(one)
-        target.prefill(sequences, drafter.taps, drafter.on_prefill)
+        target.prefill(sequences, drafter.aux_hidden_state_layers, drafter.on_prefill)
         trees = drafter.propose(sequences, [Budget(4), Budget(3)])
         for sequence, tree, count in zip(sequences, trees, (4, 3), strict=True):
             read = drafter.read(sequence)
@@ -169,12 +174,12 @@ class Counted(TableTarget):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
         self.passes += batch[0][0] is self.watched
-        return super().score(batch, taps, graph, resume)
+        return super().score(batch, aux_hidden_state_layers, graph, resume)
 
 
 def test_an_inner_draft_saves_passes_of_the_middle_level() -> None:
@@ -185,7 +190,7 @@ def test_an_inner_draft_saves_passes_of_the_middle_level() -> None:
         _, drafter = built(target, target, inner=inner, retrieved=0, window=20, sink=20)
         target.watched = sequence = target.sequence([one % 7 for one in PROMPTS[0]])
         drafter.begin(sequence)
-        target.prefill([sequence], drafter.taps, drafter.on_prefill)
+        target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
         assert len(drafter.propose([sequence], [Budget(4)])[0]) == 4
         passes[inner] = target.passes
     assert passes == {0: 4, 3: 1}
@@ -196,7 +201,7 @@ def test_no_more_is_handed_up_than_was_fixed_before() -> None:
     _, drafter = built(target, target, inner=8)
     sequence = target.sequence(PROMPTS[0], SamplingParams(temperature=1.0))
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     for depth in range(6):
         assert len(drafter.propose([sequence], [Budget(depth)])[0]) == depth
     assert len(drafter.propose([sequence], [Budget(5, nodes=2)])[0]) == 2
@@ -209,14 +214,14 @@ def test_short_contexts_are_drafted_for_directly() -> None:
     _, drafter = built(target, draft, window=100)
     sequence = target.sequence(PROMPTS[0])
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     [tree] = drafter.propose([sequence], [Budget(3)])
     other = draft.sequence(PROMPTS[0])
     draft.prefill([other])
-    growth = ChainGrowth(other, Budget(3), SeededChance(0).at(0, "draft"))
+    builder = ChainBuilder(other, Budget(3), SeededChance(0).at(0, "draft"))
     read = streaming(draft.length(other.kv), 2, 100)
-    grow_together(draft, [other], [growth], FULL if read is None else SubGraph(kv={0: read}))
-    assert tree.tokens == growth.proposal().tokens
+    build_together(draft, [other], [builder], FULL if read is None else SubGraph(kv={0: read}))
+    assert tree.tokens == builder.proposal().tokens
 
 
 # ---------------------------------------------------------------------------------------------------- what is read
@@ -265,7 +270,7 @@ def test_what_the_target_committed_is_remembered() -> None:
     assert len(tokens) > len(PROMPTS[0]) + 4
     fresh = target.sequence(tokens)
     drafter.begin(fresh)
-    target.prefill([fresh], drafter.taps, drafter.on_prefill)
+    target.prefill([fresh], drafter.aux_hidden_state_layers, drafter.on_prefill)
     other = drafter._chunks[fresh]
     count = len(tokens) // 4
     assert kept._sums is not None
@@ -283,11 +288,11 @@ class Reciting(TableTarget):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
-        scores = super().score(batch, taps)
+        scores = super().score(batch, aux_hidden_state_layers)
         for index, part in enumerate(scores.parts):
             kv = part.sequence.kv
             read = set(graph.kv[index].tolist()) if index in graph.kv else set(range(len(kv)))
@@ -297,7 +302,9 @@ class Reciting(TableTarget):
                 after = [text[at + 1] for at in range(len(kv)) if at in read and at + 1 in read and text[at] == last]
                 part.logits[node + 1] = 0.0
                 part.logits[node + 1, after[-1] if after else 0] = 10.0
-            part.taps = {layer: self.embed(torch.tensor([text[-1], *part.tree.tokens])) for layer in taps}
+            part.hidden_states = {
+                layer: self.embed(torch.tensor([text[-1], *part.tree.tokens])) for layer in aux_hidden_state_layers
+            }
         scores.side = graph
         return scores
 

@@ -13,21 +13,23 @@ from torch import Tensor
 from eagle_support import Written, head_of, method_of, table, true_states
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters import feature, feature_growth
-from outpace.drafters.calibration import Calibration
-from outpace.drafters.feature import FeatureDrafter
-from outpace.drafters.feature_growth import CENTRES, EDGES, Paths, by_confidence, by_rank
-from outpace.drafters.none import NoDraft
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting import dynamic_tree as feature_growth
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.dynamic_tree import CENTRES, EDGES, DynamicTree, by_confidence, by_rank
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.heads import feature_drafter as feature
+from outpace.heads.feature_drafter import FeatureDrafter
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence, Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
-from support import NeverTwice, Path, distance, plain_law, whole_law
+from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
 from target_suite import tiny_model
 
 NAMES = ("eagle", "eagle2", "eagle3")
@@ -50,12 +52,15 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def law_error(name: str, mode: str, params: SamplingParams, vocabulary: int, prompt: Path = (0, 2)) -> float:
-    law = random_table(3, 1, sharpness=1.0)
-    target = TableTarget(3, law)
+    proposal_distribution = random_table(3, 1, sharpness=1.0)
+    target = TableTarget(3, proposal_distribution)
     method = method_of(name, target, vocabulary, **MODES[mode])
     found = whole_law(target, [Request(prompt, method, params, max_new_tokens=3)])
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-9)
-    return distance({output: weight for (output,), weight in found.items()}, plain_law(law, params, prompt, 3))
+    return distance(
+        {output: weight for (output,), weight in found.items()},
+        autoregressive_distribution(proposal_distribution, params, prompt, 3),
+    )
 
 
 CASES = [
@@ -90,12 +95,12 @@ def test_samples_come_with_the_rows_that_they_were_drawn_from(name: str) -> None
     [tree] = made.drafter.propose([sequence], [Budget(3)])
     assert len(tree) == 3
     written = Written(head, target)
-    fused = written.fused(true_states(target, tokens, head.config.taps))
+    fused = written.fused(true_states(target, tokens, head.config.aux_hidden_state_layers))
     rows = written.rows(tokens, fused[:-1], tree.tokens[:2])
     for at, logits in enumerate(rows):
         whole = torch.full((12,), -torch.inf)
         whole[head.words.ids] = logits
-        naive = plain_law(lambda _, whole=whole: whole, params, (*tokens, *tree.tokens[:at]), 1)  # type: ignore[misc]
+        naive = autoregressive_distribution(lambda _, whole=whole: whole, params, (*tokens, *tree.tokens[:at]), 1)  # type: ignore[misc]
         right = torch.tensor([naive.get((token,), 0.0) for token in range(12)])
         torch.testing.assert_close(tree.q_rows[at].dense(12), right, atol=1e-5, rtol=0)
 
@@ -119,7 +124,7 @@ def nothing_left(method: Method) -> None:
     for part in getattr(drafter, "parts", (drafter,)):
         if isinstance(part, FeatureDrafter):
             assert not part._tracks
-            assert not part._growers
+            assert not part._candidate_trees
 
 
 @pytest.fixture(scope="module", params=["table", "dense", "generic"])
@@ -200,13 +205,13 @@ def knowing(target: Target) -> Any:
 def started(method: Method, target: Target, tokens: Seq[int], params: SamplingParams | None = None) -> Sequence:
     sequence = target.sequence(tokens, params)
     method.drafter.begin(sequence)
-    target.prefill([sequence], method.drafter.taps, method.drafter.on_prefill)
+    target.prefill([sequence], method.drafter.aux_hidden_state_layers, method.drafter.on_prefill)
     return sequence
 
 
 def told(method: Method, target: Target, sequence: Sequence, tree: TokenTree, path: Seq[int], token: int) -> None:
     """A round in which ``tree``, whoever drafted it, was scored, and ``path`` and ``token`` committed."""
-    scores = target.score([(sequence, tree)], method.drafter.taps)
+    scores = target.score([(sequence, tree)], method.drafter.aux_hidden_state_layers)
     target.commit(scores, [list(path)])
     sequence.tokens += [*(tree.tokens[node] for node in path), token]
     method.drafter.observe([sequence], [scores[0]], [Verdict(tuple(path), token)])
@@ -270,7 +275,7 @@ def test_a_rewound_request_drafts_as_one_that_began_there(target: Target, kept: 
         if target.length(sequence.kv) > (rows := min(kept, len(sequence.tokens) - 1)):
             sequence.kv = target.truncate(sequence.kv, rows)
         drafter.rewind(sequence, kept)
-        target.prefill([sequence], drafter.taps, drafter.on_prefill)
+        target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
         [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
         same(tree, fresh_draft("eagle3", target, sequence.tokens))
         drafter.end(sequence)
@@ -338,22 +343,28 @@ def test_it_drafts_beside_others(name: str) -> None:
     prompts = [[1, 2, 1, 2, 1], [7], [3, 3, 3]]
     assert answers(target, combined, prompts) == answers(target, plain, prompts)
     nothing_left(combined)
-    law = random_table(3, 1, sharpness=1.0)
-    small = TableTarget(3, law)
+    proposal_distribution = random_table(3, 1, sharpness=1.0)
+    small = TableTarget(3, proposal_distribution)
     head = head_of("eagle3", small, 2)
     settings["settings"] = {"eagle3": MODES["chain"], "pld": {"length": 1}}
     combined = build(name, Context(small, lambda: small, head=lambda *_: head), settings)
     params = SamplingParams(temperature=1.0)
     found = whole_law(small, [Request((0, 0), combined, params, max_new_tokens=3)])
-    assert distance({out: weight for (out,), weight in found.items()}, plain_law(law, params, (0, 0), 3)) < 1e-6
+    assert (
+        distance(
+            {out: weight for (out,), weight in found.items()},
+            autoregressive_distribution(proposal_distribution, params, (0, 0), 3),
+        )
+        < 1e-6
+    )
 
 
 # ------------------------------------------------------------------------------------------------ growing paths
 
 
-def grown(budget: Budget, rows: Any, **settings: Any) -> tuple[Paths, list[list[tuple[int, int]]]]:
+def grown(budget: Budget, rows: Any, **settings: Any) -> tuple[DynamicTree, list[list[tuple[int, int]]]]:
     """A draft over six words (ids 10 to 15) whose logits after a path of words are ``rows(path)``; what was run."""
-    paths = Paths(
+    paths = DynamicTree(
         budget, Calibration(by_confidence if settings.get("confident", True) else by_rank), range(10, 16), **settings
     )
     known: list[tuple[int, ...]] = [()]
@@ -391,8 +402,8 @@ def test_the_most_probable_paths_are_drafted(depth: int, width: int, nodes: int)
     tree = paths.tree()
     right = best_paths(depth, width)[:nodes]
     assert {tuple(token - 10 for token in tree.path_tokens(node)) for node in range(len(tree))} == {p for _, p in right}
-    assert tree.estimates == sorted(tree.estimates, reverse=True)
-    assert tree.estimates == pytest.approx([p for p, _ in right], rel=1e-4)
+    assert tree.path_acceptance_probs == sorted(tree.path_acceptance_probs, reverse=True)
+    assert tree.path_acceptance_probs == pytest.approx([p for p, _ in right], rel=1e-4)
 
 
 def test_a_level_runs_few_nodes_and_passed_over_ones_come_later() -> None:
@@ -402,11 +413,11 @@ def test_a_level_runs_few_nodes_and_passed_over_ones_come_later() -> None:
 
 
 def test_temperature_flattens_what_is_promised() -> None:
-    cold, _ = grown(Budget(1, 6, 6), words, warmth=1.0)
-    warm, _ = grown(Budget(1, 6, 6), words, warmth=0.5)
+    cold, _ = grown(Budget(1, 6, 6), words, inverse_temperature=1.0)
+    warm, _ = grown(Budget(1, 6, 6), words, inverse_temperature=0.5)
     right = (0.5 * words(())).softmax(-1).sort(descending=True).values.tolist()
-    assert warm.tree().estimates == pytest.approx(right, rel=1e-4)
-    assert cold.tree().estimates[0] > warm.tree().estimates[0]
+    assert warm.tree().path_acceptance_probs == pytest.approx(right, rel=1e-4)
+    assert cold.tree().path_acceptance_probs[0] > warm.tree().path_acceptance_probs[0]
 
 
 def certain(path: tuple[int, ...]) -> Tensor:
@@ -416,14 +427,14 @@ def certain(path: tuple[int, ...]) -> Tensor:
 def test_drafts_end_where_they_do_not_pay() -> None:
     cheap = tuple(1.0 + 0.01 * count for count in range(9))
     dear = tuple(1.0 + 0.9 * count for count in range(9))
-    paths, levels = grown(Budget(8, 8, 3, prices=cheap), certain, level=0.01)
+    paths, levels = grown(Budget(8, 8, 3, relative_costs=cheap), certain, level=0.01)
     assert max(paths.tree().depths) == 8
-    paths, levels = grown(Budget(8, 8, 3, prices=dear), certain, level=0.01)
+    paths, levels = grown(Budget(8, 8, 3, relative_costs=dear), certain, level=0.01)
     assert len(levels) <= 2
     assert len(paths.tree()) <= 1
-    _, levels = grown(Budget(8, 8, 3, prices=cheap), certain, level=5.0)
+    _, levels = grown(Budget(8, 8, 3, relative_costs=cheap), certain, level=5.0)
     assert levels == [[]], "a level that costs more than it can bring is not run"
-    unsure, levels = grown(Budget(8, 8, 3, prices=dear), lambda path: torch.zeros(6), level=0.01)
+    unsure, levels = grown(Budget(8, 8, 3, relative_costs=dear), lambda path: torch.zeros(6), level=0.01)
     assert levels == [[]]
     assert len(unsure.tree()) == 0
 
@@ -439,15 +450,15 @@ def test_a_threshold_stops_where_the_drafter_is_unsure() -> None:
 def test_rates_are_learned_by_what_was_committed() -> None:
     rates = Calibration(by_confidence)
     for _ in range(40):
-        paths = Paths(Budget(2, 4, 2), rates, range(10, 16), expand=2)
+        paths = DynamicTree(Budget(2, 4, 2), rates, range(10, 16), expand=2)
         wanted = paths.take(certain(())[None])
         paths.take(torch.stack([certain(())] * len(wanted)))
-        before = paths.tree().estimates[0]
+        before = paths.tree().path_acceptance_probs[0]
         paths.learn([11, 10])  # never what it is sure of
     assert before < 0.4
     ranks = Calibration(by_rank)
     for _ in range(40):
-        paths = Paths(Budget(1, 4, 3), ranks, range(10, 16), confident=False)
+        paths = DynamicTree(Budget(1, 4, 3), ranks, range(10, 16), confident=False)
         paths.take(torch.tensor([[3.0, 2.0, 1.0, 0.0, 0.0, 0.0]]))
         paths.learn([12])
     order = paths.tree().tokens
@@ -474,12 +485,12 @@ def test_a_forward_serves_a_whole_batch() -> None:
     drafter: Any = method.drafter
     sequences = [started(method, target, tokens) for tokens in ([3, 1, 4], [5, 9, 2, 6, 5], [3, 5, 8, 9])]
     calls: list[int] = []
-    run = drafter.net.stack.run
-    drafter.net.stack.run = lambda batch, **more: calls.append(len(batch)) or run(batch, **more)  # type: ignore[func-returns-value]
+    run = drafter.net.runner.run
+    drafter.net.runner.run = lambda batch, **more: calls.append(len(batch)) or run(batch, **more)  # type: ignore[func-returns-value]
     drafter.propose(sequences, [Budget(2, 4, 2)] * 3)
     assert calls == [3, 3]
 
 
 def test_plain_decoding_reads_no_states() -> None:
-    assert NoDraft().taps == ()
-    assert method_of("eagle3", table(12)).drafter.taps
+    assert NoDraft().aux_hidden_state_layers == ()
+    assert method_of("eagle3", table(12)).drafter.aux_hidden_state_layers

@@ -9,14 +9,14 @@ import torch
 from torch.nn import functional
 
 from eagle_support import Written, drafted_logits, head_of, table, true_states
-from outpace.drafters.base import Proposal
-from outpace.drafters.eagle import EagleNet
-from outpace.drafters.eagle3 import Eagle3Net
-from outpace.drafters.feature import FeatureDrafter
+from outpace.core.proposal import Proposal
 from outpace.heads.base import Batch, Teacher
+from outpace.heads.feature_drafter import FeatureDrafter
 from outpace.heads.unrolled import gathered, plainly, spread, unrolled
+from outpace.methods.learned.eagle.drafter import EagleNet
+from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import draw
+from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
@@ -59,12 +59,14 @@ def test_rows_find_their_places_and_come_back() -> None:
     assert not grid[0, :, [0, 2, 3]].any()
 
 
-def batch_of(target: Target, rows: list[list[int]], prompts: list[int], taps: tuple[int, ...]) -> Batch:
+def batch_of(
+    target: Target, rows: list[list[int]], prompts: list[int], aux_hidden_state_layers: tuple[int, ...]
+) -> Batch:
     longest = max(map(len, rows))
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.bool)
     answer = real.clone()
-    layers = sorted({*taps, target.num_layers})
+    layers = sorted({*aux_hidden_state_layers, target.num_layers})
     states = {layer: torch.zeros(len(rows), longest, target.hidden_size) for layer in layers}
     for at, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
         tokens[at, : len(row)] = torch.tensor(row)
@@ -85,7 +87,7 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
     written, words = Written(head, target), set(head.words.ids.tolist())
     losses: list[list[float]] = [[] for _ in range(steps)]
     for row, prompt in zip(rows, prompts, strict=True):
-        states = true_states(target, row, sorted({*head.config.taps, target.num_layers}))
+        states = true_states(target, row, sorted({*head.config.aux_hidden_state_layers, target.num_layers}))
         fused = written.fused(states)
         for last in range(prompt - 1, len(row) - 1):  # the last committed token
             if last < 1:
@@ -106,7 +108,7 @@ def test_training_unrolls_what_decoding_runs(placed: dict[str, str], vocabulary:
     target = table(12)
     head = head_of("eagle3", target, vocabulary, steps=3, decay=0.7, **placed)
     rows, prompts = [[3, 1, 4, 11, 5, 9, 2, 6], [5, 3, 5, 8, 9], [7, 9, 3, 2, 3, 8, 4]], [3, 1, 2]
-    batch = batch_of(target, rows, prompts, head.config.taps)
+    batch = batch_of(target, rows, prompts, head.config.aux_hidden_state_layers)
     got = head.losses(batch, teacher_for(target, head))
     each = expected(head, target, rows, prompts, 3)
     weights = [0.7**step for step in range(3)]
@@ -118,7 +120,7 @@ def test_eagle_is_asked_for_features_and_words() -> None:
     target = table(12)
     head = head_of("eagle", target, 9, feature_weight=0.0, word_weight=1.0)
     rows, prompts = [[3, 1, 4, 11, 5, 9, 2, 6], [5, 3, 5, 8, 9]], [3, 2]
-    batch, teacher = batch_of(target, rows, prompts, head.config.taps), teacher_for(target, head)
+    batch, teacher = batch_of(target, rows, prompts, head.config.aux_hidden_state_layers), teacher_for(target, head)
     each = expected(head, target, rows, prompts, 1)
     assert float(head.losses(batch, teacher)["loss"]) == pytest.approx(each[0], rel=2e-3)
     # A head whose layer adds nothing and whose joint is the feature before: the distance is known.
@@ -137,7 +139,10 @@ def test_eagle_is_asked_for_features_and_words() -> None:
 def test_noise_is_for_training_alone() -> None:
     target = table(12)
     head = head_of("eagle", target)
-    batch, teacher = batch_of(target, [[3, 1, 4, 1, 5, 9]], [2], head.config.taps), teacher_for(target, head)
+    batch, teacher = (
+        batch_of(target, [[3, 1, 4, 1, 5, 9]], [2], head.config.aux_hidden_state_layers),
+        teacher_for(target, head),
+    )
     assert head.losses(batch, teacher)["loss"] == head.losses(batch, teacher)["loss"]
     head.train()
     assert head.losses(batch, teacher)["loss"] != head.losses(batch, teacher)["loss"]
@@ -147,7 +152,9 @@ def test_noise_is_for_training_alone() -> None:
 def test_a_batch_without_answers_has_no_loss_and_slopes(kind: str) -> None:
     target = table(12)
     head = head_of(kind, target).requires_grad_(True)
-    loss = head.losses(batch_of(target, [[3, 1, 4]], [3], head.config.taps), teacher_for(target, head))["loss"]
+    loss = head.losses(
+        batch_of(target, [[3, 1, 4]], [3], head.config.aux_hidden_state_layers), teacher_for(target, head)
+    )["loss"]
     loss.backward()
     assert float(loss.detach()) == 0.0
 
@@ -157,7 +164,7 @@ def test_training_moves_towards_what_the_target_says(kind: str) -> None:
     target = table(12)
     head = head_of(kind, target).requires_grad_(True)
     rows = [[(3 * at + step * step) % 12 for step in range(9)] for at in range(6)]
-    batch, teacher = batch_of(target, rows, [2] * 6, head.config.taps), teacher_for(target, head)
+    batch, teacher = batch_of(target, rows, [2] * 6, head.config.aux_hidden_state_layers), teacher_for(target, head)
     optimiser = torch.optim.AdamW(head.parameters(), lr=3e-2)
     losses = []
     for _ in range(30):
@@ -188,9 +195,9 @@ def test_decoding_runs_the_network(target: Target, kind: str, options: dict[str,
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
     sequence = target.sequence(tokens)
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     written = Written(head, target)
-    fused = written.fused(true_states(target, tokens, drafter.taps))
+    fused = written.fused(true_states(target, tokens, drafter.aux_hidden_state_layers))
     for drafted in ([8, 9, 7], [4], [11, 3, 3, 5]):
         right = written.rows(tokens, fused[: len(tokens) - 1], drafted)
         torch.testing.assert_close(drafted_logits(drafter, sequence, drafted), right, atol=2e-3, rtol=2e-3)

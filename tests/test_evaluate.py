@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-import outpace.models
+import outpace.loading
 from cli_support import Run, refused, toy
-from outpace.bench.prompts import Prompt
+from outpace.bench.bigram import BigramDrafter, Bigrams, bigram_method
+from outpace.bench.head_evaluation import FIGURES, by_depth, evaluate, head_facts
+from outpace.bench.head_subjects import Subject, choose_methods, head_subjects, own_answers, untrained_subjects
 from outpace.bench.settings import BenchSettings
 from outpace.certify import certify
 from outpace.certify.exact import toy_head
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.engine.decoder import Decoder, Request
 from outpace.heads.base import Head, find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.untrained import as_training_begins, random_head
-from outpace.method import drafting_with
-from outpace.models import Model
+from outpace.methods.registry import drafting_with
+from outpace.model import Model
+from outpace.prompts.questions import Prompt
 from outpace.targets.table import TableTarget, random_table
-from outpace.training.bigram import BigramDrafter, Bigrams, bigram_method
 from outpace.training.dataset import held_out
-from outpace.training.evaluate import FIGURES, by_depth, evaluate, head_facts
 from outpace.training.shards import Conversation, Shards
-from outpace.training.subjects import Subject, choose_methods, head_subjects, own_answers, untrained_subjects
 
 PROMPTS = [
     Prompt("one", "x", ("a cat sat",)),
@@ -265,7 +265,7 @@ def test_bad_input_is_said_in_one_line(
     def no_model(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the options were checked")
 
-    monkeypatch.setattr(outpace.models, "load", no_model)
+    monkeypatch.setattr(outpace.loading, "load", no_model)
     refused(cli("eval-head", str(tmp_path / "none")), "no such folder")
     refused(cli("eval-head", str(tmp_path / "data")), "no head at")
     refused(cli("eval-head", str(folder), "--prompts", str(tmp_path / "none.txt")), "none.txt")

@@ -17,19 +17,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets import choice
 from outpace.targets.base import Sequence, SubGraph
 from outpace.targets.dense import rotary, torch_kv
-from outpace.targets.dense.blueprint import Unknown, draw
 from outpace.targets.dense.build import NotAvailable
+from outpace.targets.dense.decoder_spec import Unknown, draw
 from outpace.targets.dense.graphs import BUCKETS
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.dense.torch_target import GraphTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
-from outpace.tree import ROOT, SideNode, TokenTree
 from recorder import Recording, record
 from target_suite import VOCAB, near, opened, random_tokens, random_tree, reference, tiny_model
 
@@ -63,7 +63,7 @@ def scored(target: GraphTarget, sequence: Sequence, tree: TokenTree | None = Non
 def test_any_padding_gives_the_same(seed: int, length: int, nodes: int, side: int, bucket: int, kind: str) -> None:
     rng = random.Random(seed)
     tokens, tree = random_tokens(length, rng), random_tree(nodes, rng)
-    tree.side = [SideNode(rng.randrange(VOCAB), rng.randrange(9), (ROOT,)) for _ in range(side)]
+    tree.side = [AuxiliaryToken(rng.randrange(VOCAB), rng.randrange(9), (ROOT,)) for _ in range(side)]
     found = []
     for target in (target_of(kind, ()), target_of(kind, (bucket, 512))):
         sequence = opened(target, tokens)
@@ -222,10 +222,10 @@ def test_other_forwards_run_eagerly() -> None:
     target = replaying()
     sequence, other = opened(target, [1, 2, 3]), opened(target, [4, 5])
     tree = TokenTree.chain([6])
-    embedded = TokenTree(side=[SideNode(0, 1, (ROOT,), torch.zeros(target.hidden_size))])
+    embedded = TokenTree(side=[AuxiliaryToken(0, 1, (ROOT,), torch.zeros(target.hidden_size))])
     for _ in range(3):
         target.score([(sequence, tree), (other, tree)])
-        target.score([(sequence, tree)], taps=(1,))
+        target.score([(sequence, tree)], aux_hidden_state_layers=(1,))
         target.score([(sequence, embedded)])
         draft = target.score([(sequence, tree)], graph=SubGraph(stop=2))
         target.score([(sequence, tree)], resume=draft)

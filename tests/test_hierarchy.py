@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.controllers.hierarchy import best_hierarchy, latency, measured_rates, tokens_per_round
-from outpace.drafters.nested import Nested
-from outpace.drafters.none import NoDraft
-from outpace.errors import BadInput
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.engine.method import Method
+from outpace.methods.combination.hsd import Nested
+from outpace.methods.none import NoDraft
 from outpace.targets.table import TableTarget
 from support import round_law
 
@@ -87,6 +87,6 @@ def test_the_formula_counts_the_tokens_of_a_real_round(length: int) -> None:
     [[_, rate], _] = measured_rates([target, draft], [[0, 1, 2]])
     inner = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
     method = Method("hsd", Nested(draft, inner), RecursiveRejection(), Fixed(length))
-    law = round_law(target, method, SamplingParams(temperature=1.0), (0, 1), 8)
-    mean = sum(len(tokens) * weight for tokens, weight in law.items())
+    proposal_distribution = round_law(target, method, SamplingParams(temperature=1.0), (0, 1), 8)
+    mean = sum(len(tokens) * weight for tokens, weight in proposal_distribution.items())
     assert mean == pytest.approx(tokens_per_round(rate, length), abs=1e-5)

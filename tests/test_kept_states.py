@@ -14,9 +14,9 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
 from outpace.targets.base import FULL, Sequence, TreeScores
 from outpace.targets.states import States
 from outpace.targets.table import TableTarget, random_table
@@ -29,25 +29,29 @@ TARGET = TableTarget(VOCAB, random_table(VOCAB, 2))
 class Reader(Toy):
     """Drafts certain trees, and writes down the states that it is shown, by position."""
 
-    def __init__(self, taps: tuple[int, ...]) -> None:
+    def __init__(self, aux_hidden_state_layers: tuple[int, ...]) -> None:
         super().__init__(certain_tree(1, VOCAB), CERTAIN_TREE)
-        self.taps = taps
+        self.aux_hidden_state_layers = aux_hidden_state_layers
         self.shown: dict[Sequence, list[dict[int, Tensor]]] = {}
 
     def begin(self, sequence: Sequence) -> None:
         self.shown[sequence] = []
 
-    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
-        assert set(taps) == set(self.taps)
+    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        assert set(hidden_states) == set(self.aux_hidden_state_layers)
         assert position == len(self.shown[sequence]), "in order, without a gap"
-        rows = len(taps[self.taps[0]])
-        self.shown[sequence] += [{layer: taps[layer][row] for layer in self.taps} for row in range(rows)]
+        rows = len(hidden_states[self.aux_hidden_state_layers[0]])
+        self.shown[sequence] += [
+            {layer: hidden_states[layer][row] for layer in self.aux_hidden_state_layers} for row in range(rows)
+        ]
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         for sequence, scored, verdict in zip(sequences, scores, verdicts, strict=True):
             path = verdict.path[: len(sequence.tokens) - scored.length - 1]
             for row in (0, *(1 + node for node in path)):
-                self.shown[sequence].append({layer: scored.taps[layer][row] for layer in self.taps})
+                self.shown[sequence].append(
+                    {layer: scored.hidden_states[layer][row] for layer in self.aux_hidden_state_layers}
+                )
 
     def check(self, sequence: Sequence) -> None:
         """What was shown is the target's state at every token but the last."""
@@ -59,8 +63,8 @@ class Reader(Toy):
                 assert torch.equal(state, TARGET._state(path, FULL, layer))
 
 
-def reading(*taps: int) -> tuple[Reader, Method]:
-    drafter = Reader(taps)
+def reading(*aux_hidden_state_layers: int) -> tuple[Reader, Method]:
+    drafter = Reader(aux_hidden_state_layers)
     return drafter, Method("toy", drafter, RecursiveRejection(), Fixed(3))
 
 

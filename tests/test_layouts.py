@@ -28,7 +28,7 @@ from layouts_support import (
     tensors,
     written,
 )
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.checkpoint import load
 from outpace.heads.layouts.base import About, detect, read, write
 from outpace.heads.shipped import find_head, kind_at
@@ -71,7 +71,11 @@ def test_what_is_written_is_read_bit_for_bit(
     before, after = head.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert (again.kind, again.config.taps, again.words.own) == (kind, head.config.taps, False)
+    assert (again.kind, again.config.aux_hidden_state_layers, again.words.own) == (
+        kind,
+        head.config.aux_hidden_state_layers,
+        False,
+    )
     for name, value in options.items():
         assert getattr(again.options, name) == value
     found = detect(folder)
@@ -85,7 +89,7 @@ def test_another_engine_makes_the_same_of_an_eagle3_head(
     layout: str, options: dict[str, Any], vocabulary: int, tmp_path: Path
 ) -> None:
     head = head_of("eagle3", vocabulary, **options)
-    states = true_states(target(), TOKENS[:-1], head.config.taps)
+    states = true_states(target(), TOKENS[:-1], head.config.aux_hidden_state_layers)
     wanted = Written(head, target())
     ours = wanted.rows(TOKENS, wanted.fused(states), DRAFTED)
     theirs = eagle3_elsewhere(written(head, layout, tmp_path / "there"), TOKENS, states, DRAFTED)
@@ -94,7 +98,7 @@ def test_another_engine_makes_the_same_of_an_eagle3_head(
 
 def test_another_engine_makes_the_same_of_an_eagle_head(tmp_path: Path) -> None:
     head = head_of("eagle", 97)
-    states = true_states(target(), TOKENS[:-1], head.config.taps)
+    states = true_states(target(), TOKENS[:-1], head.config.aux_hidden_state_layers)
     wanted = Written(head, target())
     features = wanted.fused(states)
     rows = target().head_rows(torch.arange(97))
@@ -108,8 +112,8 @@ def test_another_engine_makes_the_same_of_a_dflash_head(
     options: dict[str, Any], vocabulary: int, tmp_path: Path
 ) -> None:
     head = head_of("dflash", vocabulary, **options)
-    states = true_states(target(), TOKENS[:-1], head.config.taps)
-    context = head.context([states[tap] for tap in head.config.taps])[None]
+    states = true_states(target(), TOKENS[:-1], head.config.aux_hidden_state_layers)
+    context = head.context([states[tap] for tap in head.config.aux_hidden_state_layers])[None]
     context = torch.cat([context, torch.zeros_like(context[:, :1])], 1)  # the last token's own state is hidden
     embedded = target().embed(torch.tensor(TOKENS[-1:]))[None]
     ours = head.words(head.blocks(context, embedded, torch.tensor([[len(TOKENS) - 1]]))[0, 0, 1:])
@@ -193,25 +197,25 @@ def test_the_configuration_of_speculators_says_everything(tmp_path: Path) -> Non
 
 
 def test_engines_collect_states_in_the_order_of_the_layers(tmp_path: Path) -> None:
-    head = head_of("eagle3", taps=(2, 0), norms="attdrift")
+    head = head_of("eagle3", aux_hidden_state_layers=(2, 0), norms="attdrift")
     folder = written(head, "speculators", tmp_path / "there")
     assert configuration(folder)["eagle_aux_hidden_state_layer_ids"] == [0, 2]
     states = true_states(target(), TOKENS, (0, 2))
     again: Any = read(folder, target())
-    assert again.config.taps == (0, 2)
+    assert again.config.aux_hidden_state_layers == (0, 2)
     assert torch.allclose(again.fused([states[0], states[2]]), head.fused([states[2], states[0]]), atol=1e-4)
 
 
 def test_sglang_names_the_layers_whose_output_it_is(tmp_path: Path) -> None:
-    head = head_of("eagle3", taps=(2, 4))
+    head = head_of("eagle3", aux_hidden_state_layers=(2, 4))
     folder = written(head, "eagle", tmp_path / "there")
     key = "eagle_aux_hidden_state_layer_ids"
     assert configuration(folder)[key] == [2, 4]
     assert configuration(folder)["eagle_config"][key] == [1, 3]
     edit(folder, {key: None})
-    assert read(folder, target()).config.taps == (2, 4)
+    assert read(folder, target()).config.aux_hidden_state_layers == (2, 4)
     edit(folder, {"eagle_config": None})
-    assert read(folder, target()).config.taps == (1, 2)  # EAGLE's own: 2, half and last but two
+    assert read(folder, target()).config.aux_hidden_state_layers == (1, 2)  # EAGLE's own: 2, half and last but two
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("draft-lm", "hf")])
@@ -415,11 +419,11 @@ def test_dflash_as_its_authors_publish_it(tmp_path: Path) -> None:
     edit(folder, None, embed_tokens__weight=lambda one: None, lm_head__weight=lambda one: None)
     inner = configuration(folder)["transformer_layer_config"]
     (folder / "mask_embedding.pt").unlink()
-    special = {"mask_token_id": 3, "target_layer_ids": [tap - 1 for tap in head.config.taps]}
+    special = {"mask_token_id": 3, "target_layer_ids": [tap - 1 for tap in head.config.aux_hidden_state_layers]}
     theirs = inner | {"architectures": ["DFlashDraftModel"], "block_size": 8, "num_target_layers": 4}
     (folder / "config.json").write_text(json.dumps(theirs | {"dflash_config": special}))
     again: Any = read(folder, target())
-    assert again.config.taps == head.config.taps
+    assert again.config.aux_hidden_state_layers == head.config.aux_hidden_state_layers
     assert torch.allclose(again.mask_embedding, target().embed(torch.tensor([3]))[0])
     assert torch.equal(again.fc.weight, head.fc.weight)
     torch.save({"mask_token_id": 3, "embedding": head.mask_embedding.data}, folder / "mask_embedding.pt")

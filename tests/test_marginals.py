@@ -14,12 +14,12 @@ from torch import Tensor
 
 from outpace.acceptance.default import default_rule
 from outpace.acceptance.rejection import Rejection
-from outpace.chance import Enumeration, SeededChance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.calibration import Calibration
-from outpace.drafters.marginals import (
+from outpace.core.chance import Enumeration, SeededChance
+from outpace.core.sampling import SamplingParams
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.marginals import (
     EDGE,
     FromMarginals,
     Level,
@@ -29,8 +29,8 @@ from outpace.drafters.marginals import (
     likeliest_prefixes,
     marginal_prior,
 )
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, round_error
@@ -43,11 +43,11 @@ def all_prefixes(levels: Seq[Level], width: int, depth: int) -> dict[tuple[int, 
     found = {}
     for length in range(1, min(depth, len(levels)) + 1):
         for ranks in product(range(width), repeat=length):
-            estimate, strayed = 1.0, False
+            path_acceptance_prob, strayed = 1.0, False
             for at, rank in enumerate(ranks):
-                estimate *= marginal_prior((at, rank, strayed, certainty(levels[at].logs[rank])))
+                path_acceptance_prob *= marginal_prior((at, rank, strayed, certainty(levels[at].logs[rank])))
                 strayed = strayed or rank > 0
-            found[tuple(levels[at].tokens[rank] for at, rank in enumerate(ranks))] = estimate
+            found[tuple(levels[at].tokens[rank] for at, rank in enumerate(ranks))] = path_acceptance_prob
     return found
 
 
@@ -59,9 +59,9 @@ def test_a_tree_holds_the_likeliest_of_all_prefixes_best_first(seed: int, nodes:
     grown = likeliest_prefixes(levels, Calibration(marginal_prior).rate, Budget(depth, nodes, width), floor=0.0)
     every = all_prefixes(levels, width, depth)
     best = sorted(every.values(), reverse=True)[:nodes]
-    assert grown.tree.estimates == pytest.approx(best)
+    assert grown.tree.path_acceptance_probs == pytest.approx(best)
     for node in range(len(grown.tree)):
-        assert every[tuple(grown.tree.path_tokens(node))] == pytest.approx(grown.tree.estimates[node])
+        assert every[tuple(grown.tree.path_tokens(node))] == pytest.approx(grown.tree.path_acceptance_probs[node])
     assert len(grown.kinds) == len(grown.tree)
 
 
@@ -156,13 +156,13 @@ def test_chains_and_trees_are_lossless(k: int, sampled: bool, words: int, params
 
 
 def test_how_long_a_drawn_chain_is_does_not_depend_on_what_is_drawn() -> None:
-    prices = (1.0, 1.3, 1.6, 1.9, 2.2)
+    relative_costs = (1.0, 1.3, 1.6, 1.9, 2.2)
     drafter, target = Told(sampled=True), TableTarget(VOCAB)
     lengths, tokens = set(), set()
     for seed in range(30):
         sequence = target.sequence([1, 2], SamplingParams(temperature=1.0, seed=seed))
         drafter.begin(sequence)
-        tree = drafter.propose([sequence], [Budget(4, 4, 1, prices=prices)])[0]
+        tree = drafter.propose([sequence], [Budget(4, 4, 1, relative_costs=relative_costs)])[0]
         lengths.add(len(tree))
         tokens.add(tuple(tree.tokens))
         drafter.end(sequence)
@@ -191,7 +191,7 @@ def test_what_is_right_is_learned_also_where_it_was_not_drafted() -> None:
 
     class Priced(Fixed):
         def budget(self, *_: object, **__: object) -> Budget:
-            return Budget(1, 1, 1, prices=(1.0, 1.6))
+            return Budget(1, 1, 1, relative_costs=(1.0, 1.6))
 
     decoder = Decoder(target)
     request = Request((0,), Method("timid", drafter, Rejection(), Priced(1)), max_new_tokens=30, trace=True)

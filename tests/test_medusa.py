@@ -14,18 +14,20 @@ from dense_support import target_of
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.medusa import RECENT, HeadsDrafter, LastStates, network, rank_prior
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.heads.base import Batch, Head, TargetFacts, Teacher, find_kind, plan
-from outpace.heads.medusa import Medusa, ParallelHeads
+from outpace.heads.parallel_drafter import RECENT, HeadsDrafter, LastStates, rank_prior
+from outpace.heads.parallel_heads import ParallelHeads
 from outpace.heads.untrained import as_training_begins, random_head
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.methods.learned.medusa.network import Medusa
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
-from support import distance, plain_law, whole_law
+from support import autoregressive_distribution, distance, whole_law
 
 VOCAB = 12
 KINDS = ("medusa", "bpd")
@@ -166,7 +168,7 @@ def test_settings_that_do_not_exist_are_named() -> None:
     facts = TargetFacts(name="toy", hidden_size=8, vocab_size=8, num_layers=2, fingerprint=[])
     with pytest.raises(BadInput, match=r"head 'medusa', setting 'depth'.*heads, layers, decay"):
         plan(find_kind("medusa"), facts, options={"depth": 2})
-    assert plan(find_kind("bpd"), facts).taps == (2,)
+    assert plan(find_kind("bpd"), facts).aux_hidden_state_layers == (2,)
     assert plan(find_kind("medusa"), facts, options={"layers": 3}).layers == 3
 
 
@@ -183,7 +185,7 @@ def test_the_network_runs_as_it_was_trained(shape: str, precision: str) -> None:
             if weight.dim() == 1:
                 weight.normal_()
     states = torch.randn(5, target.hidden_size)
-    found, expected = network(head, target)(states), head.said(states)
+    found, expected = head.beside(target)(states), head.said(states)
     close = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.03}[precision]
     assert float((found - expected).abs().max()) < close * float(expected.abs().max())
 
@@ -229,7 +231,7 @@ def test_a_prompt_of_one_token_has_no_state_before_it() -> None:
 def drafted(drafter: HeadsDrafter, target: TableTarget, tokens: Seq[int], budget: Budget) -> TokenTree:
     sequence = target.sequence(tokens)
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     [tree] = drafter.propose([sequence], [budget])
     drafter.end(sequence)
     return tree
@@ -239,7 +241,7 @@ def test_medusas_tree_holds_the_likeliest_combinations_first() -> None:
     target, head, _ = trained("medusa")
     tree = drafted(HeadsDrafter(head, target, 4), target, (3, 1), Budget(8, 10, 4))
     assert tree.is_deterministic and len(tree) == 10
-    assert tree.estimates == sorted(tree.estimates, reverse=True)
+    assert tree.path_acceptance_probs == sorted(tree.path_acceptance_probs, reverse=True)
     assert max(tree.depths) > 1 and len(tree.children(ROOT)) > 1
     ranked = head.words.ids[best_words(target, head, (3,)).argsort(-1, descending=True)].tolist()
     for node, token in enumerate(tree.tokens):
@@ -255,7 +257,7 @@ def test_the_sparse_tree_goes_by_ranks_alone() -> None:
     assert trees[0].parents == trees[1].parents == trees[2].parents
     assert len({tuple(tree.tokens) for tree in trees}) == 3
     first = rank_prior((0, 0)), rank_prior((0, 1)), rank_prior((0, 0)) * rank_prior((1, 0))
-    assert {round(one, 6) for one in first} <= {round(one, 6) for one in trees[0].estimates}
+    assert {round(one, 6) for one in first} <= {round(one, 6) for one in trees[0].path_acceptance_probs}
     dynamic = {
         tuple(drafted(HeadsDrafter(head, target, 4), target, prompt, Budget(8, 9, 4)).parents)
         for prompt in ((3, 1), (5, 2), (0, 2))
@@ -272,7 +274,7 @@ def test_few_words_are_all_that_is_drafted() -> None:
 
 def test_what_is_dear_is_not_drafted() -> None:
     target = toy()
-    dear = Budget(8, 8, 4, prices=(1.0, *(3.0 + n for n in range(8))))
+    dear = Budget(8, 8, 4, relative_costs=(1.0, *(3.0 + n for n in range(8))))
     assert len(drafted(HeadsDrafter(head_of("medusa", target), target, 4), target, (3, 1), dear)) == 0
 
 
@@ -314,8 +316,8 @@ def test_sampled_answers_have_plain_decodings_law(shape: str, settings: dict[str
     head = random_head(["bpd" if shape == "bpd" else "medusa"], target, seed=1, **changes)
     for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, repetition_penalty=1.3)):
         requests = [Request((0, 1), made(target, head, settings), params, max_new_tokens=4)]
-        law = {outputs[0]: weight for outputs, weight in whole_law(target, requests).items()}
-        assert distance(law, plain_law(target.table, params, (0, 1), 4)) < 1e-6
+        proposal_distribution = {outputs[0]: weight for outputs, weight in whole_law(target, requests).items()}
+        assert distance(proposal_distribution, autoregressive_distribution(target.table, params, (0, 1), 4)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -352,7 +354,7 @@ class Follower:
         self.drafter = HeadsDrafter(self.head, self.target, 1)
         self.sequence = self.target.sequence(tokens)
         self.drafter.begin(self.sequence)
-        self.target.prefill([self.sequence], self.drafter.taps, self.drafter.on_prefill)
+        self.target.prefill([self.sequence], self.drafter.aux_hidden_state_layers, self.drafter.on_prefill)
 
     def proposed(self, sequence: Sequence | None = None) -> list[int]:
         return self.drafter.propose([sequence or self.sequence], [Budget(4, 4)])[0].tokens[:2]
@@ -363,7 +365,7 @@ class Follower:
         return best[:2]
 
     def round(self, tree: TokenTree, path: tuple[int, ...], token: int, cut: int | None = None) -> None:
-        scores = self.target.score([(self.sequence, tree)], self.drafter.taps)
+        scores = self.target.score([(self.sequence, tree)], self.drafter.aux_hidden_state_layers)
         committed = [*(tree.tokens[node] for node in path), token][:cut]
         self.target.commit(scores, [path[: len(committed) - 1]])
         self.sequence.tokens += committed

@@ -12,16 +12,17 @@ from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Drafter
-from outpace.drafters.memory import Lru, Namespaces
-from outpace.drafters.none import NoDraft
-from outpace.method import Method
-from outpace.metrics import CacheUse
-from outpace.sampling import SamplingParams
+from outpace.core.lru import Lru
+from outpace.core.metrics import CacheUse
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.namespaces import Namespaces
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
+from outpace.methods.none import NoDraft
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget
-from outpace.tree import TokenTree
 
 TARGET = TableTarget(5)
 

@@ -10,18 +10,20 @@ from importlib.metadata import EntryPoint
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
-import outpace.method
+import outpace.methods.registry
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.greedy import Greedy
+from outpace.acceptance.registry import rules
 from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.base import Proposal
-from outpace.drafters.none import NoDraft
-from outpace.errors import BadInput
-from outpace.method import Context, Method, NoSettings, Parts, build, find, methods, register, rules
-from outpace.metrics import RequestMetrics
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.engine.method import Method
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, NoSettings, Parts, build, find, methods, register
 from outpace.targets.table import TableTarget
 from support import CERTAIN_TREE, CHAIN, TREE, Toy, certain_tree
 
@@ -39,7 +41,7 @@ class Settings(BaseModel):
         return self
 
 
-CARRIED = Proposal(sampled=True, carried=True)
+CARRIED = Proposal(sampled=True, keeps_unverified_draws=True)
 
 
 def no_draft_model() -> TableTarget:
@@ -57,14 +59,14 @@ def toy(proposal: Proposal) -> Toy:
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A copy of the registry with a toy method, gone afterwards."""
     methods()
-    monkeypatch.setattr(outpace.method, "_REGISTRY", dict(outpace.method._REGISTRY))
+    monkeypatch.setattr(outpace.methods.registry, "_REGISTRY", dict(outpace.methods.registry._REGISTRY))
 
     @register("toy", family="test", paper="-", summary="A toy.", aliases=("plaything", "bauble"))
     def build_toy(context: Context, settings: Settings) -> Parts:
         return Parts(toy(CERTAIN_TREE), Fixed(settings.length))
 
     yield
-    outpace.method._discover.cache_clear()
+    outpace.methods.registry._discover.cache_clear()
 
 
 def refused(words: str, name: str, **options: object) -> str:
@@ -83,7 +85,7 @@ def test_plain_decoding_comes_first_and_every_method_is_described() -> None:
         public = info.public()
         assert set(public) == {"name", "family", "paper", "lossless", "trained", "summary", "pays"}
         assert all(public[key] for key in ("name", "family", "paper", "summary", "pays") if info.name != "toy"), info
-        assert not any("\n" in text for text in (info.paper, info.summary, info.pays))
+        assert not any("\n" in text for text in (info.paper, info.summary, info.when_to_use))
         assert info.settings.model_fields.keys() >= set(info.tiny)
 
 
@@ -239,14 +241,16 @@ def install(monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
         return module
 
     monkeypatch.setattr(EntryPoint, "load", load)
-    monkeypatch.setattr(outpace.method, "entry_points", lambda group: points if group == "outpace.methods" else [])
-    outpace.method._discover.cache_clear()
+    monkeypatch.setattr(
+        outpace.methods.registry, "entry_points", lambda group: points if group == "outpace.methods" else []
+    )
+    outpace.methods.registry._discover.cache_clear()
 
 
 GOOD = """
 from outpace.controllers.fixed import Fixed
-from outpace.drafters.none import NoDraft
-from outpace.method import Context, NoSettings, Parts, register
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import Context, NoSettings, Parts, register
 
 @register("theirs", family="other", paper="Doe 2026", summary="From another package.", aliases=("hers",))
 def build(context: Context, settings: NoSettings) -> Parts:

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.chance import Chance
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Proposal
-from outpace.method import Method
-from outpace.metrics import PHASES, CacheUse, RequestMetrics, ratio, total
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.metrics import PHASES, CacheUse, RequestMetrics, ratio, total
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 from support import CERTAIN_TREE, CHAIN, Path, Q, Toy, certain_tree, method, sampled_chain
 
 TABLE = random_table(5, 3)

@@ -11,8 +11,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config
 
-from outpace.errors import BadInput, MissingExtra
-from outpace.models import load, load_from, loading, placement, source
+from outpace import loading
+from outpace.core.errors import BadInput, MissingExtra
+from outpace.loading import load, load_from
+from outpace.models import placement, source
 from outpace.models.stop_ids import stop_ids
 from outpace.models.tokenizers import HFTokenizer
 

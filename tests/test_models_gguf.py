@@ -21,9 +21,10 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import outpace.models
-from outpace.errors import BadInput
-from outpace.models import Model, gguf_cache, gguf_convert
+import outpace.loading
+from outpace.core.errors import BadInput
+from outpace.model import Model
+from outpace.models import gguf_cache, gguf_convert
 from outpace.models.gguf_header import read_header
 from outpace.models.source import resolve
 
@@ -119,7 +120,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 # The subject here is the conversion: looked at through the model that transformers makes of it.
-load = partial(outpace.models.load, target="generic")
+load = partial(outpace.loading.load, target="generic")
 
 
 def entries(cache: Path) -> list[str]:
@@ -227,7 +228,7 @@ def test_a_complete_cache_may_be_read_only(cache: Path, file: Path, monkeypatch:
 CHILD = """
 import sys, time
 from pathlib import Path
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models import gguf_cache, gguf_convert
 import torch
 file, log = Path(sys.argv[1]), Path(sys.argv[2])
@@ -270,11 +271,11 @@ def test_killed_in_the_middle(cache: Path, file: Path, tmp_path: Path) -> None:
 
 def test_leftovers_go_with_the_next_load_of_a_converted_file(cache: Path, file: Path) -> None:
     load(file, dtype="float32")
-    leftover = cache / "gguf" / ".tmp-killed"
-    leftover.mkdir()
-    (leftover / "model.safetensors").write_bytes(b"half")
+    residual_distribution = cache / "gguf" / ".tmp-killed"
+    residual_distribution.mkdir()
+    (residual_distribution / "model.safetensors").write_bytes(b"half")
     load(file, dtype="float32")
-    assert not leftover.exists()
+    assert not residual_distribution.exists()
 
 
 def test_two_at_once_convert_once(cache: Path, file: Path, tmp_path: Path) -> None:

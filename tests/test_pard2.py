@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill_support import PARAMS, TARGETS, answers, context, law_error, taps_of, text, trained
+from distill_support import PARAMS, TARGETS, answers, aux_layers_of, context, law_error, text, trained
 from outpace.controllers.base import Budget
-from outpace.drafters.pard2 import CATCH_UP, RECENT, ParallelDraft
-from outpace.heads.base import TargetFacts, find_kind, parameters, plan
-from outpace.heads.pard2 import FLOOR, Masks, Pard2, reach
+from outpace.core.sampling import SamplingParams
+from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
 from outpace.heads.untrained import random_head
-from outpace.heads.words import Words
-from outpace.method import build
-from outpace.sampling import SamplingParams
+from outpace.methods.learned.pard2.drafter import CATCH_UP, RECENT, ParallelDraft
+from outpace.methods.learned.pard2.network import FLOOR, Masks, Pard2, reach
+from outpace.methods.registry import build
 from outpace.targets.base import Sequence, Target
 from outpace.targets.table import TableTarget, random_table
-from outpace.training.losses import Said, weighted_cross_entropy
-from outpace.training.trainer import teacher_of
 from target_suite import near
 
 MODES: dict[str, dict[str, Any]] = {
@@ -85,8 +84,8 @@ def module_rows(head: Pard2, target: Target, tokens: Seq[int], count: int, *, fe
     embedded = target.embed(torch.tensor(tokens)).clone().float()[None]
     carried = torch.zeros_like(embedded)
     if features and len(tokens) > 1:
-        taps = taps_of(target, tokens, head.config.taps)
-        carried[0, 1:] = head.fused([taps[tap].float() for tap in head.config.taps])
+        hidden_states = aux_layers_of(target, tokens, head.config.aux_hidden_state_layers)
+        carried[0, 1:] = head.fused([hidden_states[tap].float() for tap in head.config.aux_hidden_state_layers])
     last = len(tokens) - 1
     depths = torch.arange(1, count)
     masks = Masks(
@@ -109,7 +108,7 @@ def drafted_rows(drafter: ParallelDraft, target: Target, tokens: Seq[int], count
     """What the drafter says of the tokens after a prompt."""
     sequence = target.sequence(tokens)
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     found = said(drafter, sequence, count)
     drafter.end(sequence)
     return found
@@ -122,7 +121,7 @@ def test_what_runs_beside_a_target_is_what_was_trained(kind: str, features: bool
     target = TARGETS[kind]()
     head = pard2(target, rank=rank)
     drafter = ParallelDraft(head, target, features=features)
-    assert bool(drafter.taps) is features
+    assert bool(drafter.aux_hidden_state_layers) is features
     for tokens in ([5, 60, 7, 88, 13, 2, 41], [9]):
         near(drafted_rows(drafter, target, tokens), module_rows(head, target, tokens, 4, features=features))
 
@@ -168,7 +167,7 @@ def test_a_batch_drafts_what_each_drafts_alone() -> None:
     together, apart = ([target.sequence(one) for one in prompts] for _ in range(2))
     for one in (*together, *apart):
         drafter.begin(one)
-    target.prefill([*together, *apart], drafter.taps, drafter.on_prefill)
+    target.prefill([*together, *apart], drafter.aux_hidden_state_layers, drafter.on_prefill)
     budget = Budget(3, 6, 3)
     for tree, one in zip(drafter.propose(together, [budget] * 3), apart, strict=True):
         alone = drafter.propose([one], [budget])[0]
@@ -180,9 +179,9 @@ def test_proposals_that_are_not_observed_leave_no_trace() -> None:
     drafter = ParallelDraft(pard2(target), target, 3)
     sequence = target.sequence([3, 4, 5, 6])
     drafter.begin(sequence)
-    target.prefill([sequence], drafter.taps, drafter.on_prefill)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
     assert torch.equal(said(drafter, sequence, 4), said(drafter, sequence, 4))
-    assert drafter._stack.length(drafter._requests[sequence].kv) == 4
+    assert drafter._runner.length(drafter._requests[sequence].kv) == 4
 
 
 def test_a_fork_and_a_rewind_go_their_own_way_and_nothing_stays() -> None:
@@ -215,7 +214,7 @@ def test_states_live_on_through_a_fork_and_a_rewind_and_old_ones_are_dropped() -
     tokens = [(7 * at) % 97 for at in range(2 * RECENT)]
     one = target.sequence(tokens)
     drafter.begin(one)
-    target.prefill([one], drafter.taps, drafter.on_prefill)
+    target.prefill([one], drafter.aux_hidden_state_layers, drafter.on_prefill)
     drafter.propose([one], [Budget(3, 4, 2)])
     assert len(drafter._requests[one].states) <= RECENT + 1
     twin = target.sequence([*tokens])
@@ -269,7 +268,7 @@ def test_weights_are_the_products_of_the_targets_probabilities() -> None:
     head = pard2(target, vocabulary=9)
     batch = text(target, rows=3)
     teacher = teacher_of(target, head, torch.device("cpu"))
-    said, place = teacher.says(batch)
+    said, place = teacher.target_probs(batch)
     certain = head.certain(batch, said, place)
     ids = head.words.ids.tolist()
     expected = torch.ones(3, 24)
@@ -291,7 +290,7 @@ def test_weights_are_the_products_of_the_targets_probabilities() -> None:
 
 def test_the_weighted_loss_is_its_definition_and_so_are_its_slopes() -> None:
     torch.manual_seed(0)
-    said, places = Said(torch.randn(7, 5), torch.randn(6, 5)), torch.tensor([0, 6, 3, 3])
+    said, places = TeacherTargets(torch.randn(7, 5), torch.randn(6, 5)), torch.tensor([0, 6, 3, 3])
     states, rows = torch.randn(4, 5, requires_grad=True), torch.randn(6, 5, requires_grad=True)
     weights = torch.tensor([1.0, 0.2, 0.0, 3.0])
     loss, hits = weighted_cross_entropy(states, rows, said, places, weights)
@@ -332,6 +331,6 @@ def test_an_evaluation_gives_the_same_figures_twice() -> None:
 def test_the_usual_size_fits_into_twelve_megabytes() -> None:
     facts = TargetFacts(name="toy", hidden_size=576, vocab_size=49152, num_layers=30, fingerprint=[])
     config = plan(find_kind("pard2"), facts, vocabulary=16)
-    head = Pard2(config, Words(torch.arange(16), torch.zeros(16, 576)))
+    head = Pard2(config, DraftVocabulary(torch.arange(16), torch.zeros(16, 576)))
     assert parameters(head) < 5.9e6
-    assert config.taps == (2, 15, 27)
+    assert config.aux_hidden_state_layers == (2, 15, 27)

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 
-from outpace.training.readings import SHORTEST, Readings
+from outpace.prompts.passages import SHORTEST, PassagePrompts
 
 TEXTS = [
     " ".join(f"Word{at}a{number} and word{at}b{number} met word{at}c{number} there." for at in range(12))
@@ -11,8 +11,8 @@ TEXTS = [
 ]
 
 
-def made(seed: int = 0) -> Readings:
-    found = Readings(seed)
+def made(seed: int = 0) -> PassagePrompts:
+    found = PassagePrompts(seed)
     for number, text in enumerate(TEXTS):
         found.add(f"question {number}?", text)
     return found
@@ -49,7 +49,7 @@ def test_a_question_comes_with_the_text_that_answered_it() -> None:
 
 
 def test_what_is_short_or_repeats_itself_is_no_text() -> None:
-    readings = Readings()
+    readings = PassagePrompts()
     for answer in (TEXTS[0][: SHORTEST - 1], "no sentence ends here " * 40, "The same thing again and again. " * 40):
         for _ in range(4):
             readings.add("why?", answer)

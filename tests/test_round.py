@@ -18,18 +18,18 @@ from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.api import result
-from outpace.chance import Chance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.text import TextStream
+from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
 from outpace.targets.table import TableTarget, random_table
-from outpace.text import TextStream
-from outpace.tree import ROOT, TokenTree
 from support import (
     BYTES,
     CERTAIN_TREE,
@@ -124,8 +124,8 @@ def greedy_answer(prompt: Path, length: int) -> list[int]:
 
 
 def mixture(seed: int = 0) -> list[Request]:
-    growers = toy_growers(VOCAB, seed)
-    methods = [PLAIN, *(method(*one, length=3) for one in growers.values())]
+    candidate_trees = toy_growers(VOCAB, seed)
+    methods = [PLAIN, *(method(*one, length=3) for one in candidate_trees.values())]
     params = [
         SamplingParams(),
         SamplingParams(1.0, seed=7),
@@ -543,7 +543,7 @@ class Starting(Toy):
         self._trees |= dict(zip(sequences, trees, strict=True))
         return trees
 
-    def head_start(self, sequences: Seq[Sequence]) -> Scores | None:
+    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
         if any(one not in self._trees for one in sequences):
             return None
         self.handed.append(self.target.score([(one, self._trees.pop(one)) for one in sequences]))
@@ -560,11 +560,11 @@ class Resuming(TableTarget):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
-        scores = super().score(batch, taps, graph, resume)
+        scores = super().score(batch, aux_hidden_state_layers, graph, resume)
         self.rounds.append(([sequence for sequence, _ in batch], resume))
         return scores
 

@@ -16,33 +16,34 @@ import torch
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.coupling import GumbelCoupling, gumbel_redraw, maximal_redraw
-from outpace.acceptance.spectr import division_factor
+from outpace.acceptance.couplings import gumbel_redraw, maximal_redraw
+from outpace.acceptance.gumbel_coupling import GumbelCoupling
+from outpace.acceptance.k_sequential import division_factor
+from outpace.acceptance.registry import rules
 from outpace.acceptance.traversal import Traversal
 from outpace.acceptance.univer import UniVer
 from outpace.certify.fit import g_test
 from outpace.certify.transport import draw_sets, optimal_acceptance
-from outpace.chance import Chance, ChanceSource, Enumeration, SeededChance
-from outpace.decoding import Decoder
-from outpace.drafters.base import Proposal
-from outpace.errors import BadInput
-from outpace.generation import Request
-from outpace.method import rules
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.targets.base import TreeScores
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.tree import ROOT, QRow, TokenTree
 from support import (
     Grow,
     NeverTwice,
     Path,
     Q,
+    autoregressive_distribution,
     both,
     certain_tree,
     draw,
     merged,
     method,
-    plain_law,
     round_error,
     sampled_chain,
     sampled_tree,
@@ -80,7 +81,7 @@ PROPOSALS = {
     "certain tree": Proposal(tree=True),
     "with replacement": Proposal(tree=True, sampled=True),
     "without replacement": Proposal(tree=True, sampled=True, replacement=False),
-    "certain and one sampled": Proposal(tree=True, sampled=True, single=True),
+    "certain and one sampled": Proposal(tree=True, sampled=True, one_sampled_sibling=True),
 }
 TAKES: dict[str, set[str]] = {
     "recursive-rejection": set(PROPOSALS),
@@ -382,8 +383,10 @@ def test_univer_attains_the_transport_bound_of_greedy_sets(seed: int, width: int
     rest = drafted.copy()
     rest[known] = 0
     rest /= rest.sum()
-    law = {frozenset({*known.tolist(), token}): float(rest[token]) for token in range(4) if rest[token] > 0}
-    bound = optimal_acceptance(p, law)
+    proposal_distribution = {
+        frozenset({*known.tolist(), token}): float(rest[token]) for token in range(4) if rest[token] > 0
+    }
+    bound = optimal_acceptance(p, proposal_distribution)
     for first in (True, False):
         grow = greedy_plus_one(q, (width,), sampled_first=first)
         assert accepted(grow, "univer", table, "certain and one sampled", 4, 1) == pytest.approx(bound, abs=1e-6)
@@ -442,12 +445,12 @@ def test_a_maximal_redraw_is_of_p_and_stays_as_often_as_can_be(number: int) -> N
         token = stream.categorical(q)
         return token, maximal_redraw(p, q, token, stream)
 
-    law = torch.zeros(4, dtype=torch.float64)
+    proposal_distribution = torch.zeros(4, dtype=torch.float64)
     stays = 0.0
     for (before, after), weight in Enumeration.outcomes(program):
-        law[after] += weight
+        proposal_distribution[after] += weight
         stays += weight * (before == after)
-    torch.testing.assert_close(law, p, atol=1e-9, rtol=0)
+    torch.testing.assert_close(proposal_distribution, p, atol=1e-9, rtol=0)
     assert stays == pytest.approx(1 - distance, abs=1e-9)
 
 
@@ -491,8 +494,8 @@ def test_gumbel_coupling_keeps_whole_outputs() -> None:
     table, q = random_table(5, 21), Q(random_table(5, 22))
     one = method(sampled_chain(q), PROPOSALS["sampled chain"], rule=GumbelCoupling())
     params = SamplingParams(1.1, top_p=0.9, presence_penalty=0.5)
-    law = plain_law(table, params, (0, 1), 2)
-    counts = dict.fromkeys(law, 0)
+    proposal_distribution = autoregressive_distribution(table, params, (0, 1), 2)
+    counts = dict.fromkeys(proposal_distribution, 0)
     samples, kept = 2500, 0
     for seed in range(samples):
         decoder = Decoder(TableTarget(5, table))
@@ -501,7 +504,7 @@ def test_gumbel_coupling_keeps_whole_outputs() -> None:
         decoder.run()
         counts[tuple(generation.tokens)] += 1
         kept += generation.metrics.accepted
-    assert g_test(list(counts.values()), [samples * law[output] for output in counts])[0] > 1e-4
+    assert g_test(list(counts.values()), [samples * proposal_distribution[output] for output in counts])[0] > 1e-4
     assert kept > 0.2 * samples
 
 

@@ -22,9 +22,9 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from outpace.errors import BadInput
-from outpace.sampling import Sampler, SamplingParams, TreeDistribution, warp
-from outpace.tree import ROOT, TokenTree
+from outpace.core.errors import BadInput
+from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution, warp
+from outpace.core.tree import ROOT, TokenTree
 from support import Alternate, BanAll, NeverTwice, reference_logits, reference_probs
 
 VOCAB = 8

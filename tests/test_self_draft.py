@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from outpace.acceptance.rejection import Rejection
-from outpace.chance import SeededChance
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.layer_skip import LayerSkip
-from outpace.drafters.self_draft import DraftExit
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.chance import SeededChance
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.self_draft import DraftExit
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.self_speculative.draft_verify import LayerSkip
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.rows import RowTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, TokenTree
 from self_draft_support import TARGETS, decode, plain, spare_model, texts
 from target_suite import near, opened, random_tokens
 
@@ -82,7 +82,7 @@ def test_a_head_start_equals_a_fresh_score(graph: SubGraph) -> None:
         drafter = LayerSkip(target, graph, 0.0)
         sequences = begun(drafter, target, PROMPTS)
         trees = drafter.propose(sequences, [Budget(4), Budget(2)])
-        started = drafter.head_start(sequences)
+        started = drafter.reusable_forward(sequences)
         assert started is not None
         batch = list(zip(sequences, trees, strict=True))
         resumed, fresh = target.score(batch, resume=started), target.score(batch)
@@ -100,23 +100,25 @@ def test_a_head_start_equals_a_fresh_score(graph: SubGraph) -> None:
 
 def test_taps_below_the_head_start_come_along(target: Target) -> None:
     drafter = LayerSkip(target, EXIT, 0.0)
-    drafter.taps = (1, 2, 3)
+    drafter.aux_hidden_state_layers = (1, 2, 3)
     sequences = begun(drafter, target, PROMPTS)
     trees = drafter.propose(sequences, [Budget(4), Budget(2)])
-    batch, taps = list(zip(sequences, trees, strict=True)), (1, 3, 4)
+    batch, aux_hidden_state_layers = list(zip(sequences, trees, strict=True)), (1, 3, 4)
     counted = Counting(target)
-    resumed = counted.score(batch, taps, drafter.head_start(sequences))
+    resumed = counted.score(batch, aux_hidden_state_layers, drafter.reusable_forward(sequences))
     assert counted.layer_rows == 3 * 2 + 1 * (5 + 3), "layers 0 to 2 of each tree's last row, layer 3 of all rows"
-    fresh = target.score(batch, taps=taps)
+    fresh = target.score(batch, aux_hidden_state_layers=aux_hidden_state_layers)
     for one, other in zip(resumed.parts, fresh.parts, strict=True):
         near(one.logits, other.logits)
-        for layer in taps:
-            near(one.taps[layer], other.taps[layer])
+        for layer in aux_hidden_state_layers:
+            near(one.hidden_states[layer], other.hidden_states[layer])
     # Taps that the draft pass did not keep are had by running everything.
-    drafter.taps = ()
+    drafter.aux_hidden_state_layers = ()
     drafter.propose(sequences, [Budget(4), Budget(2)])
-    whole = target.score(batch, taps=taps, resume=drafter.head_start(sequences))
-    near(whole[0].taps[1], fresh[0].taps[1])
+    whole = target.score(
+        batch, aux_hidden_state_layers=aux_hidden_state_layers, resume=drafter.reusable_forward(sequences)
+    )
+    near(whole[0].hidden_states[1], fresh[0].hidden_states[1])
 
 
 class Counting:
@@ -134,9 +136,9 @@ class Counting:
 
         target.run = counted  # type: ignore[method-assign]
 
-    def score(self, batch: Any, taps: Seq[int], resume: Scores | None) -> Scores:
+    def score(self, batch: Any, aux_hidden_state_layers: Seq[int], resume: Scores | None) -> Scores:
         before = self.layer_rows
-        found = self.target.score(batch, taps, resume=resume)
+        found = self.target.score(batch, aux_hidden_state_layers, resume=resume)
         self.layer_rows -= before
         return found
 
@@ -144,7 +146,7 @@ class Counting:
 class Cold(LayerSkip):
     """The head start switched off."""
 
-    def head_start(self, sequences: Seq[Sequence]) -> Scores | None:
+    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
         return None
 
 
@@ -164,18 +166,18 @@ def test_the_round_takes_the_head_start(graph: SubGraph) -> None:
 def test_no_head_start_where_the_pass_is_not_of_these_trees(target: Target) -> None:
     drafter = LayerSkip(target, SKIP, 0.0)
     sequences = begun(drafter, target, PROMPTS)
-    assert drafter.head_start(sequences) is None
+    assert drafter.reusable_forward(sequences) is None
     drafter.propose(sequences, [Budget(2), Budget(0)])
-    assert drafter.head_start(sequences) is None, "one of them was not drafted for"
-    assert drafter.head_start(sequences[:1]) is not None
+    assert drafter.reusable_forward(sequences) is None, "one of them was not drafted for"
+    assert drafter.reusable_forward(sequences[:1]) is not None
     drafter.propose(sequences, [Budget(2), Budget(2)])
-    assert drafter.head_start(sequences[::-1]) is None, "another order"
+    assert drafter.reusable_forward(sequences[::-1]) is None, "another order"
     sequences[0].tokens.append(1)
-    assert drafter.head_start(sequences) is None, "a pass of an earlier round"
+    assert drafter.reusable_forward(sequences) is None, "a pass of an earlier round"
     whole = LayerSkip(target, SubGraph(skip_attention=frozenset({0})), 0.0)
     [one] = begun(whole, target, PROMPTS[:1])
     whole.propose([one], [Budget(2)])
-    assert whole.head_start([one]) is None, "nothing below the first skipped sublayer"
+    assert whole.reusable_forward([one]) is None, "nothing below the first skipped sublayer"
 
 
 def test_committed_keys_and_values_are_read_only() -> None:
@@ -269,13 +271,13 @@ def test_a_table_with_layers_is_consistent() -> None:
     target = TableTarget(5, table)
     sequence = opened(target, [0, 1, 2, 3])
     tree = TokenTree.chain([4, 1])
-    full = target.score([(sequence, tree)], taps=(0, 2, 4))
+    full = target.score([(sequence, tree)], aux_hidden_state_layers=(0, 2, 4))
     for node in (ROOT, 0, 1):
         assert torch.equal(full[0].logits[node + 1], table((0, 1, 2, 3, *tree.path_tokens(node))))
-    assert torch.equal(target.head(full[0].taps[4]), full[0].logits)
-    assert torch.equal(full[0].taps[0], target.embed(torch.tensor([3, 4, 1])))
+    assert torch.equal(target.head(full[0].hidden_states[4]), full[0].logits)
+    assert torch.equal(full[0].hidden_states[0], target.embed(torch.tensor([3, 4, 1])))
     early = target.score([(sequence, tree)], graph=SubGraph(stop=2))
-    near(early[0].logits, target.head(full[0].taps[2]))
+    near(early[0].logits, target.head(full[0].hidden_states[2]))
     seen = {early[0].logits}
     for graph in (SKIP, SubGraph(skip_mlp=frozenset({1})), SubGraph(start=1), SubGraph(kv={0: torch.tensor([0, 2])})):
         other = target.score([(sequence, tree)], graph=graph)
@@ -306,7 +308,11 @@ def test_prefill_streams_the_states_that_scoring_taps() -> None:
     target = TableTarget(5)
     sequence = target.sequence([0, 1, 2, 3])
     found: dict[int, Any] = {}
-    target.prefill([sequence], (2,), lambda _, start, taps: found.update({start: copy.deepcopy(dict(taps))}))
+    target.prefill(
+        [sequence],
+        (2,),
+        lambda _, start, aux_hidden_state_layers: found.update({start: copy.deepcopy(dict(aux_hidden_state_layers))}),
+    )
     lone = target.sequence([0])
-    chain = target.score([(lone, TokenTree.chain([1, 2]))], taps=(2,), graph=FULL)
-    assert torch.equal(found[0][2], chain[0].taps[2])
+    chain = target.score([(lone, TokenTree.chain([1, 2]))], aux_hidden_state_layers=(2,), graph=FULL)
+    assert torch.equal(found[0][2], chain[0].hidden_states[2])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.drafters.skip_file import Mask, Skips
-from outpace.drafters.skip_search import MaskSearch, _posterior
+from outpace.drafting.layer_skips import Mask, Skips
+from outpace.drafting.skip_search import MaskSearch, _posterior
 
 FLAGS = 24
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, rms_norm
 
 from eagle_support import head_of
-from outpace.drafters.eagle3 import Eagle3Net
-from outpace.errors import OutpaceError
-from outpace.heads.stack import Rows, Stack, matrix_of, norm_of, stack_plan
+from outpace.core.errors import OutpaceError
+from outpace.heads.runner import HeadRunner, Rows, head_spec, matrix_of, norm_of
+from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
 from outpace.targets.dense import binding
-from outpace.targets.dense.blueprint import Entry, Matrix, draw
+from outpace.targets.dense.decoder_spec import Entry, Matrix, draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.rows import Plan
@@ -36,7 +36,7 @@ def seen(count: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def ran(stack: Stack, states: torch.Tensor, tokens: list[int], entry: bool = False) -> Any:
+def ran(stack: HeadRunner, states: torch.Tensor, tokens: list[int], entry: bool = False) -> Any:
     rows = Rows(stack.open(), states, list(range(len(states))), tokens, seen(len(states)), entry=entry)
     return stack.run([rows])[0]
 
@@ -49,7 +49,7 @@ def test_an_entry_makes_states_of_wider_rows(target: Target, norms: tuple[bool, 
     before = torch.rand(3 * hidden) + 0.5 if norms[0] else None
     after = torch.rand(hidden) + 0.5 if norms[1] else None
     fc = torch.nn.Linear(3 * hidden, hidden)
-    plan = stack_plan(
+    plan = head_spec(
         head.config,
         [layer],
         rows=head.words.rows,
@@ -58,7 +58,7 @@ def test_an_entry_makes_states_of_wider_rows(target: Target, norms: tuple[bool, 
         second_norm=layer.input_layernorm,
         entry=Entry(matrix_of(fc, HERE), *(None if one is None else Matrix(one) for one in (before, after))),
     )
-    stack = Stack(plan, target)
+    stack = HeadRunner(plan, target)
     raw, tokens = 3.0 * torch.randn(5, 3 * hidden), [4, 1, 4, 2, 7]
     rows = raw
     if before is not None:
@@ -75,8 +75,8 @@ def test_an_entry_makes_states_of_wider_rows(target: Target, norms: tuple[bool, 
 def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Target) -> None:
     head = head_of("eagle3", target, norms="attdrift")
     net = Eagle3Net(head, target)
-    plain = Stack(
-        stack_plan(
+    plain = HeadRunner(
+        head_spec(
             head.config,
             [head.layers[0]],
             rows=head.words.rows,
@@ -87,7 +87,7 @@ def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Tar
         target,
     )
     states, tokens = torch.randn(4, head.config.hidden_size), [3, 3, 9, 1]
-    normed, stream = ran(net.stack, states, tokens), ran(plain, states, tokens)
+    normed, stream = ran(net.runner, states, tokens), ran(plain, states, tokens)
     weight = norm_of(head.norm, HERE).weight
     right = rms_norm(stream.states, weight.shape, weight, head.config.epsilon)
     torch.testing.assert_close(normed.states, right, atol=1e-5, rtol=1e-5)
@@ -97,7 +97,7 @@ def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Tar
 @torch.inference_mode()
 def test_what_the_kernels_are_not_given_is_said() -> None:
     target = DenseTarget(draw(tiny_model("llama")))
-    stack = Eagle3Net(head_of("eagle3", target), target).stack
+    stack = Eagle3Net(head_of("eagle3", target), target).runner
     states = torch.randn(1, target.hidden_size)
     for token in (-1, target.vocab_size):
         with pytest.raises(OutpaceError, match="not in the vocabulary"):
@@ -112,16 +112,21 @@ def test_what_the_kernels_are_not_given_is_said() -> None:
     rows=st.integers(1, 4),
     vocab=st.sampled_from([5, 300, 1000, 4097]),
     k=st.integers(1, 8),
-    warmth=st.sampled_from([1.0, 0.25, 3.0]),
+    inverse_temperature=st.sampled_from([1.0, 0.25, 3.0]),
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60, deadline=None)
-def test_totals_make_probabilities_of_logits(rows: int, vocab: int, k: int, warmth: float, seed: int) -> None:
+def test_totals_make_probabilities_of_logits(
+    rows: int, vocab: int, k: int, inverse_temperature: float, seed: int
+) -> None:
     logits = 5.0 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
-    right = (warmth * logits).logsumexp(-1).tolist()
+    right = (inverse_temperature * logits).logsumexp(-1).tolist()
     binding.features()  # the kernels are there from here on
     assert _by_kernels(logits)
-    for found in (top_and_totals(logits, k, warmth), top_and_totals(logits.double(), k, warmth)):
+    for found in (
+        top_and_totals(logits, k, inverse_temperature),
+        top_and_totals(logits.double(), k, inverse_temperature),
+    ):
         listed = list(found)
         assert [list(one[1]) for one in listed] == [ids for _, ids in top(logits, k)]
         assert [one[2] for one in listed] == pytest.approx(right, abs=2e-5)

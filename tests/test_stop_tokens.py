@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.acceptance.block import Block
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import Block, Traversal
+from outpace.acceptance.traversal import Traversal
 from outpace.certify.exact import tiny_context
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Request
-from outpace.drafters.none import NoDraft
-from outpace.errors import BadInput
-from outpace.method import Method, build
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.none import NoDraft
+from outpace.methods.registry import build
 from outpace.targets.table import TableTarget, random_table
 from support import CHAIN, Q, distance, method, sampled_chain, whole_law
 

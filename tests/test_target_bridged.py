@@ -12,15 +12,16 @@ from torch import Tensor
 
 from outpace.certify.exact import Setting, certify_exact, matrix
 from outpace.certify.letters import Letters
-from outpace.errors import BadInput
-from outpace.method import Context, Method, build
-from outpace.models.base import Model
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.engine.method import Method
+from outpace.methods.registry import Context, build
+from outpace.model import Model
 from outpace.targets.base import SubGraph, Target
 from outpace.targets.bridged import BridgedTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
-from outpace.tree import ROOT, SideNode, TokenTree
 from outpace.vocabulary.shared import VocabularyMap
 from target_suite import VOCAB, TreeScoring, near, tiny_model
 
@@ -82,8 +83,8 @@ class TestScoring(TreeScoring):
         with pytest.raises(BadInput, match="taps"):
             target.prefill([sequence], (1,))
         target.prefill([sequence])
-        scores = target.score([(sequence, TokenTree.chain([4, 5]))], taps=(target.num_layers,))
-        near(target.head(scores[0].taps[target.num_layers]), scores[0].logits)
+        scores = target.score([(sequence, TokenTree.chain([4, 5]))], aux_hidden_state_layers=(target.num_layers,))
+        near(target.head(scores[0].hidden_states[target.num_layers]), scores[0].logits)
 
 
 # ----------------------------------------------------------------------------------------- truly other vocabularies
@@ -171,7 +172,7 @@ def test_what_speaks_of_the_targets_rows_is_refused() -> None:
     sequence = target.sequence([0, 1, 2])
     target.prefill([sequence])
     tree = TokenTree()
-    tree.side = [SideNode(1, 2)]
+    tree.side = [AuxiliaryToken(1, 2)]
     with pytest.raises(BadInput, match="side nodes"):
         target.score([(sequence, tree)])
     with pytest.raises(BadInput, match="K/V"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import KNOWN, draw
+from outpace.targets.dense.decoder_spec import KNOWN, draw
 from outpace.targets.dense.target import DenseTarget
 from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
 

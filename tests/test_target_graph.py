@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import KNOWN, draw
+from outpace.targets.dense.decoder_spec import KNOWN, draw
 from outpace.targets.dense.torch_target import GraphTarget
 from recorder import record
 from target_suite import ARCHITECTURES, SubGraphs, TreeScoring

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.tree import TokenTree
 from outpace.targets.base import Target
 from outpace.targets.hf import HFTarget
-from outpace.tree import TokenTree
 from target_suite import SubGraphs, TreeScoring, opened, reference, tiny_config, tiny_model
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outpace.text import TextStream
+from outpace.core.text import TextStream
 from support import BYTES, Pieces
 
 if TYPE_CHECKING:
-    from outpace.models import Model
+    from outpace.model import Model
 
 TEXT = st.text(alphabet="ab é€😀\n�", max_size=12)
 STOPS = st.lists(st.text(alphabet="ab é€", min_size=1, max_size=4), max_size=3)

@@ -11,12 +11,12 @@ import torch
 import outpace.targets.threads as used
 from dense_support import SHAPES, target_of, threads
 from outpace.controllers.base import Budget
-from outpace.decoding import Decoder, Request
-from outpace.method import Context, build
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder, Request
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.hf import HFTarget
-from outpace.tree import TokenTree
 from target_suite import tiny_model
 
 

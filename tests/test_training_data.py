@@ -10,20 +10,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+import outpace.prompts.passages as readings
 import outpace.training.data as data
 import outpace.training.prompt_log as prompt_log
-import outpace.training.readings as readings
 import outpace.training.shards as shards_module
 from cli_support import toy
-from outpace.errors import BadInput
-from outpace.models import load_from
-from outpace.models.base import Model
+from outpace.core.errors import BadInput
+from outpace.loading import load_from
+from outpace.model import Model
+from outpace.prompts.overlap import Overlap
+from outpace.prompts.sources import Given, Variation
 from outpace.targets.table import TableTarget
 from outpace.training.answers import Prompt, answered, states_of
-from outpace.training.data import Collector, Wish, about, layers_of_all_kinds, open_folder
+from outpace.training.data import Collector, DataConfig, about, layers_of_all_kinds, open_folder
 from outpace.training.dataset import OVERLAP, Dataset, held_out
-from outpace.training.overlap import Overlap
-from outpace.training.prompts import Given, Variation
 from outpace.training.shards import Conversation, Shards
 from test_models import tiny_model, tiny_tokenizer
 
@@ -42,7 +42,7 @@ def prompts(tmp_path: Path) -> Path:
 def collector(folder: Path, model: Model | None = None, **wish: object) -> Collector:
     model = model or TOY
     shards = open_folder(folder, model.target, model.name, LAYERS)
-    made = Wish(**({"tokens": 400, "most": 24, "together": 8} | wish))  # type: ignore[arg-type]
+    made = DataConfig(**({"tokens": 400, "most": 24, "together": 8} | wish))  # type: ignore[arg-type]
     return Collector(model, shards, made, Overlap(["tell us what the dog said to the cat"]))
 
 
@@ -270,7 +270,7 @@ def test_layers_of_all_kinds_hold_each_kinds_own() -> None:
 
     found = layers_of_all_kinds(toy().target)
     assert found[-1] == toy().target.num_layers
-    assert all(set(kind.taps_of(4, kind.Options())) <= set(found) for kind in kinds().values())
+    assert all(set(kind.aux_layers_of(4, kind.Options())) <= set(found) for kind in kinds().values())
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +294,7 @@ def test_states_beyond_the_budget_are_computed_again(
     sets = []
     for name, cache in (("kept", 10**9), ("some", 1), ("none", 0)):
         shards = open_folder(tmp_path / name, llama.target, "tiny", layers)
-        Collector(llama, shards, Wish(**wish, most=16, cache_bytes=cache), Overlap([])).run()  # type: ignore[arg-type]
+        Collector(llama, shards, DataConfig(**wish, most=16, cache_bytes=cache), Overlap([])).run()  # type: ignore[arg-type]
         kept = [bool(next(shards.read(path, layers)).states) for path in shards.paths]
         assert (all(kept), any(kept)) == ((cache > 1), (cache > 0))
         with_states, names = Dataset(shards, layers, tokens=512, target=llama.target), set(layers)
@@ -316,7 +316,7 @@ def test_states_beyond_the_budget_are_computed_again(
 
 def test_a_layer_that_was_not_kept_is_computed(tmp_path: Path, prompts: Path, llama: Model) -> None:
     shards = open_folder(tmp_path / "d", llama.target, "tiny", (3,))
-    Collector(llama, shards, Wish(300, [Given(prompts)], 0.0, most=16), Overlap([])).run()
+    Collector(llama, shards, DataConfig(300, [Given(prompts)], 0.0, most=16), Overlap([])).run()
     batch = next(Dataset(shards, (1, 3), target=llama.target).train(0))
     conversation = Conversation("x", batch.tokens[0, : int(batch.real[0].sum())].tolist(), [])
     expected = states_of(llama.target, [conversation], (1, 3))[0]

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_support import EOS, WORDS, Letters, toy
-from outpace.bench.prompts import load_prompts
-from outpace.errors import BadInput, MissingExtra
+from outpace.core.errors import BadInput, MissingExtra
+from outpace.prompts.overlap import Overlap, Seen, bench_texts, normal
+from outpace.prompts.questions import load_prompts
+from outpace.prompts.sources import Ask, Given, Hub, Variation, read_rows, row_of, source
 from outpace.training.dataset import held_out
-from outpace.training.overlap import Overlap, Seen, bench_texts, normal
-from outpace.training.prompts import Ask, Given, Hub, Variation, read_rows, row_of, source
 from outpace.training.self_written import SelfWritten, Turn, user_turn
 from test_models import tiny_tokenizer
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import outpace.training.trainer as trainer_module
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, HeadConfig, TargetFacts, Teacher
-from outpace.heads.words import Words
+from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.training.trainer import STATE, Schedule, Trainer, read_state
 
 HIDDEN, VOCABULARY = 8, 12
@@ -21,7 +21,7 @@ HIDDEN, VOCABULARY = 8, 12
 class Guess(Head):
     """Says the next token of the token alone."""
 
-    def __init__(self, config: HeadConfig, words: Words) -> None:
+    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
         super().__init__(config, words)
         self.map = nn.Linear(HIDDEN, HIDDEN, bias=True)
         self.unused = nn.Linear(HIDDEN, HIDDEN)
@@ -29,7 +29,7 @@ class Guess(Head):
         self.calls = 0
 
     @classmethod
-    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+    def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:
         return ()
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ def config(**changes: Any) -> HeadConfig:
 def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **schedule: Any) -> Trainer:
     torch.manual_seed(0)
     rows = torch.randn(VOCABULARY, HIDDEN)
-    words = Words(torch.arange(VOCABULARY) if ids is None else ids, rows)
+    words = DraftVocabulary(torch.arange(VOCABULARY) if ids is None else ids, rows)
     teacher = Teacher(torch.randn(VOCABULARY, HIDDEN), rows, lambda states: states, 1)
     folder.mkdir(exist_ok=True)
     head = Guess(config(), words)

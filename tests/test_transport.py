@@ -17,12 +17,14 @@ def random_row(vocab: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.ones(vocab))
 
 
-def min_cut(p: np.ndarray, law: Sets) -> float:
+def min_cut(p: np.ndarray, proposal_distribution: Sets) -> float:
     """min over A of p outside A plus the probability that a draw hits A: the most that can flow from sets to tokens."""
     tokens = range(len(p))
     subsets = chain.from_iterable(combinations(tokens, size) for size in range(len(p) + 1))
     return min(
-        1 - float(p[list(part)].sum()) + sum(weight for drawn, weight in law.items() if drawn & set(part))
+        1
+        - float(p[list(part)].sum())
+        + sum(weight for drawn, weight in proposal_distribution.items() if drawn & set(part))
         for part in subsets
     )
 
@@ -33,8 +35,10 @@ def test_the_bound_is_the_min_cut(seed: int, replacement: bool) -> None:
     vocab = 3 + seed % 3
     p, q = random_row(vocab, seed), random_row(vocab, seed + 50)
     for draws in (1, 2, 3):
-        law = draw_sets(q, draws, replacement)
-        assert optimal_acceptance(p, law) == pytest.approx(min_cut(p, law), abs=1e-9)
+        proposal_distribution = draw_sets(q, draws, replacement)
+        assert optimal_acceptance(p, proposal_distribution) == pytest.approx(
+            min_cut(p, proposal_distribution), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -66,9 +70,9 @@ def test_certain_tokens_and_one_sampled_in_closed_form(seed: int) -> None:
     p, q = random_row(5, seed), random_row(5, seed + 20)
     q[[0, 3]] = 0
     q /= q.sum()
-    law = {frozenset({0, 3, token}): float(q[token]) for token in (1, 2, 4)}
+    proposal_distribution = {frozenset({0, 3, token}): float(q[token]) for token in (1, 2, 4)}
     expected = p[0] + p[3] + np.minimum(p, q)[[1, 2, 4]].sum()
-    assert optimal_acceptance(p, law) == pytest.approx(float(expected))
+    assert optimal_acceptance(p, proposal_distribution) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -89,7 +93,7 @@ def test_the_law_of_the_sets() -> None:
     assert once[frozenset({0, 1})] == pytest.approx(0.5 * 0.3 / 0.5 + 0.3 * 0.5 / 0.7)
     assert draw_sets(q, 9, False) == pytest.approx({frozenset({0, 1, 2}): 1.0}), "no more than there is"
     for draws, replacement in every((1, 2, 3), (True, False)):
-        law = draw_sets(q, draws, replacement)
-        assert sum(law.values()) == pytest.approx(1)
-        assert all(3 not in drawn for drawn in law), "tokens without probability are not drawn"
-        assert replacement or all(len(drawn) == draws for drawn in law)
+        proposal_distribution = draw_sets(q, draws, replacement)
+        assert sum(proposal_distribution.values()) == pytest.approx(1)
+        assert all(3 not in drawn for drawn in proposal_distribution), "tokens without probability are not drawn"
+        assert replacement or all(len(drawn) == draws for drawn in proposal_distribution)

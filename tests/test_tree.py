@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.errors import BadInput
-from outpace.tree import DETERMINISTIC, ROOT, Draw, QRow, SideNode, TokenTree
+from outpace.core.errors import BadInput
+from outpace.core.tree import DETERMINISTIC, ROOT, AuxiliaryToken, Draw, QRow, TokenTree
 
 Drawn = list[tuple[int, int]]
 
@@ -86,7 +86,7 @@ def test_ancestor_mask_sees_the_root_the_path_and_itself(drawn: Drawn) -> None:
 
 def test_side_nodes_see_what_they_say_and_nobody_sees_them() -> None:
     tree = TokenTree.chain([1, 2])
-    tree.side = [SideNode(5, 1), SideNode(6, 3, attends=(ROOT, 0, 2))]
+    tree.side = [AuxiliaryToken(5, 1), AuxiliaryToken(6, 3, attends=(ROOT, 0, 2))]
     mask = tree.ancestor_mask().int().tolist()
     assert mask == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 1, 0, 1, 1]]
     assert tree.positions() == [0, 1, 2, 1, 3]
@@ -147,7 +147,7 @@ def with_side(draw: st.DrawFn) -> TokenTree:
     tree, _ = grown(draw(draws(most=5)))
     for number in range(draw(st.integers(0, 3))):
         seen = draw(st.sets(st.integers(ROOT, len(tree) + number - 1)))
-        tree.side.append(SideNode(draw(st.integers(0, 2)), draw(st.integers(1, 5)), tuple(seen), owner=object()))
+        tree.side.append(AuxiliaryToken(draw(st.integers(0, 2)), draw(st.integers(1, 5)), tuple(seen), owner=object()))
     return tree
 
 
@@ -181,35 +181,35 @@ def test_side_nodes_see_after_a_merge_what_they_saw_before(trees: list[TokenTree
 def test_of_two_estimates_for_one_node_the_larger_stays(added: list[tuple[int, int, float]]) -> None:
     tree = TokenTree()
     largest: dict[int, float] = {}
-    for parent, token, estimate in added:
-        node = tree.add(min(parent, len(tree) - 1), token, estimate=estimate)
-        largest[node] = max(estimate, largest.get(node, 0.0))
-    assert tree.estimates == [largest[node] for node in range(len(tree))]
+    for parent, token, path_acceptance_prob in added:
+        node = tree.add(min(parent, len(tree) - 1), token, path_acceptance_prob=path_acceptance_prob)
+        largest[node] = max(path_acceptance_prob, largest.get(node, 0.0))
+    assert tree.path_acceptance_probs == [largest[node] for node in range(len(tree))]
 
 
 @given(st.lists(st.lists(st.floats(0, 1), max_size=4), max_size=4))
 def test_estimates_survive_a_merge(chains: list[list[float]]) -> None:
     trees = []
-    for number, estimates in enumerate(chains):
+    for number, path_acceptance_probs in enumerate(chains):
         tree, node = TokenTree(), ROOT
-        for estimate in estimates:
-            node = tree.add(node, number % 2, estimate=estimate)
+        for path_acceptance_prob in path_acceptance_probs:
+            node = tree.add(node, number % 2, path_acceptance_prob=path_acceptance_prob)
         trees.append(tree)
     merged = TokenTree.merge(trees)
     for node in range(len(merged)):
         path = merged.path_tokens(node)
-        given = [tree.estimates[len(path) - 1] for tree in trees if tree.tokens[: len(path)] == path]
-        assert merged.estimates[node] == max(given)
+        given = [tree.path_acceptance_probs[len(path) - 1] for tree in trees if tree.tokens[: len(path)] == path]
+        assert merged.path_acceptance_probs[node] == max(given)
 
 
 @given(draws(), st.integers(0, 14))
 def test_the_first_nodes_of_a_tree_are_a_tree(drawn: Drawn, count: int) -> None:
     tree, paths = grown(drawn)
-    tree.estimates[:] = [1 / (1 + node) for node in range(len(tree))]
+    tree.path_acceptance_probs[:] = [1 / (1 + node) for node in range(len(tree))]
     short = tree.first(count)
     assert len(short) == min(count, len(tree)) == len(short.draws)
     assert [tuple(short.path_tokens(node)) for node in range(len(short))] == list(dict.fromkeys(paths))[:count]
-    assert short.estimates == tree.estimates[:count]
+    assert short.path_acceptance_probs == tree.path_acceptance_probs[:count]
     for node, parent in enumerate(short.parents):
         assert short.child(parent, short.tokens[node]) == node
 

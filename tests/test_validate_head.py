@@ -12,21 +12,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import outpace.certify.validate_head
 import outpace.cli.heads
-import outpace.heads.validate
 from cli_support import EOS, WORDS, Run, refused, toy
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
-from outpace.errors import BadInput
+from outpace.certify.validate_head import CHECKS, Report, validate
+from outpace.core.errors import BadInput
+from outpace.core.tree import ROOT
 from outpace.heads.checkpoint import facts, load, save
 from outpace.heads.fingerprint import ALIKE, alike, check, cosines, probe
 from outpace.heads.layouts.base import About, write
 from outpace.heads.untrained import random_head
-from outpace.heads.validate import CHECKS, Report, validate
-from outpace.models.base import Model
+from outpace.model import Model
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget
-from outpace.tree import ROOT
 
 KINDS = ["eagle3", "eagle", "medusa", "dflash", "draft-lm"]
 LAYOUT = {"eagle3": "speculators", "eagle": "eagle", "medusa": "medusa", "dflash": "speculators", "draft-lm": "hf"}
@@ -133,7 +133,7 @@ def test_an_answer_that_differs_is_found(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_method_that_drafts_nothing_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.heads.validate, "_DRAFT", 0)
+    monkeypatch.setattr(outpace.certify.validate_head, "_DRAFT", 0)
     assert "drafts nothing" in failed(validate(folder, toy()))["decoding"]
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outpace.bench.prompts import load_prompts
 from outpace.certify.letters import Letters
 from outpace.models.tokenizers import HFTokenizer
+from outpace.prompts.questions import load_prompts
 from outpace.vocabulary.shared import Speller, VocabularyMap, exact, vocabulary_map
 from outpace.vocabulary.text import LOOK_BACK, Reader, Reading, cut, whole_characters, written
 

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from dense_support import PRECISIONS, target_of
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.checkpoint import load, save
+from outpace.heads.draft_vocabulary import DraftVocabulary, factored
 from outpace.heads.lm_head import LmHead, Product
-from outpace.heads.untrained import random_head
-from outpace.heads.words import Words, factored
-from outpace.targets.base import Target
-from outpace.targets.table import TableTarget
-from outpace.training.losses import (
+from outpace.heads.losses import (
     DIVERGENCES,
     ROWS,
-    Said,
+    TeacherTargets,
     soft_cross_entropy,
     soft_divergence,
     weighted_cross_entropy,
 )
+from outpace.heads.untrained import random_head
+from outpace.targets.base import Target
+from outpace.targets.table import TableTarget
 from support import Row
 
 HIDDEN, VOCAB = 16, 40
@@ -40,8 +40,8 @@ def rows_of(seed: int, count: int = VOCAB, width: int = HIDDEN) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
-def words_of(form: str, seed: int = 0) -> Words:
-    return Words(torch.arange(VOCAB), rows_of(seed), **FORMS[form])
+def words_of(form: str, seed: int = 0) -> DraftVocabulary:
+    return DraftVocabulary(torch.arange(VOCAB), rows_of(seed), **FORMS[form])
 
 
 # ------------------------------------------------------------------------------------------------------ the forms
@@ -57,7 +57,7 @@ def test_borrowed_rows_are_neither_trained_nor_stored_and_the_others_are_both() 
 
 def test_own_rows_are_a_copy() -> None:
     rows = rows_of(0)
-    words = Words(torch.arange(VOCAB), rows, own=True)
+    words = DraftVocabulary(torch.arange(VOCAB), rows, own=True)
     with torch.no_grad():
         words.rows += 1.0
     assert torch.equal(rows, rows_of(0))
@@ -95,7 +95,7 @@ def test_factors_share_the_size_evenly() -> None:
 
 @given(st.lists(st.integers(0, 59), unique=True, min_size=1))
 def test_places_say_which_word_a_token_is(ids: list[int]) -> None:
-    places = Words(torch.tensor(ids), rows_of(0, len(ids))).places(60).tolist()
+    places = DraftVocabulary(torch.tensor(ids), rows_of(0, len(ids))).places(60).tolist()
     assert [places[token] for token in ids] == list(range(len(ids)))
     assert all(places[token] == -1 for token in set(range(60)) - set(ids))
 
@@ -119,12 +119,14 @@ def _fingerprint(target: Target) -> list[float]:
 # ------------------------------------------------------------------------------------------- beside a real target
 
 
-def head_for(target: Target, words: Words) -> Head:
+def head_for(target: Target, words: DraftVocabulary) -> Head:
     facts = TargetFacts(
         name="t", hidden_size=target.hidden_size, vocab_size=target.vocab_size, num_layers=3, fingerprint=[]
     )
     sizes: dict[str, Any] = {"intermediate": 8, "heads": 1, "kv_heads": 1, "head_size": 2, "vocabulary": len(words)}
-    config = HeadConfig(kind="medusa", target=facts, taps=(3,), rank=words.rank, epsilon=1e-3, **sizes)
+    config = HeadConfig(
+        kind="medusa", target=facts, aux_hidden_state_layers=(3,), rank=words.rank, epsilon=1e-3, **sizes
+    )
     return find_kind("medusa")(config, words)
 
 
@@ -140,7 +142,7 @@ def norm_of(width: int, epsilon: float | None) -> nn.RMSNorm:
 def test_words_are_scored_beside_a_target_as_they_were_trained(precision: str, rank: int, normed: bool) -> None:
     target: Target = TableTarget(48) if precision == "table" else target_of("heads-of-16-alone", precision)
     width = target.hidden_size
-    words = Words(torch.arange(VOCAB), rows_of(0, VOCAB, width), rank=rank)
+    words = DraftVocabulary(torch.arange(VOCAB), rows_of(0, VOCAB, width), rank=rank)
     norm = norm_of(width, 0.1) if normed else None
     states = 0.3 * rows_of(2, 5, width)  # small: a norm's epsilon counts
     expected = words(states if norm is None else norm(states)).detach()
@@ -153,7 +155,7 @@ def test_a_norm_without_an_epsilon_has_the_heads() -> None:
     target = TableTarget(HIDDEN)
     states = 0.02 * rows_of(2, 5)
     for rank in (0, 5):
-        words = Words(torch.arange(VOCAB), rows_of(0), rank=rank)
+        words = DraftVocabulary(torch.arange(VOCAB), rows_of(0), rank=rank)
         found = LmHead(head_for(target, words), target, norm=norm_of(HIDDEN, None))(states)
         expected = words(norm_of(HIDDEN, 1e-3)(states)).detach()
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -173,12 +175,12 @@ def test_a_product_takes_any_width() -> None:
 @pytest.mark.parametrize("count", [1, ROWS - 1, ROWS, 2 * ROWS + 3])
 def test_said_is_what_the_target_says(count: int) -> None:
     states, rows = rows_of(1, count), rows_of(2)
-    said, logits = Said(states, rows), states @ rows.T
+    said, logits = TeacherTargets(states, rows), states @ rows.T
     torch.testing.assert_close(said.p.float(), logits.softmax(-1), atol=4e-3, rtol=4e-3)
     assert torch.equal(said.best, logits.argmax(-1))
 
 
-def plain_mean(words: Words, states: Tensor, said: Said, places: Tensor) -> Tensor:
+def plain_mean(words: DraftVocabulary, states: Tensor, said: TeacherTargets, places: Tensor) -> Tensor:
     q: Tensor = words(states).log_softmax(-1)
     return -(said.p[places].float() * q).sum(-1).mean()
 
@@ -196,7 +198,7 @@ def assert_alike(found: Seq[Tensor], expected: Seq[Tensor]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [1, ROWS + 5, 2 * ROWS + 90])
 def test_the_gradient_is_the_means(form: str, count: int, way: str) -> None:
-    words, said = words_of(form), Said(rows_of(1, 60), rows_of(2))
+    words, said = words_of(form), TeacherTargets(rows_of(1, 60), rows_of(2))
     places = torch.arange(count) * 7 % 60
     states = rows_of(4, count).requires_grad_()
     weights = [states, *words.parameters()]
@@ -210,7 +212,7 @@ def test_the_gradient_is_the_means(form: str, count: int, way: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_count_in_every_gradient(form: str) -> None:
     count = ROWS + 5
-    words, said, places = words_of(form), Said(rows_of(1, 60), rows_of(2)), torch.arange(count) % 60
+    words, said, places = words_of(form), TeacherTargets(rows_of(1, 60), rows_of(2)), torch.arange(count) % 60
     states = rows_of(4, count).requires_grad_()
     shares = 3.0 * torch.rand(count, generator=torch.Generator().manual_seed(1))
     shares[7] = 0.0
@@ -223,12 +225,12 @@ def test_weights_count_in_every_gradient(form: str) -> None:
     assert_alike(gradients(found, weights), gradients(expected, weights))
 
 
-def agreed(words: Words, states: Tensor, said: Said, places: Tensor) -> float:
+def agreed(words: DraftVocabulary, states: Tensor, said: TeacherTargets, places: Tensor) -> float:
     return float((words(states).argmax(-1) == said.best[places]).float().mean())
 
 
 def test_gradients_of_several_losses_over_the_same_rows_add_up() -> None:
-    words, said = words_of("own"), Said(rows_of(1, 60), rows_of(2))
+    words, said = words_of("own"), TeacherTargets(rows_of(1, 60), rows_of(2))
 
     def both(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
         parts = [loss(rows_of(seed, count), torch.arange(count) % 60) for seed, count in ((5, 30), (6, 7))]
@@ -242,7 +244,7 @@ def test_gradients_of_several_losses_over_the_same_rows_add_up() -> None:
 def test_no_rows_are_no_loss(form: str) -> None:
     states = torch.zeros(0, HIDDEN, requires_grad=True)
     nowhere = torch.zeros(0, dtype=torch.long)
-    mean, hits = soft_cross_entropy(states, words_of(form), Said(rows_of(1, 3), rows_of(2)), nowhere)
+    mean, hits = soft_cross_entropy(states, words_of(form), TeacherTargets(rows_of(1, 3), rows_of(2)), nowhere)
     assert (mean.item(), hits.item()) == (0.0, 0.0)
     assert gradients(mean, [states])[0].shape == states.shape
 
@@ -278,7 +280,7 @@ def test_divergences_are_what_their_definitions_say(name: str, target: list[floa
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_divergences_a_few_rows_at_a_time(name: str, form: str) -> None:
     count = ROWS + 9
-    words, said = words_of(form), Said(rows_of(1, 60), rows_of(2))
+    words, said = words_of(form), TeacherTargets(rows_of(1, 60), rows_of(2))
     places, states = torch.arange(count) % 60, rows_of(4, count).requires_grad_()
     expected = DIVERGENCES[name](said.p[places].float().clamp_min(1e-9).log(), words(states)).mean()
     found, hits = soft_divergence(name, states, words.matrix, said, places)

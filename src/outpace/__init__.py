@@ -10,31 +10,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from outpace.core.version import __version__
 
 if TYPE_CHECKING:
     from outpace.api import Result as Result
     from outpace.api import generate as generate
     from outpace.api import stream as stream
-    from outpace.errors import BadInput as BadInput
-    from outpace.errors import OutpaceError as OutpaceError
-    from outpace.method import Method as Method
-    from outpace.models import Model as Model
-    from outpace.models import load as load
-    from outpace.sampling import SamplingParams as SamplingParams
-    from outpace.tree import TokenTree as TokenTree
+    from outpace.core.errors import BadInput as BadInput
+    from outpace.core.errors import OutpaceError as OutpaceError
+    from outpace.core.sampling import SamplingParams as SamplingParams
+    from outpace.core.tree import TokenTree as TokenTree
+    from outpace.engine.method import Method as Method
+    from outpace.loading import load as load
+    from outpace.model import Model as Model
 
 # Imported on first use: `outpace --help` and error messages must not wait for torch.
 _HOME = {
-    "BadInput": "outpace.errors",
-    "Method": "outpace.method",
-    "Model": "outpace.models",
-    "OutpaceError": "outpace.errors",
+    "BadInput": "outpace.core.errors",
+    "Method": "outpace.engine.method",
+    "Model": "outpace.model",
+    "OutpaceError": "outpace.core.errors",
     "Result": "outpace.api",
-    "SamplingParams": "outpace.sampling",
-    "TokenTree": "outpace.tree",
+    "SamplingParams": "outpace.core.sampling",
+    "TokenTree": "outpace.core.tree",
     "generate": "outpace.api",
-    "load": "outpace.models",
+    "load": "outpace.loading",
     "stream": "outpace.api",
 }
 __all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.decoding import Decoder, Generation, Logprob, Request
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Generation, Logprob, Request
+from outpace.engine.method import Method
 from outpace.heads.checkpoint import WEIGHTS
-from outpace.method import Method
-from outpace.models.base import Message, Model
-from outpace.sampling import SamplingParams
+from outpace.model import Model
+from outpace.models.base import Message
 
 Prompt = str | Sequence[Message]
 

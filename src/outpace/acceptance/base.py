@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outpace.chance import Chance
-from outpace.errors import BadInput
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.drafters.base import Proposal
-    from outpace.sampling import SamplingParams
+    from outpace.core.proposal import Proposal
+    from outpace.core.sampling import SamplingParams
     from outpace.targets.base import Sequence, TreeScores
 
 
@@ -39,7 +39,7 @@ class AcceptanceRule(ABC):
     takes_trees: bool = True
     takes_sampled: bool = True
     takes_without_replacement: bool = False
-    takes_carried: bool = False
+    takes_unverified_draws: bool = False
     """Whether a draw is judged without a look at later ones, so that these may live on into the next round."""
 
     def begin(self, sequence: Sequence) -> Any:
@@ -60,7 +60,7 @@ class AcceptanceRule(ABC):
             )
         if proposal.sampled and not proposal.replacement and not self.takes_without_replacement:
             raise BadInput(f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}")
-        if proposal.carried and not self.takes_carried:
+        if proposal.keeps_unverified_draws and not self.takes_unverified_draws:
             raise BadInput(
                 f"rule '{self.name}' looks at all draft tokens to judge each, but '{drafter_name}' keeps those that it "
                 "did not reach; use 'rejection' or 'recursive-rejection'"

@@ -10,18 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.block import Block
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import Block, Traversal
+from outpace.acceptance.traversal import Traversal
 from outpace.acceptance.univer import UniVer
 
 if TYPE_CHECKING:
-    from outpace.drafters.base import Proposal
+    from outpace.core.proposal import Proposal
 
 
 def default_rule(proposal: Proposal) -> AcceptanceRule:
     """A lossless rule that takes ``proposal``."""
-    if not proposal.sampled or proposal.carried:
+    if not proposal.sampled or proposal.keeps_unverified_draws:
         return RecursiveRejection()
     if not proposal.tree:
         return Block()
-    return UniVer() if proposal.single else Traversal()
+    return UniVer() if proposal.one_sampled_sibling else Traversal()

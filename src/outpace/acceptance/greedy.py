@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.chance import Chance
+from outpace.core.chance import Chance
+from outpace.core.tree import ROOT
 from outpace.targets.base import TreeScores
-from outpace.tree import ROOT
 
 
 class Greedy(TreeByTree):
@@ -16,7 +16,7 @@ class Greedy(TreeByTree):
     lossless = True
     greedy_only = True
     takes_without_replacement = True
-    takes_carried = True
+    takes_unverified_draws = True
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         path: list[int] = []

@@ -12,10 +12,15 @@ a one-hot q: it is accepted with probability p(x), and its residual is p without
 from __future__ import annotations
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
-from outpace.chance import Chance
+from outpace.acceptance.distributions_of_draws import (
+    acceptance_probability,
+    draws_by_parent,
+    proposal_distribution,
+    residual_distribution,
+)
+from outpace.core.chance import Chance
+from outpace.core.tree import ROOT
 from outpace.targets.base import TreeScores
-from outpace.tree import ROOT
 
 
 class RecursiveRejection(TreeByTree):
@@ -29,7 +34,7 @@ class RecursiveRejection(TreeByTree):
     paper = "Miao et al. 2024, arXiv 2305.09781; Jeon et al. 2024, arXiv 2402.14160"
     lossless = True
     takes_without_replacement = True
-    takes_carried = True
+    takes_unverified_draws = True
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
@@ -40,12 +45,12 @@ class RecursiveRejection(TreeByTree):
             p = scores.p(node)
             draws = draws_at.get(node, ())
             for index, draw in enumerate(draws):
-                q = law(tree, draws[:index], draw, p)
+                q = proposal_distribution(tree, draws[:index], draw, p)
                 if chance.bernoulli(acceptance_probability(p, q, draw.token)):
                     path.append(draw.node)
                     node = draw.node
                     break
-                rest, total = leftover(p, q, draw.token)
+                rest, total = residual_distribution(p, q, draw.token)
                 if total > 0.0:  # else p equals q up to rounding: a rejection had probability zero, so keep p
                     p = rest / total
             else:

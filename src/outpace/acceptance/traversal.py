@@ -18,10 +18,15 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import acceptance_probability, draws_by_parent, law, leftover
-from outpace.chance import Chance
+from outpace.acceptance.distributions_of_draws import (
+    acceptance_probability,
+    draws_by_parent,
+    proposal_distribution,
+    residual_distribution,
+)
+from outpace.core.chance import Chance
+from outpace.core.tree import ROOT, Draw, TokenTree
 from outpace.targets.base import TreeScores
-from outpace.tree import ROOT, Draw, TokenTree
 
 
 class Traversal(TreeByTree):
@@ -69,22 +74,14 @@ class _Visit:
     def offer(self, tree: TokenTree, draws: Seq[Draw]) -> float:
         """The mass that the next draw gets."""
         self._draw = draws[self.tried]
-        self._q = law(tree, draws[: self.tried], self._draw, self.p)
+        self._q = proposal_distribution(tree, draws[: self.tried], self._draw, self.p)
         self.tried += 1
         return acceptance_probability(self.p, self._q, self._draw.token, self.mass)
 
     def reject(self) -> None:
         """The draw that was offered last, and all below it, has been rejected."""
-        rest, total = leftover(self.p, self._q, self._draw.token, self.mass)
+        rest, total = residual_distribution(self.p, self._q, self._draw.token, self.mass)
         if total > 0.0:  # else nothing of the target is left here, unless the draw had all of it (probability zero)
             self.p = rest / total
         if self.mass < 1.0:
             self.mass = total / (total + 1.0 - self.mass)
-
-
-class Block(Traversal):
-    """Block verification of chains: longest accepted prefix first. Lossless; optimal accepted length for a chain."""
-
-    name = "block"
-    paper = "Sun et al. 2024, arXiv 2403.10444"
-    takes_trees = False

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import draws_by_parent, law
-from outpace.chance import Chance
-from outpace.errors import BadInput
+from outpace.acceptance.distributions_of_draws import draws_by_parent, proposal_distribution
+from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw
 from outpace.targets.base import TreeScores
-from outpace.tree import DETERMINISTIC, ROOT, Draw
 
 if TYPE_CHECKING:
-    from outpace.drafters.base import Proposal
+    from outpace.core.proposal import Proposal
 
 
 class UniVer(TreeByTree):
@@ -42,7 +42,7 @@ class UniVer(TreeByTree):
 
     def check(self, drafter_name: str, proposal: Proposal) -> None:
         super().check(drafter_name, proposal)
-        if proposal.tree and proposal.sampled and not proposal.single:
+        if proposal.tree and proposal.sampled and not proposal.one_sampled_sibling:
             raise BadInput(
                 f"rule '{self.name}' takes at most one sampled draft token among deterministic siblings, but "
                 f"'{drafter_name}' drafts {proposal}; use rule 'traversal'"
@@ -88,7 +88,7 @@ class _Plan:
         own = 0.0
         if sampled:
             draw = sampled[0]
-            q = law(scores.tree, (), draw, p)
+            q = proposal_distribution(scores.tree, (), draw, p)
             assert q is not None
             moved = torch.minimum(demand, q)
             moved[ids] = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from outpace.bench.markup import tag, text
 from outpace.bench.words import Row, categories, drafted, interval, number, percent, times
-from outpace.metrics import PHASES
+from outpace.core.metrics import PHASES
 
 _TICKS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0)
 _MAX_DOTS = 400

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from outpace.decoding import Decoder, Generation, Request
-from outpace.metrics import PHASES, RequestMetrics, total
+from outpace.core.metrics import PHASES, RequestMetrics, total
+from outpace.engine.decoder import Decoder, Generation, Request
 from outpace.targets.base import Target
 
 

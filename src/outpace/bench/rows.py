@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outpace.bench.identity import Difference
+from outpace.bench.differences import Difference
 from outpace.bench.records import Record
 from outpace.bench.statistics import repeated_ngrams, speedup, speedup_interval
-from outpace.method import Method
-from outpace.metrics import ratio, total
+from outpace.core.metrics import ratio, total
+from outpace.engine.method import Method
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Lane:
             "time_split": figures["time_split"],
             "peak_memory_mb": max((record.peak_memory_mb for record in records), default=None),
             "error": self.error,
-            "family": self.method.info.family if self.method.info else None,
+            "family": self.method.family or None,
             "repeated_ngrams": ratio(sum(seen for seen, _ in repeats), sum(count for _, count in repeats)),
             "drafting_rounds": figures["drafting_rounds"],
             "drafting_acceptance_length": figures["drafting_acceptance_length"],

@@ -23,19 +23,19 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-import outpace
-from outpace import machine
-from outpace.bench.identity import first_difference
-from outpace.bench.prompts import Prompt, batches, unique
+from outpace.bench.differences import first_difference
 from outpace.bench.records import Answer, Record, answer_together
 from outpace.bench.rows import Lane, per_prompt, plain_figures
 from outpace.bench.settings import BenchSettings, Progress
-from outpace.decoding import Request
-from outpace.errors import BadInput
-from outpace.identity import near_tie_gap
-from outpace.method import Method
-from outpace.metrics import ratio
-from outpace.models.base import Model
+from outpace.certify.near_ties import near_tie_gap
+from outpace.core import machine
+from outpace.core.errors import BadInput
+from outpace.core.metrics import ratio
+from outpace.core.version import __version__
+from outpace.engine.decoder import Request
+from outpace.engine.method import Method
+from outpace.model import Model
+from outpace.prompts.questions import Prompt, batches, unique
 
 _SAMPLE_CHARACTERS = 1500
 
@@ -241,7 +241,7 @@ class _Bench:
             "near_tie_gap": near_tie_gap(self.model.target.dtype),
         }
         found = {
-            "version": outpace.__version__,
+            "version": __version__,
             "complete": complete,
             "machine": machine.describe(),
             "model": {

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from outpace.errors import BadInput
-from outpace.sampling import SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.metrics import ratio
+from outpace.core.metrics import ratio
 
 RESAMPLES = 4000
 _CELLS = 4_000_000  # resamples x prompts held at once

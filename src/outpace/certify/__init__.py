@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
-    from outpace.method import Context, Method
-    from outpace.models import Model
+    from outpace.engine.method import Method
+    from outpace.methods.registry import Context
+    from outpace.model import Model
 
 LEVELS = ("exact", "statistical", "greedy")
 MINIMUM_SAMPLES = 100
@@ -54,7 +55,7 @@ def certify(
         return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
-    from outpace.method import build
+    from outpace.methods.registry import build
 
     context, untrained = _context(method, model, draft_model, datastore, head)
     built = build(method, context, settings, rule)
@@ -128,7 +129,7 @@ def _exact(
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
     from outpace.certify.exact import Setting, certify_exact, matrix, rotating_slice
-    from outpace.method import build, find
+    from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
     chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)
@@ -147,7 +148,7 @@ def _exact(
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:
-    from outpace.bench.prompts import load_prompts
+    from outpace.prompts.questions import load_prompts
 
     texts = list(prompts) if prompts else [prompt.turns[0] for prompt in load_prompts(None, 14)]
     return [model.tokenizer.chat([{"role": "user", "content": text}]) for text in texts]

@@ -20,17 +20,26 @@ import torch
 from torch import Tensor
 
 from outpace.certify.certificate import Certificate, Check
+from outpace.certify.distributions import (
+    Output,
+    OutputDistribution,
+    autoregressive_distribution,
+    distance,
+    enumerated_distribution,
+    output_of,
+    run_once,
+)
 from outpace.certify.fit import detectable_bias, g_test, holm
-from outpace.certify.laws import Law, Output, distance, enumerated_law, output_of, plain_law, run_once
 from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
-from outpace.chance import SeededChance
+from outpace.core.chance import SeededChance
+from outpace.core.sampling import SamplingParams
 from outpace.datastore import Datastore
-from outpace.decoding import Request
+from outpace.engine.decoder import Request
+from outpace.engine.method import Method
 from outpace.heads.base import Head, find_kind
 from outpace.heads.untrained import other_choices, random_head
-from outpace.method import Context, Method, build
-from outpace.models.base import Model
-from outpace.sampling import SamplingParams
+from outpace.methods.registry import Context, build
+from outpace.model import Model
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 
@@ -182,15 +191,15 @@ def certify_exact(
             on_progress(setting)
         params = SAMPLING[setting.sampling]
         table = random_table(setting.vocab_size, setting.seed)
-        plain = plain_law(table, setting.vocab_size, params, setting.prompt, setting.length)
+        plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
         watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1
 
         def batch(setting: Setting = setting, params: SamplingParams = params) -> tuple[Target, list[Request]]:
             return requests(make, setting, params)
 
         try:
-            law, count = enumerated_law(batch, watched, outcomes)
-            error = distance(law, plain)
+            proposal_distribution, count = enumerated_distribution(batch, watched, outcomes)
+            error = distance(proposal_distribution, plain)
             checks.append(Check(str(setting), error <= TOLERANCE, max_abs_error=error))
         except (NotImplementedError, RuntimeError) as reason:
             p_value, freedom, count = _sampled(batch, watched, plain, samples, seed)
@@ -204,7 +213,7 @@ def certify_exact(
 
 
 def _sampled(
-    batch: Callable[[], tuple[Target, list[Request]]], watched: int, plain: Law, samples: int, seed: int
+    batch: Callable[[], tuple[Target, list[Request]]], watched: int, plain: OutputDistribution, samples: int, seed: int
 ) -> tuple[float, int, int]:
     counts: Counter[Output] = Counter()
     drafted = 0

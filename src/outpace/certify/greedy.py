@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outpace.certify.certificate import Certificate, Check
-from outpace.certify.laws import raise_errors
-from outpace.decoding import Decoder, Request
-from outpace.identity import gap, parting
-from outpace.method import Context, Method, build
-from outpace.sampling import SamplingParams
+from outpace.certify.distributions import raise_errors
+from outpace.certify.near_ties import gap, parting
+from outpace.core.sampling import SamplingParams
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 
 

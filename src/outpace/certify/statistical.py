@@ -22,14 +22,14 @@ from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.certify.certificate import Certificate, Check
+from outpace.certify.distributions import raise_errors
 from outpace.certify.fit import detectable_bias, g_test, holm
-from outpace.certify.laws import raise_errors
-from outpace.chance import Chance
-from outpace.decoding import Decoder, Request
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.chance import Chance
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import DETERMINISTIC, ROOT
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
 from outpace.targets.base import Target, TreeScores
-from outpace.tree import DETERMINISTIC, ROOT
 
 RANKS = (1, 2, 3, 4, 6, 10, 20, 50)
 """Cells of the rank test: from each rank to before the next, the last open."""
@@ -73,7 +73,7 @@ class Recorder(AcceptanceRule):
         self.name, self.paper, self.lossless = self.rule.name, self.rule.paper, self.rule.lossless
         self.takes_trees, self.takes_sampled = self.rule.takes_trees, self.rule.takes_sampled
         self.takes_without_replacement = self.rule.takes_without_replacement
-        self.takes_carried = self.rule.takes_carried
+        self.takes_unverified_draws = self.rule.takes_unverified_draws
 
     def begin(self, sequence: Any) -> Any:
         return self.rule.begin(sequence)

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 
 def draw_sets(q: np.ndarray, draws: int, replacement: bool) -> dict[frozenset[int], float]:
     """The law of the set of tokens drawn, ``draws`` of them from ``q`` (V,), with or without replacement."""
-    law: dict[frozenset[int], float] = defaultdict(float)
+    proposal_distribution: dict[frozenset[int], float] = defaultdict(float)
     support = [token for token in range(len(q)) if q[token] > 0]
     draws = draws if replacement else min(draws, len(support))
     ordered = product(support, repeat=draws) if replacement else permutations(support, draws)
@@ -24,18 +24,19 @@ def draw_sets(q: np.ndarray, draws: int, replacement: bool) -> dict[frozenset[in
         for token in sequence:
             weight *= q[token] / left
             left -= 0.0 if replacement else q[token]
-        law[frozenset(sequence)] += weight
-    return dict(law)
+        proposal_distribution[frozenset(sequence)] += weight
+    return dict(proposal_distribution)
 
 
-def optimal_acceptance(p: np.ndarray, law: dict[frozenset[int], float]) -> float:
-    """The largest P(y in S) of any coupling of y ~ ``p`` (V,) with S ~ ``law``: the bound for every lossless rule."""
-    sets = list(law)
+def optimal_acceptance(p: np.ndarray, proposal_distribution: dict[frozenset[int], float]) -> float:
+    """The largest P(y in S) of any coupling of y ~ ``p`` (V,) with S ~ ``proposal_distribution``: the bound for every
+    lossless rule."""
+    sets = list(proposal_distribution)
     flows = [(number, token) for number, drawn in enumerate(sets) for token in sorted(drawn)]
     constraints = np.zeros((len(sets) + len(p), len(flows)))
     for column, (number, token) in enumerate(flows):
         constraints[number, column] = 1.0
         constraints[len(sets) + token, column] = 1.0
-    limits = np.concatenate([[law[drawn] for drawn in sets], p])
+    limits = np.concatenate([[proposal_distribution[drawn] for drawn in sets], p])
     solved = linprog(-np.ones(len(flows)), A_ub=constraints, b_ub=limits, bounds=(0, None), method="highs")
     return float(-solved.fun)

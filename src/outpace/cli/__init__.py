@@ -27,7 +27,7 @@ from outpace.cli.heads import export_head, import_head, validate_head
 from outpace.cli.methods import methods
 from outpace.cli.train import train
 from outpace.cli.tune import tune
-from outpace.errors import OutpaceError
+from outpace.core.errors import OutpaceError
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -13,12 +13,12 @@ import outpace
 from outpace.cli import options as opt
 from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods, read_texts
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.bench.prompts import Prompt
     from outpace.bench.settings import BenchSettings
     from outpace.cli.session import MethodChoice
+    from outpace.prompts.questions import Prompt
 
 _INTERRUPTED = 130
 
@@ -77,9 +77,9 @@ def bench(
     outputs.check()
     texts = read_texts(reference)
     try:
-        from outpace.bench.prompts import load_prompts
         from outpace.bench.settings import BenchSettings
-        from outpace.sampling import SamplingParams
+        from outpace.core.sampling import SamplingParams
+        from outpace.prompts.questions import load_prompts
 
         questions = load_prompts(prompts, limit)
         params = SamplingParams(

@@ -13,8 +13,8 @@ import outpace
 from outpace.cli import options as opt
 from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods
-from outpace.errors import BadInput
-from outpace.machine import usable_cpus
+from outpace.core.errors import BadInput
+from outpace.core.machine import usable_cpus
 
 _INTERRUPTED = 130
 
@@ -79,8 +79,8 @@ def bench_peers(
     try:
         from outpace.bench.peers.comparison import Settings, prepare
         from outpace.bench.peers.table import choose
-        from outpace.bench.prompts import load_prompts
-        from outpace.sampling import SamplingParams
+        from outpace.core.sampling import SamplingParams
+        from outpace.prompts.questions import load_prompts
 
         chosen = tuple(choose(_names(peers)))
         questions = load_prompts(prompts, limit)

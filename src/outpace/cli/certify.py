@@ -49,7 +49,7 @@ def certify(
     """Say whether a method leaves the output distribution untouched."""
     from outpace.certify import check_options
     from outpace.cli.session import choose_methods
-    from outpace.sampling import SamplingParams
+    from outpace.core.sampling import SamplingParams
 
     check_options(level, samples, alpha, cells)
     params = SamplingParams(temperature=0.0 if level == "greedy" else 1.0)
@@ -80,7 +80,7 @@ def certify(
 
 
 def _loaded(machine: Machine, prompts: Path | None, limit: int) -> dict[str, Any]:
-    from outpace.bench.prompts import load_prompts
+    from outpace.prompts.questions import load_prompts
 
     texts = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
     machine.check()

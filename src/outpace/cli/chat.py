@@ -15,13 +15,13 @@ from outpace.cli.generate import status
 from outpace.cli.interrupt import interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Machine, choose_methods, read_texts
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.decoding import Generation, Request
-    from outpace.method import Method
-    from outpace.models import Model
-    from outpace.sampling import SamplingParams
+    from outpace.core.sampling import SamplingParams
+    from outpace.engine.decoder import Generation, Request
+    from outpace.engine.method import Method
+    from outpace.model import Model
     from outpace.targets.base import Sequence
 
 _HELP = "/exit ends, /reset forgets the conversation, Ctrl-C stops an answer"
@@ -68,7 +68,7 @@ def chat(
     machine.check()
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
-    from outpace.sampling import SamplingParams
+    from outpace.core.sampling import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,
@@ -178,7 +178,7 @@ class _Conversation:
 
     def answer(self, question: str, interactive: bool) -> None:
         """Print the answer to one more turn. A turn that fails leaves the conversation as it was."""
-        from outpace.decoding import Decoder
+        from outpace.engine.decoder import Decoder
 
         decoder = Decoder(self.model.target, self.model.tokenizer)
         messages = [*self.messages, {"role": "user", "content": question}]
@@ -205,7 +205,7 @@ class _Conversation:
             raise KeyboardInterrupt
 
     def _request(self, messages: list[dict[str, str]]) -> Request:
-        from outpace.decoding import Request
+        from outpace.engine.decoder import Request
 
         return Request(
             prompt=tuple(self.model.tokenizer.chat(messages)),

@@ -15,7 +15,7 @@ from rich.table import Table
 
 import outpace.cli.options as opt
 from outpace.cli.output import check_writable, err, out, print_json
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.datastore.layout import Header
@@ -45,13 +45,13 @@ def build(
     check_writable(target)
     if any(file.exists() and file.resolve() == target.resolve() for file in files):
         raise BadInput(f"--out names '{target}', which is one of the files to read; choose another place")
-    import outpace.models
+    import outpace.loading
     from outpace.datastore.build import build_datastore
     from outpace.datastore.corpus import read_corpus, tokenise
 
     pieces = read_corpus(files)
     first = next(pieces, None)  # what cannot be read is said before a tokenizer is loaded for it
-    tokenizer = outpace.models.load_tokenizer(model)
+    tokenizer = outpace.loading.load_tokenizer(model)
     began = time.perf_counter()
     with _watching() as advance:
         texts = (piece for part in ([] if first is None else [first], pieces) for piece in part)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli.output import err, out, print_json
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 PACKED = ("float32", "bfloat16", "int8")
@@ -32,10 +32,11 @@ def examine() -> dict[str, Any]:
     """Everything that doctor reports."""
     import torch  # noqa: F401 - so that describe() can say how many threads it uses
 
-    from outpace import machine
+    from outpace.core import machine
+    from outpace.targets import machine_limits
 
     peaks = {precision: round(machine.measure_matmul(precision), 1) for precision in PRECISIONS}
-    limits = {precision: machine.measure_products(precision) for precision in PACKED}
+    limits = {precision: machine_limits.measure_products(precision) for precision in PACKED}
     kernels, missing = _kernels()
     models, advice = _embedded()
     advice += missing
@@ -44,7 +45,7 @@ def examine() -> dict[str, Any]:
     return {
         "machine": machine.describe(),
         "measured": {
-            "memory_bandwidth_gb_per_second": round(machine.measure_bandwidth(), 1),
+            "memory_bandwidth_gb_per_second": round(machine_limits.measure_bandwidth(), 1),
             "matmul_gflop_per_second": peaks,
             "product_limit_gop_per_second": {name: round(rate, 1) for name, rate in limits.items() if rate},
         },

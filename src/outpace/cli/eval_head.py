@@ -15,11 +15,11 @@ from rich.table import Table
 import outpace.cli.options as opt
 from outpace.cli.output import advancing, err, out, print_json
 from outpace.cli.session import Machine
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.bench.prompts import Prompt
     from outpace.bench.settings import BenchSettings
+    from outpace.prompts.questions import Prompt
 
 _INTERRUPTED = 130
 _DEPTHS = 6
@@ -70,10 +70,10 @@ def eval_head(
     if data is not None and not baselines:
         raise BadInput("--data is for the bigram table of --baselines; give both")
     machine = Machine(model, None, dtype, device, threads)
-    from outpace.bench.prompts import load_prompts
     from outpace.bench.settings import BenchSettings
+    from outpace.core.sampling import SamplingParams
     from outpace.heads.shipped import kind_at
-    from outpace.sampling import SamplingParams
+    from outpace.prompts.questions import load_prompts
 
     kind_at(folder)  # what is no head is said before a model is loaded for it
     machine.check()
@@ -85,7 +85,7 @@ def eval_head(
     )
     found = _measured(machine, folder, questions, settings, method, param, baselines, data)
     if record and found["complete"]:
-        from outpace.training.evaluate import record as keep
+        from outpace.bench.head_evaluation import record as keep
 
         keep(folder, found)
     if json:
@@ -108,14 +108,14 @@ def _measured(
     data: Path | None,
 ) -> dict[str, Any]:
     """Load, build, decode."""
+    from outpace.bench.bigram import Bigrams
+    from outpace.bench.head_evaluation import evaluate, head_facts
+    from outpace.bench.head_subjects import bigram_subjects, head_subjects, own_answers, untrained_subjects
+    from outpace.bench.head_subjects import choose_methods as fitting
     from outpace.bench.rows import plain_figures
     from outpace.cli.session import choose_methods
     from outpace.heads.shipped import load_any
     from outpace.heads.untrained import as_training_begins
-    from outpace.training.bigram import Bigrams
-    from outpace.training.evaluate import evaluate, head_facts
-    from outpace.training.subjects import bigram_subjects, head_subjects, own_answers, untrained_subjects
-    from outpace.training.subjects import choose_methods as fitting
 
     model, _ = machine.load()
     head = load_any(folder, model.target)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from outpace.text import TextStream
+from outpace.core.text import TextStream
 
 if TYPE_CHECKING:
-    from outpace.decoding import Generation, Round
+    from outpace.engine.decoder import Generation, Round
     from outpace.models.base import ChatTokenizer
 
 ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"

@@ -15,13 +15,13 @@ from outpace.cli import options as opt
 from outpace.cli.interrupt import interruptible
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Machine, MethodChoice, choose_methods, read_texts
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.decoding import Decoder, Generation, Request
-    from outpace.method import Method
-    from outpace.models import Model
-    from outpace.sampling import SamplingParams
+    from outpace.core.sampling import SamplingParams
+    from outpace.engine.decoder import Decoder, Generation, Request
+    from outpace.engine.method import Method
+    from outpace.model import Model
 
 _INTERRUPTED = 130
 
@@ -77,7 +77,7 @@ def generate(
     texts = read_texts(reference)
     biases = opt.logit_bias(logit_bias)
     try:
-        from outpace.sampling import SamplingParams
+        from outpace.core.sampling import SamplingParams
 
         params = SamplingParams(
             temperature=temperature,
@@ -147,7 +147,7 @@ class _Job:
 
     def run(self, machine: Machine, json: bool) -> bool:
         """Load, generate and print. False when Ctrl-C cut the answer short."""
-        from outpace.decoding import Decoder
+        from outpace.engine.decoder import Decoder
 
         model, drafts = machine.load()
         method = self.choice.build(model, drafts, machine.datastore, machine.heads or ())[0]
@@ -254,6 +254,6 @@ def _print_logprobs(model: Model, generation: Generation) -> None:
 
 def _print_nothing() -> None:
     """The JSON of an answer that was interrupted before its first token."""
-    from outpace.metrics import RequestMetrics
+    from outpace.core.metrics import RequestMetrics
 
     print_json({"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False})

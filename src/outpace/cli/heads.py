@@ -12,12 +12,12 @@ from rich.table import Table
 import outpace.cli.options as opt
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Machine
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from outpace.certify.validate_head import Report
     from outpace.heads.layouts.base import About
-    from outpace.heads.validate import Report
-    from outpace.models import Model
+    from outpace.model import Model
 
 HUB = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """What other engines call the embedded models."""
@@ -101,7 +101,7 @@ def validate_head(
         raise BadInput(f"there is no head at '{folder}': no such folder")
     machine = Machine(model, None, dtype, device, threads)
     machine.check()
-    from outpace.heads.validate import validate
+    from outpace.certify.validate_head import validate
 
     loaded, _ = machine.load()
     report = validate(folder, loaded, tokens=max_new_tokens)

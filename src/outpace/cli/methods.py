@@ -13,7 +13,7 @@ from rich.text import Text
 from outpace.cli.output import err, out, print_json
 
 if TYPE_CHECKING:
-    from outpace.method import MethodInfo
+    from outpace.methods.registry import MethodInfo
 
 
 def methods(
@@ -21,8 +21,8 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, or show one with its settings."""
-    from outpace.method import find
-    from outpace.method import methods as registered
+    from outpace.methods.registry import find
+    from outpace.methods.registry import methods as registered
 
     infos = registered() if name is None else [find(name)]
     if json:
@@ -58,8 +58,8 @@ def _show(info: MethodInfo) -> None:
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    if info.pays:
-        facts.add_row("pays", escape(info.pays))
+    if info.when_to_use:
+        facts.add_row("pays", escape(info.when_to_use))
     facts.add_row("family", info.family)
     facts.add_row("paper", escape(info.paper))
     facts.add_row("lossless", "yes" if info.lossless else "no")

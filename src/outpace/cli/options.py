@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from outpace.errors import BadInput
-from outpace.machine import usable_cpus
+from outpace.core.errors import BadInput
+from outpace.core.machine import usable_cpus
 
 _SAMPLING = "Sampling"
 _DRAFTING = "Drafting"

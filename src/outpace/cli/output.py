@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outpace.errors import BadInput
-from outpace.files import share
+from outpace.core.errors import BadInput
+from outpace.core.files import share
 
 if TYPE_CHECKING:
     from outpace.bench.settings import Progress as Step

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from outpace.cli.options import check_threads, settings_by_method
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.method import Method
-    from outpace.models import Model
-    from outpace.sampling import SamplingParams
+    from outpace.core.sampling import SamplingParams
+    from outpace.engine.method import Method
+    from outpace.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def choose_methods(
     """Find methods, settings and rule. Raises BadInput for what does not exist or is not for these parameters."""
     from pydantic import ValidationError
 
-    from outpace.method import find, rules
+    from outpace.acceptance.registry import rules
+    from outpace.methods.registry import find
 
     infos = {info.name: info for info in map(find, names)}
     if not infos:
@@ -105,7 +106,7 @@ def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:
 
 def check_size(path: Path) -> None:
     """Raise BadInput for a file that memory cannot hold as text and tokens; drafters' indices are larger still."""
-    from outpace.machine import free_memory
+    from outpace.core.machine import free_memory
 
     size, free = path.stat().st_size, free_memory()
     if size * _BYTES_PER_BYTE > free:
@@ -153,14 +154,14 @@ class Machine:
         """The model, and the draft models that were named. The thread count is set first: packing depends on it."""
         import torch
 
-        import outpace.models
+        import outpace.loading
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 
         def one(name: str) -> Model:
             with self._waiting(f"loading {name} (the first time takes longer)"):
-                model = outpace.models.load(name, dtype=self.dtype, device=self.device)
+                model = outpace.loading.load(name, dtype=self.dtype, device=self.device)
             if note := model.info.get("note"):
                 self.console.print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
             return model

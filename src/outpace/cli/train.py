@@ -14,10 +14,10 @@ import outpace.cli.options as opt
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Machine
 from outpace.cli.train_job import Job
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.models import Model
+    from outpace.model import Model
 
 WORDS = 8192
 """Words that a head can draft, by default: reading the LM head is most of its cost."""
@@ -129,8 +129,8 @@ def train(
     if kind != name:
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
     _check_folder(output, resume)
-    from outpace.training.overlap import Overlap, bench_texts
-    from outpace.training.prompts import source
+    from outpace.prompts.overlap import Overlap, bench_texts
+    from outpace.prompts.sources import source
 
     job = Job(
         kind=name,
@@ -165,7 +165,7 @@ def train(
 def _kind_and_method(named: str) -> tuple[str, str]:
     """The kind of head that was named, itself or by a method that drafts with it; and a method to use it with."""
     from outpace.heads.base import kinds
-    from outpace.method import drafting_with, methods
+    from outpace.methods.registry import drafting_with, methods
 
     if named not in kinds():
         for info in methods():

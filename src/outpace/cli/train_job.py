@@ -12,14 +12,14 @@ from rich.markup import escape
 from outpace.cli.bars import bar
 from outpace.cli.interrupt import deferred
 from outpace.cli.output import err
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.heads.base import HeadConfig
-    from outpace.models import Model
+    from outpace.model import Model
+    from outpace.prompts.overlap import Overlap
+    from outpace.prompts.sources import Source
     from outpace.training.data import Collected
-    from outpace.training.overlap import Overlap
-    from outpace.training.prompts import Source
     from outpace.training.shards import Shards
     from outpace.training.trainer import Trainer
 
@@ -62,15 +62,15 @@ class Job:
             rank=self.rank,
             options=self.options,
         )
-        layers = sorted({*config.taps, *layers_of_all_kinds(model.target)})
+        layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
         shards = open_folder(self.data, model.target, model.name, layers)
         collected = self._collect(model, shards)
         return self._train(model, config, shards, collected)
 
     def _collect(self, model: Model, shards: Shards) -> Collected:
-        from outpace.training.data import Collector, Wish
+        from outpace.training.data import Collector, DataConfig
 
-        wish = Wish(
+        wish = DataConfig(
             tokens=self.tokens,
             sources=self.sources,
             self_written=self.self_written,
@@ -104,15 +104,15 @@ class Job:
     def _train(self, model: Model, config: HeadConfig, shards: Shards, collected: Collected) -> dict[str, Any]:
         import torch
 
-        from outpace.heads.base import parameters
+        from outpace.heads.base import parameters, teacher_of
         from outpace.heads.checkpoint import new_head
         from outpace.training.dataset import Dataset
         from outpace.training.memory import ran_out
         from outpace.training.on_policy import with_on_policy
-        from outpace.training.trainer import Schedule, Trainer, read_state, teacher_of
+        from outpace.training.trainer import Schedule, Trainer, read_state
 
         target, where = model.target, torch.device(model.info.get("device", "cpu"))
-        dataset = Dataset(shards, sorted({*config.taps, target.num_layers}), target=target)
+        dataset = Dataset(shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)
         state = read_state(self.output) if self.resume else None
         if state is not None and "words" in state:  # data may have grown since: the head keeps its words
             ids = state["words"].cpu()
@@ -162,8 +162,8 @@ class Job:
         """Measure the head on the held-out split, and write it."""
         from safetensors import SafetensorError
 
+        from outpace.core.machine import describe
         from outpace.heads.checkpoint import save
-        from outpace.machine import describe
 
         progress = trainer.progress
         history = [[step, round(loss, 5)] for step, loss in progress.history]

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import outpace.cli.options as opt
 from outpace.cli.output import check_writable, err, out, print_json, to_json, write_whole
 from outpace.cli.session import Machine
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.drafters.skip_tuning import Tuning
-    from outpace.models import Model
+    from outpace.drafting.skip_tuning import Tuning
+    from outpace.model import Model
 
 TUNED = ("dv",)
 
@@ -45,8 +45,8 @@ def tune(
         if value < 1:
             raise BadInput(f"--{name} must be at least 1, not {value}")
     check_writable(output)
-    from outpace.bench.prompts import load_prompts
-    from outpace.drafters.skip_file import read_record
+    from outpace.drafting.layer_skips import read_record
+    from outpace.prompts.questions import load_prompts
 
     record = read_record(output) if output.exists() and output.stat().st_size else None
     texts = [prompt.turns[0] for prompt in load_prompts(prompts, limit)]
@@ -72,8 +72,8 @@ def _tuning(
     model: Model, texts: list[str], max_new_tokens: int, length: int, seed: int, record: dict[str, Any] | None
 ) -> Tuning:
     """The prompts answered greedily, and the search over them."""
-    from outpace.decoding import Decoder, Request
-    from outpace.drafters.skip_tuning import Beginnings, Tuning
+    from outpace.drafting.skip_tuning import Beginnings, Tuning
+    from outpace.engine.decoder import Decoder, Request
 
     answers = []
     with _bar() as progress:

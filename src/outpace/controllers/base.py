@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outpace.metrics import RequestMetrics
+    from outpace.core.metrics import RequestMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Budget:
 
     ``depth``: draft tokens on the longest path; ``nodes``: nodes in the whole tree; ``width``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
-    ``prices[n]``: what the round costs with n draft tokens, in plain steps; empty where nobody knows. ``parts``: the
-    budgets of a combination's parts. ``Budget(0)`` means do not draft.
+    ``relative_costs[n]``: what the round costs with n draft tokens, in plain steps; empty where nobody knows.
+    ``parts``: the budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
     depth: int
     nodes: int = 64
     width: int = 1
     confidence: float = 0.0
-    prices: tuple[float, ...] = ()
+    relative_costs: tuple[float, ...] = ()
     parts: tuple[Budget, ...] = ()
 
     def limited(self, depth: int) -> Budget:
@@ -37,20 +37,21 @@ class Budget:
         parts = tuple(part.limited(depth) for part in self.parts)
         return replace(self, depth=min(self.depth, max(0, depth)), parts=parts)
 
-    def worth(self, estimates: Iterable[float]) -> int:
+    def best_draft_size(self, path_acceptance_probs: Iterable[float]) -> int:
         """How many draft tokens pay, in the order in which they would be taken: at best the likeliest path first.
 
-        ``estimates[i]`` is the probability that the whole path to the i-th is accepted, so n of them give
-        1 + sum(estimates[:n]) tokens for ``prices[n]`` plain steps (Chen et al. 2024, arXiv 2402.12374, choose trees
-        by this ratio). Draft tokens are functions of the context here: a sampled one is never dropped for its estimate.
+        ``path_acceptance_probs[i]`` is the probability that the whole path to the i-th is accepted, so n of them give
+        1 + sum(estimates[:n]) tokens for ``relative_costs[n]`` plain steps (Chen et al. 2024, arXiv 2402.12374,
+        choose trees by this ratio). Draft tokens are functions of the context here: a sampled one is never dropped
+        for its estimate.
         """
-        if not self.prices:
-            return min(self.nodes, len(list(estimates)))
-        most = min(self.nodes, len(self.prices) - 1)
-        best, best_pace, expected = 0, 1.0 / self.prices[0], 1.0
-        for count, estimate in enumerate(islice(estimates, most), start=1):
-            expected += estimate
-            pace = expected / self.prices[count]
+        if not self.relative_costs:
+            return min(self.nodes, len(list(path_acceptance_probs)))
+        most = min(self.nodes, len(self.relative_costs) - 1)
+        best, best_pace, expected = 0, 1.0 / self.relative_costs[0], 1.0
+        for count, path_acceptance_prob in enumerate(islice(path_acceptance_probs, most), start=1):
+            expected += path_acceptance_prob
+            pace = expected / self.relative_costs[count]
             if pace > best_pace:
                 best, best_pace = count, pace
         return best

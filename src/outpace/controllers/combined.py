@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outpace.controllers.base import Budget, Controller
 
 if TYPE_CHECKING:
-    from outpace.metrics import RequestMetrics
+    from outpace.core.metrics import RequestMetrics
 
 
 class CombinedController(Controller):
@@ -30,6 +30,6 @@ class CombinedController(Controller):
             depth=max(part.depth for part in parts),
             nodes=sum(nodes) if self.united else max(nodes),
             width=max(part.width for part in parts),
-            prices=max((part.prices for part in parts), key=len),
+            relative_costs=max((part.relative_costs for part in parts), key=len),
             parts=parts,
         )

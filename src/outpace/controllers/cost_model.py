@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from outpace.controllers.base import Budget, Controller
 
 if TYPE_CHECKING:
-    from outpace.metrics import RequestMetrics
+    from outpace.core.metrics import RequestMetrics
     from outpace.targets.costs import ForwardCosts
 
 MARGIN = 1.05
@@ -50,5 +50,5 @@ class CostModel(Controller):
             self._measured[batch] = self._budget([MARGIN * self._costs.seconds(one) / plain for one in rows])
         return self._measured[batch]
 
-    def _budget(self, prices: list[float]) -> Budget:
-        return Budget(self._most, self._most, self._width, prices=(1.0, *prices))
+    def _budget(self, relative_costs: list[float]) -> Budget:
+        return Budget(self._most, self._most, self._width, relative_costs=(1.0, *relative_costs))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget, Controller
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.metrics import RequestMetrics
+    from outpace.core.metrics import RequestMetrics
 
 
 class Fixed(Controller):

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.tree import TokenTree
 from outpace.targets.base import Sequence, Target
-from outpace.tree import TokenTree
 
 Cost = Callable[[int], float]
 """Seconds of one forward by its rows."""

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from outpace.core.errors import BadInput
 from outpace.datastore.corpus import TokenPiece
 from outpace.datastore.layout import ENTRY_BYTES, MOST_DEPTH, MOST_TOKENS, SEPARATORS, Header, digest
 from outpace.datastore.suffixes import CHUNK, suffix_order
-from outpace.errors import BadInput
 
 DEPTH = 32
 Advance = Callable[[str, int, int], None]

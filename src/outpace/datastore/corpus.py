@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 FIELDS = ("text", "prompt", "turns", "messages")
 _PIECE = 1 << 15

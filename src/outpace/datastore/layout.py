@@ -18,7 +18,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 MAGIC = b"OUTPACED"
 VERSION = 1

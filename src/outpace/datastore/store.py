@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from outpace.core.errors import BadInput
 from outpace.datastore.layout import HEADER_BYTES, REBUILD, Header, digest
-from outpace.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)

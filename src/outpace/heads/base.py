@@ -1,15 +1,13 @@
 """Head: the network of a learned drafter. What it needs to know of its target, and what training asks of it.
 
 A head is a torch module that is trained on the target's own text and hidden states. It borrows the target's embedding
-and the LM-head rows of the tokens that it may draft (:mod:`outpace.heads.words`); what it learns is its own.
+and the LM-head rows of the tokens that it may draft (:mod:`outpace.heads.draft_vocabulary`); what it learns is its own.
 
 Adding a kind: a subclass with its ``Options``, in a module of this package, decorated with :func:`kind`.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -18,14 +16,15 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.errors import BadInput
-from outpace.heads.words import Words
+from outpace.core.errors import BadInput
+from outpace.core.plugins import import_all
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.losses import TeacherTargets
 from outpace.targets.base import Target
-from outpace.training.losses import Said
 
 SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
 """The dial for size: how wide an MLP is, as a share of the usual 8/3 of the hidden size."""
@@ -51,7 +50,9 @@ class HeadConfig(BaseModel):
     format: int = 1
     kind: str
     target: TargetFacts
-    taps: tuple[int, ...]
+    aux_hidden_state_layers: tuple[int, ...] = Field(
+        validation_alias=AliasChoices("aux_hidden_state_layers", "taps")  # taps: heads of outpace 0.1
+    )
     vocabulary: int = Field(description="tokens that it can draft")
     rank: int = Field(0, description="of a low-rank LM head; 0: the target's rows")
     layers: int = 1
@@ -101,7 +102,7 @@ class Teacher:
         """The target's states behind its final norm, what its LM head reads: (B, T, hidden)."""
         return self.norm(batch.states[self.final])
 
-    def says(self, batch: Batch) -> tuple[Said, Tensor]:
+    def target_probs(self, batch: Batch) -> tuple[TeacherTargets, Tensor]:
         """What the target says after each token that an answer's token follows.
 
         And where to find it: (B, T) long, the index into it by the token that it is said after; 0 where nothing is.
@@ -112,7 +113,7 @@ class Teacher:
         place = torch.zeros(wanted.numel(), dtype=torch.long, device=kept.device)
         place[kept] = torch.arange(len(kept), device=kept.device)
         states = batch.states[self.final].flatten(0, 1)[kept]
-        return Said(self.norm(states), self.rows), place.view_as(wanted)
+        return TeacherTargets(self.norm(states), self.rows), place.view_as(wanted)
 
     def logits(self, normed: Tensor) -> Tensor:
         """The target's logits for the head's words, (..., Vd), of states behind its final norm."""
@@ -129,7 +130,7 @@ class Head(nn.Module, ABC):
     matrix_rate: ClassVar[float] = 0.02
     """Step in which its matrices learn by Muon, at most."""
 
-    def __init__(self, config: HeadConfig, words: Words) -> None:
+    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
         super().__init__()
         self.config = config
         self.words = words
@@ -141,7 +142,7 @@ class Head(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def taps_of(cls, layers: int, options: Any) -> tuple[int, ...]:
+    def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:
         """Which layers of a target of ``layers`` layers it reads; ``layers`` itself is the last one's output."""
 
     @classmethod
@@ -179,9 +180,8 @@ def kind(name: str) -> Callable[[H], H]:
 
 @cache
 def _discover() -> None:
-    package = importlib.import_module("outpace.heads")
-    for entry in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"outpace.heads.{entry.name}")
+    # Kinds register themselves; learned methods are found by the name of their package, as plugins are.
+    import_all("outpace.methods.learned")
 
 
 def kinds() -> dict[str, type[Head]]:
@@ -217,7 +217,7 @@ def plan(
     vocabulary: int = 0,
     rank: int = 0,
     options: Mapping[str, Any] | None = None,
-    taps: Seq[int] = (),
+    aux_hidden_state_layers: Seq[int] = (),
 ) -> HeadConfig:
     """The configuration of a new head of one kind. Raises BadInput for options and layers that do not exist."""
     from pydantic import ValidationError
@@ -229,14 +229,14 @@ def plan(
         known = ", ".join(head.Options.model_fields) or "it has none"
         where = ".".join(map(str, first["loc"])) or "options"
         raise BadInput(f"head '{head.kind}', setting '{where}': {first['msg']} (settings: {known})") from None
-    chosen = tuple(taps) or head.taps_of(facts.num_layers, settings)
+    chosen = tuple(aux_hidden_state_layers) or head.aux_layers_of(facts.num_layers, settings)
     outside = next((tap for tap in chosen if not 0 <= tap <= facts.num_layers), None)
     if outside is not None:
         raise BadInput(f"tap {outside} does not exist: the target has {facts.num_layers} layers")
     return HeadConfig(
         kind=head.kind,
         target=facts,
-        taps=chosen,
+        aux_hidden_state_layers=chosen,
         vocabulary=min(vocabulary or facts.vocab_size, facts.vocab_size),
         rank=rank,
         layers=head.depth_of(settings),
@@ -256,3 +256,31 @@ def parameters(head: nn.Module) -> int:
 
 
 __all__ = ["SIZES", "Batch", "Head", "HeadConfig", "TargetFacts", "Teacher", "find_kind", "kind", "kinds"]
+
+
+def shared_out(hidden: int, size: str, layers: int) -> dict[str, int]:
+    """Sizes of ``layers`` layers that have one layer's MLP between them."""
+    found = shapes(hidden, size)
+    found["intermediate"] = max(8, found["intermediate"] // layers // 32 * 32)
+    return found
+
+
+def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
+    """The target's part of every loss, copied out of it."""
+    tokens = torch.arange(target.vocab_size)
+    pieces = torch.split(tokens, 4096)
+    embedding = torch.cat([target.embed(some).detach().clone() for some in pieces])
+    ids = head.words.ids.cpu()
+    home = target.embed(tokens[:1]).device
+
+    def norm(states: Tensor) -> Tensor:
+        # A target may be on another device than the training: its answer comes back to where the question was.
+        found = target.final_norm(states.flatten(0, -2).to(home))
+        return found.to(states.device, copy=True).view(states.shape)
+
+    return Teacher(
+        embedding=embedding.to(device, torch.bfloat16),
+        rows=target.head_rows(ids).clone().to(device, torch.bfloat16),
+        norm=norm,
+        final=target.num_layers,
+    )

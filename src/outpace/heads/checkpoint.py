@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.errors import BadInput
-from outpace.files import appearing, read_json, write_atomically
+from outpace.core.errors import BadInput
+from outpace.core.files import appearing, read_json, write_atomically
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
+from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.fingerprint import check, probe
-from outpace.heads.unfit import Unfit
-from outpace.heads.words import Words
+from outpace.heads.incompatible import IncompatibleHead
 from outpace.targets.base import Target
 
 CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "training.json"
@@ -43,7 +43,7 @@ def facts(target: Target, name: str) -> TargetFacts:
 def new_head(config: HeadConfig, target: Target, ids: Tensor, seed: int = 0) -> Head:
     """A head that has learned nothing. ``ids`` (Vd,): the tokens that it may draft."""
     torch.manual_seed(seed)
-    words = Words(ids, target.head_rows(ids).float().cpu(), rank=config.rank)
+    words = DraftVocabulary(ids, target.head_rows(ids).float().cpu(), rank=config.rank)
     return find_kind(config.kind)(config, words)
 
 
@@ -77,7 +77,7 @@ def is_ours(folder: Path) -> bool:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and "kind" in found and "taps" in found
+    return isinstance(found, dict) and "kind" in found and bool({"aux_hidden_state_layers", "taps"} & set(found))
 
 
 def read_config(folder: Path) -> HeadConfig:
@@ -116,11 +116,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """A head's tensors. Raises BadInput for a file that is missing or damaged."""
     path = folder / WEIGHTS
     if not path.exists():
-        raise Unfit(f"there is no head at '{folder}': it has no {WEIGHTS}", "weights")
+        raise IncompatibleHead(f"there is no head at '{folder}': it has no {WEIGHTS}", "weights")
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
+        raise IncompatibleHead(f"{path} is damaged or cut short ({error})", "weights") from error
     return found
 
 
@@ -155,20 +155,20 @@ def assembled(
     expected = expected_shapes(head)
     for name, shape in expected.items():
         if name not in tensors:
-            raise Unfit(f"the head at '{where}' lacks tensor {names.get(name, name)}", "keys")
+            raise IncompatibleHead(f"the head at '{where}' lacks tensor {names.get(name, name)}", "keys")
         if tuple(tensors[name].shape) != shape:
-            raise Unfit(
+            raise IncompatibleHead(
                 f"the head at '{where}': tensor {names.get(name, name)} has shape {tuple(tensors[name].shape)}, "
                 f"its configuration says {shape}",
                 "shapes",
             )
         if not bool(tensors[name].isfinite().all()):
-            raise Unfit(
+            raise IncompatibleHead(
                 f"the head at '{where}': tensor {names.get(name, name)} holds numbers that are not finite", "numbers"
             )
     unknown = sorted(set(tensors) - set(expected))
     if unknown:
-        raise Unfit(f"the head at '{where}' has a tensor that its kind does not know: {unknown[0]}", "keys")
+        raise IncompatibleHead(f"the head at '{where}' has a tensor that its kind does not know: {unknown[0]}", "keys")
     kinds = {name: value.dtype for name, value in head.state_dict().items()}
     head.load_state_dict({name: value.to(kinds[name]) for name, value in tensors.items()}, strict=False)
     return head.eval().requires_grad_(False)
@@ -178,23 +178,29 @@ def network(config: HeadConfig, tensors: Mapping[str, Tensor], target: Target, w
     """The network that a configuration describes, its words in place and nothing else yet."""
     ids = tensors.get("words.ids")
     if ids is None or ids.dim() != 1 or len(ids) != config.vocabulary or not len(ids) or ids.is_floating_point():
-        raise Unfit(
+        raise IncompatibleHead(
             f"the head at '{where}' lacks a vocabulary map of {config.vocabulary} tokens (words.ids)", "vocabulary"
         )
     ids = ids.long()
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
-        raise Unfit(f"the head at '{where}' maps to tokens that the model does not have (words.ids)", "vocabulary")
+        raise IncompatibleHead(
+            f"the head at '{where}' maps to tokens that the model does not have (words.ids)", "vocabulary"
+        )
     if not distinct(ids):
-        raise Unfit(f"the head at '{where}' maps two of its tokens to one of the model's (words.ids)", "vocabulary")
-    outside = next((tap for tap in config.taps if not 0 <= tap <= target.num_layers), None)
+        raise IncompatibleHead(
+            f"the head at '{where}' maps two of its tokens to one of the model's (words.ids)", "vocabulary"
+        )
+    outside = next((tap for tap in config.aux_hidden_state_layers if not 0 <= tap <= target.num_layers), None)
     if outside is not None:
-        raise Unfit(f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers", "layers")
+        raise IncompatibleHead(
+            f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers", "layers"
+        )
     try:
-        words = Words(ids, target.head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors)
+        words = DraftVocabulary(ids, target.head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors)
         return find_kind(config.kind)(config, words)
     except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unfit(
+        raise IncompatibleHead(
             f"the head at '{where}': its {CONFIG} describes no {config.kind} head ({first})", "configuration"
         ) from error
 

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from outpace.heads.unfit import Unfit
+from outpace.core.tree import TokenTree
+from outpace.heads.incompatible import IncompatibleHead
 from outpace.targets.base import Target
-from outpace.tree import TokenTree
 
 _TOKENS, _COMPONENTS = 12, 48
 ALIKE = 0.985
@@ -45,7 +45,7 @@ def _probed(target: Target) -> list[float]:
     tokens = [min(token, target.vocab_size - 1) for token in tokens]
     sequence = target.sequence(tokens)
     target.prefill([sequence])
-    state = target.score([(sequence, TokenTree())], (target.num_layers,))[0].taps[target.num_layers][0]
+    state = target.score([(sequence, TokenTree())], (target.num_layers,))[0].hidden_states[target.num_layers][0]
     target.close(sequence.kv)
     size = min(_COMPONENTS, target.hidden_size)
     found = [*_unit(_spread(target.embed(torch.tensor(tokens)).flatten(), size)), *_unit(_spread(state, size))]
@@ -89,9 +89,11 @@ def check(
         ("number of layers", num_layers, target.num_layers),
     ):
         if theirs != ours:
-            raise Unfit(f"{what} was made for another target: its {name} is {theirs}, this model's {ours}", "target")
+            raise IncompatibleHead(
+                f"{what} was made for another target: its {name} is {theirs}, this model's {ours}", "target"
+            )
     if not alike(fingerprint, probe(target)):
-        raise Unfit(
+        raise IncompatibleHead(
             f"{what} was made for other weights than this model's, though the sizes agree; "
             "train one for this model (outpace train)",
             "fingerprint",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.heads.base import Head, HeadConfig
-from outpace.heads.stack import Stack, stack_plan
+from outpace.heads.runner import HeadRunner, head_spec
 from outpace.targets.base import Target
 
 
@@ -24,18 +24,18 @@ class Product:
 
     def __init__(self, config: HeadConfig, weight: Tensor, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
         device = getattr(target, "device", torch.device("cpu"))
-        plan = stack_plan(config, [], rows=weight, final_norm=norm, width=weight.shape[1], device=device)
+        plan = head_spec(config, [], rows=weight, final_norm=norm, width=weight.shape[1], device=device)
         if norm is not None and norm.eps is not None:
             plan.epsilon = norm.eps
-        self._stack = Stack(plan, target)
+        self._runner = HeadRunner(plan, target)
 
     @property
     def device(self) -> torch.device:
         """Where rows are wanted."""
-        return self._stack.device
+        return self._runner.device
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return self._stack.logits(rows)
+        return self._runner.logits(rows)
 
 
 class LmHead:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from outpace.heads.base import HeadConfig
 from outpace.heads.blocks import DecoderLayer, turns
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Unknown, draw
+from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Unknown, draw
 from outpace.targets.hf import HFTarget
 
 _OWN = {"norm1", "norm2"}
 """The norms of our layers; a layer that has others computes something else."""
 
 
-def blueprint_of(target: Target) -> Blueprint | None:
+def decoder_spec_of(target: Target) -> DecoderSpec | None:
     """The target's weights: those that it runs on, or read again where it keeps them packed; None: it has none."""
     model = target.model if isinstance(target, HFTarget) else target.origin() if target.origin is not None else None
     if model is None:
@@ -39,7 +39,7 @@ def even(count: int, of: int) -> list[int]:
     return [round(float(at)) for at in torch.linspace(0, of - 1, min(count, of))]
 
 
-def important(layer: LayerPlan, count: int) -> Tensor:
+def important(layer: LayerSpec, count: int) -> Tensor:
     """The ``count`` neurons of a layer's MLP that can add most, ascending: (count,) long."""
     size = layer.gate.weight.float().norm(dim=1) * layer.up.weight.float().norm(dim=1)
     size = size * layer.down.weight.float().norm(dim=0)
@@ -47,7 +47,7 @@ def important(layer: LayerPlan, count: int) -> Tensor:
     return chosen
 
 
-def fits(plan: Blueprint, config: HeadConfig) -> bool:
+def fits(plan: DecoderSpec, config: HeadConfig) -> bool:
     """Whether layers of the target compute what layers of the head do, at the same sizes but that of the MLP."""
     same = (plan.hidden, plan.heads, plan.kv_heads, plan.head_size) == (
         config.hidden_size,
@@ -67,7 +67,7 @@ def fits(plan: Blueprint, config: HeadConfig) -> bool:
 
 
 @torch.no_grad()
-def take_layers(plan: Blueprint, config: HeadConfig, layers: Seq[DecoderLayer], norm: nn.RMSNorm) -> list[int]:
+def take_layers(plan: DecoderSpec, config: HeadConfig, layers: Seq[DecoderLayer], norm: nn.RMSNorm) -> list[int]:
     """Fill ``layers`` and the final ``norm`` from the target; returns which of its layers were taken.
 
     None where they do not fit. Rotary embeddings turn as fast as the target's from then on, and ``config`` says so.
@@ -103,7 +103,7 @@ def take_layers(plan: Blueprint, config: HeadConfig, layers: Seq[DecoderLayer], 
     return chosen
 
 
-def _theta(plan: Blueprint) -> float:
+def _theta(plan: DecoderSpec) -> float:
     """The base of the target's rotary embedding; 0 where it is not a plain one."""
     half = plan.head_size // 2
     if len(plan.rotations) != 1 or half < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import CONFIG, is_ours, load, read_config, read_provenance
 from outpace.heads.fingerprint import alike, probe

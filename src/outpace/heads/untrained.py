@@ -62,7 +62,7 @@ def other_choices(options: type[BaseModel]) -> dict[str, Any]:
 
 def as_training_begins(head: Head, target: Target, seed: int = 0) -> Head:
     """The same head before its first training step: another network of its configuration and words."""
-    from outpace.training.trainer import teacher_of
+    from outpace.heads.base import teacher_of
 
     ids: Tensor = head.words.ids.cpu()
     with torch.random.fork_rng(devices=[]):

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from outpace import __version__
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.version import __version__
 from outpace.models import gguf_convert
 from outpace.models.gguf_header import read_header
 from outpace.models.placement import dtype_name
@@ -170,8 +170,8 @@ def _sweep(root: Path) -> None:
 
 def _remove_leftovers(root: Path) -> None:
     """Call with the lock held: then nobody is at work in them."""
-    for leftover in root.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for residual_distribution in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(residual_distribution, ignore_errors=True)
 
 
 def _cannot_write(root: Path, why: str) -> str:

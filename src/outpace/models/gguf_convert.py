@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.gguf_header import GGUFHeader
 from outpace.models.gguf_rope import rope_parameters
 from outpace.models.quiet import explained

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.source import GGUF_MAGIC
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

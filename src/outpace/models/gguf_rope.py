@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.gguf_header import GGUFHeader
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.quiet import one_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outpace.errors import BadInput, OutpaceError
+from outpace.core.errors import BadInput, OutpaceError
 
 _LONGEST = 240
 

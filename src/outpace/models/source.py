@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from outpace.errors import BadInput, MissingExtra
+from outpace.core.errors import BadInput, MissingExtra
 
 GGUF_MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.base import Message
 from outpace.models.quiet import one_line
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.chance import ChanceSource, SeededChance
-from outpace.errors import BadInput
-from outpace.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.core.chance import ChanceSource, SeededChance
+from outpace.core.errors import BadInput
+from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.core.tree import TokenTree
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.states import States
-from outpace.tree import TokenTree
 
 
 @dataclass(eq=False, slots=True)
@@ -94,19 +94,21 @@ class Scores:
 class TreeScores:
     """What the target said about one tree.
 
-    ``logits``: raw, (1 + nodes + side nodes, V). ``taps``: requested hidden states by layer, each (rows, hidden);
-    tap ``i`` is the residual stream entering layer ``i`` (so 0 is the embedding and ``num_layers`` the output of the
-    last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a drafter may have
-    grown it since. ``length``: how many tokens were committed then.
+    ``logits``: raw, (1 + nodes + side nodes, V). ``hidden_states``: those that were asked for, by layer, (rows,
+    hidden) each; tap ``i`` is the residual stream entering layer ``i`` (so 0 is the embedding and ``num_layers`` the
+    output of the last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a
+    drafter may have grown it since. ``length``: how many tokens were committed then.
     """
 
-    def __init__(self, sequence: Sequence, tree: TokenTree, logits: Tensor, taps: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, sequence: Sequence, tree: TokenTree, logits: Tensor, hidden_states: Mapping[int, Tensor]
+    ) -> None:
         self.sequence = sequence
         self.tree = tree
         self.nodes = len(tree)
         self.length = len(sequence.tokens)
         self.logits = logits
-        self.taps = taps
+        self.hidden_states = hidden_states
         self._distribution: TreeDistribution | None = None
 
     @property
@@ -120,7 +122,7 @@ class TreeScores:
         """Processed target distribution after ``node``: (V,) float32."""
         return self.distribution.p(node)
 
-    def side_rows(self, owner: object) -> list[int]:
+    def auxiliary_rows(self, owner: object) -> list[int]:
         """Rows of the side nodes that ``owner`` asked for, in its order."""
         first = 1 + len(self.tree)
         return [first + index for index, side in enumerate(self.tree.side) if side.owner is owner]
@@ -130,7 +132,7 @@ class TreeScores:
         return self.distribution.argmax(node)
 
 
-TapChunk = Callable[[Sequence, int, Mapping[int, Tensor]], None]
+HiddenStateChunk = Callable[[Sequence, int, Mapping[int, Tensor]], None]
 """Called during prefill with (sequence, position of the chunk's first token, taps by layer)."""
 
 
@@ -168,14 +170,16 @@ class Target(ABC):
         """How many tokens' K/V are committed."""
 
     @abstractmethod
-    def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
+    def prefill(
+        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+    ) -> None:
         """Commit K/V for every token of each sequence but its last, in chunks. Continues where K/V ends."""
 
     @abstractmethod
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TapChunk, Target, TreeScores
+from outpace.core.errors import BadInput
+from outpace.core.tree import ROOT, TokenTree
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
 from outpace.targets.following import Follower
-from outpace.tree import ROOT, TokenTree
 from outpace.vocabulary.shared import VocabularyMap
 from outpace.vocabulary.strings import StringSum
 
@@ -91,8 +91,10 @@ class BridgedTarget(Target):
 
     # ------------------------------------------------------------------------------------------------- protocol
 
-    def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
-        if taps:
+    def prefill(
+        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+    ) -> None:
+        if aux_hidden_state_layers:
             raise BadInput("a draft model of another vocabulary streams no taps: its rows are not the target's tokens")
         pending = [one for one in sequences if len(one.kv.ends) < len(one.tokens) - 1]
         for one in pending:
@@ -104,7 +106,7 @@ class BridgedTarget(Target):
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
@@ -127,7 +129,7 @@ class BridgedTarget(Target):
             ends.append(where)
             reads.append(rows)
             pairs.append((inner, run))
-        scores = self.draft.score(pairs, taps, graph, None if earlier is None else earlier.scores)
+        scores = self.draft.score(pairs, aux_hidden_state_layers, graph, None if earlier is None else earlier.scores)
         parts = []
         for index, ((sequence, tree), part) in enumerate(zip(batch, scores.parts, strict=True)):
             known = None if resume is None or earlier is None else resume[index]
@@ -135,7 +137,9 @@ class BridgedTarget(Target):
             fresh = self._logits(part.logits, reads[index][done:])
             logits = fresh if known is None else torch.cat([known.logits[:done], fresh])
             rows_of = torch.tensor([end + 1 for end in ends[index]])
-            parts.append(TreeScores(sequence, tree, logits, {at: rows[rows_of] for at, rows in part.taps.items()}))
+            parts.append(
+                TreeScores(sequence, tree, logits, {at: rows[rows_of] for at, rows in part.hidden_states.items()})
+            )
         return Scores(parts, _Side(scores, ends, reads, [len(sequence.kv.ends) for sequence, _ in batch]))
 
     def _place_tree(self, sequence: Sequence, tree: TokenTree) -> Sequence:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
-from outpace.targets.dense.blueprint import Blueprint, Unknown, draw
 from outpace.targets.dense.build import NotAvailable
+from outpace.targets.dense.decoder_spec import DecoderSpec, Unknown, draw
 from outpace.targets.dense.packing import PRECISIONS
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.dense.torch_target import GraphTarget
@@ -62,13 +62,13 @@ def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
     return target
 
 
-def _on_cpu(plan: Blueprint, precision: str, gguf: Path | None) -> Target:
+def _on_cpu(plan: DecoderSpec, precision: str, gguf: Path | None) -> Target:
     if precision not in PRECISIONS:
         raise Unknown(f"the fast target does not compute in {precision}")
     return DenseTarget(plan, precision, gguf=gguf)
 
 
-def _on_cuda(plan: Blueprint, precision: str) -> Target:
+def _on_cuda(plan: DecoderSpec, precision: str) -> Target:
     if precision not in ("float32", "bfloat16", "float16"):
         raise Unknown(f"the fast target does not compute in {precision} on {plan.device}")
     return GraphTarget(plan, getattr(torch, precision))

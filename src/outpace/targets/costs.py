@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from outpace.tree import TokenTree
+from outpace.core.tree import TokenTree
 
 if TYPE_CHECKING:
     from outpace.targets.base import Target

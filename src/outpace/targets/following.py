@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from outpace.errors import BadInput
-from outpace.sampling import Sampler, SamplingParams
+from outpace.core.errors import BadInput
+from outpace.core.sampling import Sampler, SamplingParams
 from outpace.targets.base import Sequence, Target
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
+from outpace.core.tree import TokenTree
 from outpace.targets.attention import current, install, running
 from outpace.targets.base import Target
 from outpace.targets.rows import Plan
-from outpace.tree import TokenTree
 
 if TYPE_CHECKING:
     from outpace.targets.hf import HFTarget
@@ -160,12 +160,12 @@ class _LayerGate(_Gate):
         if index == 0 and plan.states is not None:
             hidden = plan.states[None]
         if index in plan.wanted:
-            plan.taps[index] = hidden[0]
+            plan.hidden_states[index] = hidden[0]
         if plan.start <= index < plan.stop and not (index in plan.skip_attention and index in plan.skip_mlp):
             out = self.original(hidden, *args, **kwargs)
             hidden = out[0] if isinstance(out, tuple) else out
         if index == self.layers - 1 and self.layers in plan.wanted:
-            plan.taps[self.layers] = hidden[0]
+            plan.hidden_states[self.layers] = hidden[0]
         return hidden
 
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TapChunk, Target, TreeScores
-from outpace.tree import TokenTree
+from outpace.core.tree import TokenTree
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
 
 PREFILL_CHUNK = 512
 
@@ -90,7 +90,7 @@ class Plan:
     second: Seq[int] | None = None
     wanted: frozenset[int] = frozenset()
     normed: bool = False
-    taps: dict[int, Tensor] = field(default_factory=dict)
+    hidden_states: dict[int, Tensor] = field(default_factory=dict)
     calls: list[tuple[Any, dict[str, Any]]] | None = None
 
 
@@ -149,7 +149,9 @@ class RowTarget(Target):
         kv.clear()
 
     @torch.inference_mode()
-    def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
+    def prefill(
+        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+    ) -> None:
         pending = [one for one in sequences if one.kv.length < len(one.tokens) - 1]
         while pending:
             room, chunk = self.prefill_chunk, []
@@ -160,35 +162,40 @@ class RowTarget(Target):
                 room -= stop - start
                 if room <= 0:
                     break
-            self._prefill_chunk(chunk, taps, on_chunk)
+            self._prefill_chunk(chunk, aux_hidden_state_layers, on_chunk)
             pending = [one for one in pending if one.kv.length < len(one.tokens) - 1]
 
-    def _prefill_chunk(self, chunk: list[tuple[Sequence, int, int]], taps: Seq[int], on_chunk: TapChunk | None) -> None:
+    def _prefill_chunk(
+        self,
+        chunk: list[tuple[Sequence, int, int]],
+        aux_hidden_state_layers: Seq[int],
+        on_chunk: HiddenStateChunk | None,
+    ) -> None:
         parts: list[Part] = []
         tokens: list[int] = []
         for sequence, start, stop in chunk:
             row = len(tokens)
             tokens += sequence.tokens[start:stop]
             parts.append(Part(sequence.kv, row, len(tokens), list(range(start, stop))))
-        plan = Plan(parts, stop=self.num_layers, wanted=frozenset(taps))
+        plan = Plan(parts, stop=self.num_layers, wanted=frozenset(aux_hidden_state_layers))
         self.run(plan, tokens, logits=False)
         for (sequence, start, stop), part in zip(chunk, parts, strict=True):
             sequence.kv.advance(stop - start)  # the forward laid these rows right behind the committed ones
-            if taps and on_chunk is not None:
-                states = {layer: plan.taps[layer][part.start : part.stop] for layer in taps}
+            if aux_hidden_state_layers and on_chunk is not None:
+                states = {layer: plan.hidden_states[layer][part.start : part.stop] for layer in aux_hidden_state_layers}
                 on_chunk(sequence, start, states)
 
     @torch.inference_mode()
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
         self._check_graph(graph)
         if resume is None:
-            return self._score(batch, taps, graph)
+            return self._score(batch, aux_hidden_state_layers, graph)
         earlier: _Side = resume.side
         for (sequence, tree), part in zip(batch, resume.parts, strict=True):
             old, done = part.tree, part.nodes
@@ -196,15 +203,15 @@ class RowTarget(Target):
             if part.sequence is not sequence or not extends:
                 raise ValueError("resume takes the same sequences in the same order, and trees that extend theirs")
         if earlier.graph == graph:
-            return self._score(batch, taps, graph, resume)
+            return self._score(batch, aux_hidden_state_layers, graph, resume)
         if graph != FULL:
             raise ValueError("a pass through one sub-graph can be resumed by the same sub-graph or the full forward")
-        return self._resume_full(batch, taps, resume)
+        return self._resume_full(batch, aux_hidden_state_layers, resume)
 
     def _score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int],
+        aux_hidden_state_layers: Seq[int],
         graph: SubGraph,
         resume: Scores | None = None,
     ) -> Scores:
@@ -212,32 +219,39 @@ class RowTarget(Target):
         stop = self.num_layers if graph.stop is None else graph.stop
         boundary = graph.first_difference(self.num_layers)
         parts, tokens, embeddings = self._lay_out(batch, graph, resume)
-        wanted = frozenset(taps) | (frozenset([boundary]) if boundary and graph != FULL else frozenset())
+        wanted = frozenset(aux_hidden_state_layers) | (
+            frozenset([boundary]) if boundary and graph != FULL else frozenset()
+        )
         plan = Plan(parts, graph.start, stop, graph.skip_attention, graph.skip_mlp, wanted=wanted)
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []
         for index, ((sequence, tree), part) in enumerate(zip(batch, parts, strict=True)):
             rows = slice(part.start, part.stop)
-            found = {layer: plan.taps[layer][rows] for layer in plan.taps}
+            found = {layer: plan.hidden_states[layer][rows] for layer in plan.hidden_states}
             mine = logits[rows] if logits is not None else None
             before = None if resume is None else resume[index]
             if before is not None:
                 kept = 1 + before.nodes
                 mine = _joined(before.logits[:kept], mine)
-                found = {layer: _joined(before.taps[layer][:kept], found.get(layer)) for layer in before.taps}
+                found = {
+                    layer: _joined(before.hidden_states[layer][:kept], found.get(layer))
+                    for layer in before.hidden_states
+                }
             assert mine is not None
             states.append(found.get(boundary))
             scored.append(TreeScores(sequence, tree, mine, found))
         side = _Side(graph, [_side(part) for part in parts], states, [one.kv.length for one, _ in batch])
         return Scores(scored, side)
 
-    def _resume_full(self, batch: Seq[tuple[Sequence, TokenTree]], taps: Seq[int], resume: Scores) -> Scores:
+    def _resume_full(
+        self, batch: Seq[tuple[Sequence, TokenTree]], aux_hidden_state_layers: Seq[int], resume: Scores
+    ) -> Scores:
         """Full scores on top of a sub-graph pass: layers below its first difference are taken over, not run again."""
         earlier: _Side = resume.side
         boundary = earlier.graph.first_difference(self.num_layers)
-        below = frozenset(layer for layer in taps if layer < boundary)
-        if boundary == 0 or not all(below <= part.taps.keys() for part in resume.parts):
-            return self._score(batch, taps, FULL)
+        below = frozenset(layer for layer in aux_hidden_state_layers if layer < boundary)
+        if boundary == 0 or not all(below <= part.hidden_states.keys() for part in resume.parts):
+            return self._score(batch, aux_hidden_state_layers, FULL)
         lower, tokens, embeddings = self._lay_out(batch, earlier.graph, resume)
         first = Plan(lower, 0, boundary, wanted=below | {boundary})
         if tokens:
@@ -247,18 +261,24 @@ class RowTarget(Target):
         for index, part in enumerate(lower):
             before = earlier.states[index]
             assert before is not None
-            fresh = first.taps[boundary][part.start : part.stop] if tokens else None
+            fresh = first.hidden_states[boundary][part.start : part.stop] if tokens else None
             inputs.append(_joined(before[: 1 + resume[index].nodes], fresh))
-        second = Plan(upper, boundary, self.num_layers, states=torch.cat(inputs), wanted=frozenset(taps) - below)
+        second = Plan(
+            upper,
+            boundary,
+            self.num_layers,
+            states=torch.cat(inputs),
+            wanted=frozenset(aux_hidden_state_layers) - below,
+        )
         logits = self.run(second, all_tokens, logits=True)
         assert logits is not None
         scored, kv = [], []
         for index, ((sequence, tree), part, above) in enumerate(zip(batch, lower, upper, strict=True)):
             rows = slice(above.start, above.stop)
-            found = {layer: second.taps[layer][rows] for layer in second.taps}
+            found = {layer: second.hidden_states[layer][rows] for layer in second.hidden_states}
             for layer in below:
-                fresh = first.taps[layer][part.start : part.stop] if tokens else None
-                found[layer] = _joined(resume[index].taps[layer][: 1 + resume[index].nodes], fresh)
+                fresh = first.hidden_states[layer][part.start : part.stop] if tokens else None
+                found[layer] = _joined(resume[index].hidden_states[layer][: 1 + resume[index].nodes], fresh)
             scored.append(TreeScores(sequence, tree, logits[rows], found))
             kv.append(self.stacked(_side(part), above.side, boundary))
         return Scores(scored, _Side(FULL, kv, [None] * len(kv), [one.kv.length for one, _ in batch]))

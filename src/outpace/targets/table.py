@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TapChunk, Target, TreeScores
-from outpace.tree import ROOT, TokenTree
+from outpace.core.tree import ROOT, TokenTree
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
 
 Table = Callable[[tuple[int, ...]], Tensor]
 
@@ -63,19 +63,24 @@ class TableTarget(Target):
     def length(self, kv: Any) -> int:
         return len(kv)
 
-    def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
+    def prefill(
+        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+    ) -> None:
         for sequence in sequences:
             start = len(sequence.kv)
             sequence.kv.extend(sequence.tokens[start:-1])
-            if taps and on_chunk is not None and len(sequence.kv) > start:
+            if aux_hidden_state_layers and on_chunk is not None and len(sequence.kv) > start:
                 paths = [tuple(sequence.tokens[: end + 1]) for end in range(start, len(sequence.kv))]
-                states = {layer: torch.stack([self._state(path, FULL, layer) for path in paths]) for layer in taps}
+                states = {
+                    layer: torch.stack([self._state(path, FULL, layer) for path in paths])
+                    for layer in aux_hidden_state_layers
+                }
                 on_chunk(sequence, start, states)
 
     def score(
         self,
         batch: Seq[tuple[Sequence, TokenTree]],
-        taps: Seq[int] = (),
+        aux_hidden_state_layers: Seq[int] = (),
         graph: SubGraph = FULL,
         resume: Scores | None = None,
     ) -> Scores:
@@ -95,7 +100,10 @@ class TableTarget(Target):
                 read = tuple(sequence.kv[at] for at in sorted(graph.kv[index].tolist()))
                 read = None if len(read) == len(sequence.kv) else read
             rows = torch.stack([self._state(path, graph, stop, read) for path in paths])
-            states = {layer: torch.stack([self._state(path, graph, layer, read) for path in paths]) for layer in taps}
+            states = {
+                layer: torch.stack([self._state(path, graph, layer, read) for path in paths])
+                for layer in aux_hidden_state_layers
+            }
             parts.append(TreeScores(sequence, tree, rows, states))
         return Scores(parts, graph)
 

@@ -25,14 +25,17 @@ def top(logits: Tensor, k: int) -> Iterable[tuple[list[float], list[int]]]:
     return _top(logits, k)
 
 
-def top_and_totals(logits: Tensor, k: int, warmth: float = 1.0) -> Iterable[tuple[list[float], list[int], float]]:
+def top_and_totals(
+    logits: Tensor, k: int, inverse_temperature: float = 1.0
+) -> Iterable[tuple[list[float], list[int], float]]:
     """As :func:`top`, and with each row the log of the sum of its exponentials: what makes probabilities of logits.
 
-    ``warmth``: one over the temperature that the probabilities are wanted at; logits are multiplied by it there.
+    ``inverse_temperature``: one over the temperature that the probabilities are wanted at; logits are multiplied by
+    it there.
     """
     if _by_kernels(logits):
-        return zip(*binding.top_and_totals(logits, min(k, logits.shape[-1]), warmth), strict=True)
-    totals = _log_totals(logits if warmth == 1.0 else logits * warmth)
+        return zip(*binding.top_and_totals(logits, min(k, logits.shape[-1]), inverse_temperature), strict=True)
+    totals = _log_totals(logits if inverse_temperature == 1.0 else logits * inverse_temperature)
     return ((*best, total) for best, total in zip(top(logits, k), totals, strict=True))
 
 

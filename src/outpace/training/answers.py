@@ -17,13 +17,13 @@ from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.decoding import Decoder, Generation, Request
-from outpace.drafters.base import Drafter
-from outpace.method import Method
-from outpace.sampling import SamplingParams
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter
+from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.method import Method
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.training.shards import Conversation
-from outpace.tree import TokenTree
 
 TOGETHER = 64
 """Requests that are answered at once."""
@@ -45,18 +45,18 @@ class Recorder(Drafter):
     """Drafts nothing and keeps the hidden states of ``layers``: one row for every token but the last."""
 
     def __init__(self, layers: Seq[int]) -> None:
-        self.taps = tuple(layers)
+        self.aux_hidden_state_layers = tuple(layers)
         self._kept: dict[Sequence, dict[int, list[Tensor]]] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        self._kept[sequence] = {layer: [] for layer in self.taps}
+        self._kept[sequence] = {layer: [] for layer in self.aux_hidden_state_layers}
 
-    def on_prefill(self, sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
-        self._keep(sequence, taps)
+    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        self._keep(sequence, hidden_states)
 
-    def _keep(self, sequence: Sequence, taps: Mapping[int, Tensor]) -> None:
+    def _keep(self, sequence: Sequence, hidden_states: Mapping[int, Tensor]) -> None:
         kept = self._kept[sequence]
-        for layer, rows in taps.items():
+        for layer, rows in hidden_states.items():
             kept[layer].append(rows.to("cpu", torch.bfloat16, copy=True))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
@@ -64,7 +64,7 @@ class Recorder(Drafter):
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
         for sequence, found in zip(sequences, scores, strict=True):
-            self._keep(sequence, {layer: rows[:1] for layer, rows in found.taps.items()})
+            self._keep(sequence, {layer: rows[:1] for layer, rows in found.hidden_states.items()})
 
     def states(self, sequence: Sequence) -> dict[int, Tensor]:
         """What was kept, (tokens, hidden) by layer, the last row zeros; forgotten with this call."""

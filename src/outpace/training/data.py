@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import BadInput, OutpaceError
+from outpace.core.errors import BadInput, OutpaceError
 from outpace.heads.base import kinds
 from outpace.heads.fingerprint import alike, probe
-from outpace.models.base import Model
+from outpace.model import Model
+from outpace.prompts.overlap import Overlap, Seen
+from outpace.prompts.passages import PassagePrompts
+from outpace.prompts.sources import Ask, Source, Variation
 from outpace.targets.base import Target
 from outpace.training.answers import TOGETHER, Prompt, answered
 from outpace.training.dataset import held_out
 from outpace.training.memory import give_back, ran_out
-from outpace.training.overlap import Overlap, Seen
 from outpace.training.prompt_log import LOG, Log
-from outpace.training.prompts import Ask, Source, Variation
-from outpace.training.readings import Readings
 from outpace.training.self_written import SelfWritten
 from outpace.training.shards import MANIFEST, Conversation, Shards
 
@@ -45,7 +45,7 @@ CACHE = 20 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DataConfig:
     """What is to be collected. ``tokens``: of answers; ``most``: in one of them; ``longest``: tokens of a prompt.
 
     ``self_written``: share of prompts that the model writes itself; None: those that are lacking when ``sources`` end.
@@ -92,7 +92,7 @@ def layers_of_all_kinds(target: Target) -> tuple[int, ...]:
     """The layers that any kind of head reads with its default settings, and the last one's output."""
     found = {target.num_layers}
     for kind in kinds().values():
-        found |= set(kind.taps_of(target.num_layers, kind.Options()))
+        found |= set(kind.aux_layers_of(target.num_layers, kind.Options()))
     return tuple(sorted(found))
 
 
@@ -132,7 +132,7 @@ def about(shards: Shards) -> dict[str, Any]:
 class Collector:
     """Fills a folder with conversations of ``model``. ``excluded``: what no prompt may have in common with."""
 
-    def __init__(self, model: Model, shards: Shards, wish: Wish, excluded: Overlap) -> None:
+    def __init__(self, model: Model, shards: Shards, wish: DataConfig, excluded: Overlap) -> None:
         self.model, self.shards, self.wish, self._excluded = model, shards, wish, excluded
         self.layers = tuple(about(shards).get("layers", ()))
         room = model.target.context_length
@@ -140,7 +140,7 @@ class Collector:
         self._longest = max(1, min(wish.longest, room - self._most - 2))
         self.log = Log(shards.folder / LOG)
         self._own = SelfWritten(model, wish.seed)
-        self._readings = Readings(wish.seed)
+        self._readings = PassagePrompts(wish.seed)
         self._answered = set(shards.keys())
         for path in shards.paths if wish.readings else ():
             self._remember(shards.read(path))
@@ -165,7 +165,7 @@ class Collector:
 
     def _remember(self, conversations: Iterable[Conversation]) -> None:
         """Their answers are texts to ask about; but not answers about texts, nor any of the held-out split."""
-        asked = {ask.key: ask for ask in self.log.asks if not ask.origin.startswith(f"{Readings.name}:")}
+        asked = {ask.key: ask for ask in self.log.asks if not ask.origin.startswith(f"{PassagePrompts.name}:")}
         for one in conversations:
             if one.key in asked and not held_out(one.key):
                 self._readings.add(asked[one.key].text, self.model.tokenizer.decode(self._said(one)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.base import Batch
 from outpace.targets.base import Target
 from outpace.training.answers import states_of

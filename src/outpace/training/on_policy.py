@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Batch, Teacher
-from outpace.heads.draft_lm import DraftLm
+from outpace.methods.learned.distill.network import DraftLm
 from outpace.targets.base import Sequence, Target
 from outpace.training.dataset import Dataset
 
@@ -110,8 +110,8 @@ class OnPolicy:
         """The last layer's output after every token but the last of each text."""
         pieces: dict[Sequence, list[Tensor]] = {}
 
-        def keep(sequence: Sequence, position: int, taps: Mapping[int, Tensor]) -> None:
-            pieces[sequence].append(taps[self.teacher.final].to("cpu", torch.bfloat16, copy=True))
+        def keep(sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+            pieces[sequence].append(hidden_states[self.teacher.final].to("cpu", torch.bfloat16, copy=True))
 
         sequences = [self.target.sequence(text) for text in texts]
         pieces.update({sequence: [] for sequence in sequences})

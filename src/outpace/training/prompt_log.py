@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import BadInput
-from outpace.training.prompts import Ask
-from outpace.training.readings import Readings
+from outpace.core.errors import BadInput
+from outpace.prompts.passages import PassagePrompts
+from outpace.prompts.sources import Ask
 from outpace.training.self_written import SelfWritten
 
 LOG = "prompts.jsonl"
@@ -54,7 +54,7 @@ class Log:
             self.turns = int(entry["turns"])
             return
         self.looked_at.add((entry["origin"], entry["key"]))
-        reading = entry["origin"].startswith(f"{Readings.name}:")
+        reading = entry["origin"].startswith(f"{PassagePrompts.name}:")
         self.readings += reading
         if "removed" in entry:
             self.removed[entry["removed"]] += 1

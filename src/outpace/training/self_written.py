@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outpace.models.base import Model
+from outpace.model import Model
+from outpace.prompts.sources import Ask, seed_of
 from outpace.training.answers import Prompt, answered
-from outpace.training.prompts import Ask, seed_of
 
 _PROBES = ("Qz", "7 x", "zebra", "¿")
 """Texts whose tokens differ at both ends: what all of their conversations share is the template's."""

@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.errors import BadInput
-from outpace.files import appearing, write_atomically
+from outpace.core.errors import BadInput
+from outpace.core.files import appearing, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -20,11 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import BadInput
-from outpace.files import appearing
+from outpace.core.errors import BadInput
+from outpace.core.files import appearing
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import one_line
-from outpace.targets.base import Target
 from outpace.training.memory import give_back
 
 STATE = "trainer.pt"
@@ -98,27 +97,6 @@ class Data(Protocol):
 
 Watch = Callable[[Progress, float], None]
 """Called after every step with the progress and the share of the run that is done."""
-
-
-def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
-    """The target's part of every loss, copied out of it."""
-    tokens = torch.arange(target.vocab_size)
-    pieces = torch.split(tokens, 4096)
-    embedding = torch.cat([target.embed(some).detach().clone() for some in pieces])
-    ids = head.words.ids.cpu()
-    home = target.embed(tokens[:1]).device
-
-    def norm(states: Tensor) -> Tensor:
-        # A target may be on another device than the training: its answer comes back to where the question was.
-        found = target.final_norm(states.flatten(0, -2).to(home))
-        return found.to(states.device, copy=True).view(states.shape)
-
-    return Teacher(
-        embedding=embedding.to(device, torch.bfloat16),
-        rows=target.head_rows(ids).clone().to(device, torch.bfloat16),
-        norm=norm,
-        final=target.num_layers,
-    )
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.base import ChatTokenizer
 
 _NONE = -1

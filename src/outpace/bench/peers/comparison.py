@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import outpace
-from outpace import machine
 from outpace.bench.peers.entries import Question
 from outpace.bench.peers.others import NOTED
 from outpace.bench.peers.plan import Job, Plan, available, context_for, make_plan
@@ -20,11 +18,13 @@ from outpace.bench.peers.results import compared
 from outpace.bench.peers.runner import Run
 from outpace.bench.peers.table import Peer
 from outpace.bench.peers.weights import Weights, find, float_of, precisions
-from outpace.bench.prompts import Prompt, unique
 from outpace.bench.rows import plain_figures
 from outpace.bench.settings import Progress
 from outpace.bench.words import percent
-from outpace.errors import BadInput
+from outpace.core import machine
+from outpace.core.errors import BadInput
+from outpace.core.version import __version__
+from outpace.prompts.questions import Prompt, unique
 
 _WARM_UP = "Describe a quiet morning in a harbour town. Then say the same again in one sentence."
 
@@ -89,7 +89,7 @@ class Comparison:
         }
         noted.pop("vllm_python")  # a report may be shared, and paths are nobody's business
         found = {
-            "version": outpace.__version__,
+            "version": __version__,
             "complete": complete,
             "machine": machine.describe()
             | {"threads": self.settings.threads, "taken_by_others": None if others is None else round(others, 3)},

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from outpace.metrics import ratio
+from outpace.core.metrics import ratio
 
 NOTED = 0.05
 """Share of the CPUs' time from which on it is told."""

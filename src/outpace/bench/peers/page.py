@@ -9,17 +9,7 @@ from typing import Any
 from outpace.bench.html import definitions, facts, footer, page, section, write_page
 from outpace.bench.markup import tag, text
 from outpace.bench.peers.chart import rate_chart
-from outpace.bench.peers.words import (
-    DEFINITIONS,
-    Row,
-    agreement,
-    bounds,
-    comparisons,
-    headline,
-    label,
-    notes,
-    rows,
-)
+from outpace.bench.peers.words import DEFINITIONS, Row, agreement, bounds, comparisons, headline, label, notes, rows
 from outpace.bench.words import number, times
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from outpace.bench.peers.entries import Entry
 from outpace.bench.peers.table import Config, Peer
 from outpace.bench.peers.weights import Weights
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 WORKERS = Path(__file__).parent / "workers"
 OURS = "outpace"

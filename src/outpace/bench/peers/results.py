@@ -1,6 +1,6 @@
 """From answers to the JSON object: a row for everybody, and how outpace compares.
 
-Rates, waits and intervals are those of :mod:`outpace.metrics` and :mod:`outpace.bench.statistics`.
+Rates, waits and intervals are those of :mod:`outpace.core.metrics` and :mod:`outpace.bench.statistics`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from outpace.bench.peers.entries import Entry, Question
 from outpace.bench.statistics import Rate, speedup, speedup_interval
-from outpace.metrics import ratio
+from outpace.core.metrics import ratio
 
 Measure = Callable[[Entry, Sequence[str]], list[Rate]]
 

@@ -16,7 +16,7 @@ from outpace.bench.peers.others import Others
 from outpace.bench.peers.plan import Plan, Seat
 from outpace.bench.peers.process import Worker, WorkerError, environment
 from outpace.bench.settings import Progress
-from outpace.metrics import ratio
+from outpace.core.metrics import ratio
 
 Item = TypeVar("Item")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)

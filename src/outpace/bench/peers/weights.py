@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.source import resolve
 
 FLOATS = ("bfloat16", "float16", "float32")

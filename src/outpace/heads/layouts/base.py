@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
-from outpace.files import read_json
+from outpace.core.errors import BadInput
+from outpace.core.files import read_json
 from outpace.heads.base import Head, HeadConfig, kinds
 from outpace.heads.checkpoint import PROVENANCE, assembled
 from outpace.heads.fingerprint import ALIKE
+from outpace.heads.incompatible import IncompatibleHead
 from outpace.heads.layouts.files import CONFIG, Package, read_tensors, tensor_names, write_folder
-from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 
 
@@ -160,7 +160,7 @@ def check_embedding(foreign: Foreign, target: Target, where: Path) -> float:
     name = "embed_tokens"
     shape = (target.vocab_size, target.hidden_size)
     if tuple(foreign.embedding.shape) != shape:
-        raise Unfit(
+        raise IncompatibleHead(
             f"the head at '{where}': {name} has shape {tuple(foreign.embedding.shape)}, this model's {shape}", "shapes"
         )
     tokens = torch.arange(target.vocab_size)
@@ -170,7 +170,7 @@ def check_embedding(foreign: Foreign, target: Target, where: Path) -> float:
     theirs, ours = foreign.embedding[tokens].float(), target.embed(tokens).float().cpu()
     cosine = float((theirs * ours).sum() / (theirs.norm() * ours.norm()).clamp_min(1e-12))
     if not cosine >= ALIKE:
-        raise Unfit(
+        raise IncompatibleHead(
             f"the head at '{where}' was made for other weights than this model's, or with an embedding of its own, "
             f"which is not read: its {name} and the model's have cosine {cosine:.3f}",
             "fingerprint",

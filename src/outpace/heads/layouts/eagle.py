@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.base import Head, HeadConfig, find_kind
 from outpace.heads.layouts.base import About, Foreign, Layout, Names
 from outpace.heads.layouts.files import Package, load_pickle
@@ -72,21 +72,24 @@ def _eagle3(head: Head, target: Target, config: dict[str, Any]) -> Package:
         raise BadInput("layout 'eagle' has no place for the norms of attdrift; write it with --layout speculators")
     if head.options.residual == "normed":
         raise BadInput("layout 'eagle' adds to the state as it is (residual=state); write it with --layout speculators")
-    taps = sorted(head.config.taps)
-    config |= {"draft_vocab_size": len(head.words), _IDS: taps}
-    if taps[0] > 0:
-        config["eagle_config"] = {"use_aux_hidden_state": True, _IDS: [tap - 1 for tap in taps]}
+    aux_hidden_state_layers = sorted(head.config.aux_hidden_state_layers)
+    config |= {"draft_vocab_size": len(head.words), _IDS: aux_hidden_state_layers}
+    if aux_hidden_state_layers[0] > 0:
+        config["eagle_config"] = {"use_aux_hidden_state": True, _IDS: [tap - 1 for tap in aux_hidden_state_layers]}
     own = {name.replace("layers.0.", "midlayer."): value for name, value in in_layer_order(head).items()}
     return Package(config, {_EMBEDDING: embedding(target), **mapped(head, target), **own})
 
 
 def _read_eagle3(config: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, where: Path) -> Foreign:
     options = eagle3_options(config, config, where)
-    nested, taps = config.get("eagle_config"), find_kind("eagle3").taps_of(target.num_layers, None)
+    nested, aux_hidden_state_layers = (
+        config.get("eagle_config"),
+        find_kind("eagle3").aux_layers_of(target.num_layers, None),
+    )
     if _IDS in config:
-        taps = layer_ids(config, _IDS, where, target)
+        aux_hidden_state_layers = layer_ids(config, _IDS, where, target)
     elif isinstance(nested, Mapping) and _IDS in nested:
-        taps = layer_ids(nested, _IDS, where, target, shift=1)
+        aux_hidden_state_layers = layer_ids(nested, _IDS, where, target, shift=1)
     ids = vocabulary(tensors, target, where)
     if config["draft_vocab_size"] not in (None, len(ids)):
         raise refused(
@@ -95,7 +98,7 @@ def _read_eagle3(config: Mapping[str, Any], tensors: dict[str, Tensor], target: 
     known = HeadConfig(
         kind="eagle3",
         target=target_facts(target, config.get("_name_or_path")),
-        taps=tuple(sorted(taps)),
+        aux_hidden_state_layers=tuple(sorted(aux_hidden_state_layers)),
         vocabulary=len(ids),
         options=options_of("eagle3", options, where),
         **decoder_shapes(config, target, where),
@@ -124,7 +127,7 @@ def _read_eagle(config: Mapping[str, Any], tensors: dict[str, Tensor], target: T
     known = HeadConfig(
         kind="eagle",
         target=target_facts(target, config.get("_name_or_path")),
-        taps=(target.num_layers,),
+        aux_hidden_state_layers=(target.num_layers,),
         vocabulary=len(ids),
         options=options_of("eagle", {"bias": "fc.bias" in tensors}, where),
         **decoder_shapes(config, target, where),

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.errors import BadInput
-from outpace.files import read_json, share
-from outpace.heads.unfit import Unfit
+from outpace.core.errors import BadInput
+from outpace.core.files import read_json, share
+from outpace.heads.incompatible import IncompatibleHead
 
 CONFIG = "config.json"
 _NAMES = (
@@ -113,7 +113,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
             with safe_open(path, "pt") as file:
                 return frozenset(file.keys())
         except (SafetensorError, OSError) as error:
-            raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
+            raise IncompatibleHead(f"{path} is damaged or cut short ({error})", "weights") from error
     return frozenset(_one_file(path))
 
 
@@ -126,27 +126,31 @@ def _weights_of(folder: Path) -> Path:
         if len(found) == 1:
             return found[0]
         if found:
-            raise Unfit(f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)", "weights")
-    raise Unfit(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt", "weights")
+            raise IncompatibleHead(
+                f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)", "weights"
+            )
+    raise IncompatibleHead(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt", "weights")
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, Mapping) or not all(isinstance(name, str) for name in placed.values()):
-        raise Unfit(f"{index} has no weight_map", "weights")
+        raise IncompatibleHead(f"{index} has no weight_map", "weights")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(placed.values())):
         if Path(name).name != name:
-            raise Unfit(f"{index} names a file outside its folder: {name}", "weights")
+            raise IncompatibleHead(f"{index} names a file outside its folder: {name}", "weights")
         tensors |= _one_file(folder / name)
     if missing := sorted(set(placed) - set(tensors)):
-        raise Unfit(f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold", "weights")
+        raise IncompatibleHead(
+            f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold", "weights"
+        )
     return tensors
 
 
 def _one_file(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise Unfit(f"{path} is missing; complete the download", "weights")
+        raise IncompatibleHead(f"{path} is missing; complete the download", "weights")
     return _pickled(path) if path.suffix in (".bin", ".pt") else safe_tensors(path)
 
 
@@ -155,14 +159,14 @@ def safe_tensors(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise Unfit(f"{path} is damaged or cut short ({error})", "weights") from error
+        raise IncompatibleHead(f"{path} is damaged or cut short ({error})", "weights") from error
     return found
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
     found = load_pickle(path)
     if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
-        raise Unfit(f"{path} holds something else than tensors by name", "weights")
+        raise IncompatibleHead(f"{path} holds something else than tensors by name", "weights")
     return {str(name): value.detach() for name, value in found.items()}
 
 
@@ -171,9 +175,9 @@ def load_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise Unfit(
+        raise IncompatibleHead(
             f"{path} is damaged, or holds more than weights, which is not loaded; ask for safetensors", "weights"
         ) from error
     except (RuntimeError, OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unfit(f"{path} is damaged or cut short ({first})", "weights") from error
+        raise IncompatibleHead(f"{path} is damaged or cut short ({first})", "weights") from error

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.files import read_json
+from outpace.core.files import read_json
 from outpace.heads.base import Head, HeadConfig
+from outpace.heads.incompatible import IncompatibleHead
 from outpace.heads.layouts.base import About, Foreign, Layout, Names
 from outpace.heads.layouts.files import Package
 from outpace.heads.layouts.reading import (
@@ -29,7 +30,6 @@ from outpace.heads.layouts.reading import (
     weight_names,
 )
 from outpace.heads.layouts.writing import bf16, decoder_config, embedding, whole_rows
-from outpace.heads.unfit import Unfit
 from outpace.targets.base import Target
 
 _EMBEDDING, _ROWS, _GENERATION = "model.embed_tokens.weight", "lm_head.weight", "generation_config.json"
@@ -57,14 +57,14 @@ class HuggingFace(Layout):
     def understand(self, config: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, where: Path) -> Foreign:
         try:
             shapes = decoder_shapes(config, target, where)
-        except Unfit as error:
-            raise Unfit(f"{error}; a model of its own is used with --draft-model", error.check) from error
+        except IncompatibleHead as error:
+            raise IncompatibleHead(f"{error}; a model of its own is used with --draft-model", error.check) from error
         ids = _words(where, target)
         options = {"layers": shapes["layers"], "pruned": False}
         known = HeadConfig(
             kind="draft-lm",
             target=target_facts(target, None),
-            taps=(),
+            aux_hidden_state_layers=(),
             vocabulary=len(ids),
             options=options_of("draft-lm", options, where),
             **shapes,

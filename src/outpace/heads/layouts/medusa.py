@@ -79,7 +79,7 @@ class MedusaLayout(Layout):
         known = HeadConfig(
             kind="medusa",
             target=target_facts(target, config.get("base_model_name_or_path")),
-            taps=(target.num_layers,),
+            aux_hidden_state_layers=(target.num_layers,),
             vocabulary=len(ids),
             layers=layers,
             options=options_of("medusa", {"heads": heads, "layers": layers}, where),

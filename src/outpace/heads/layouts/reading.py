@@ -12,18 +12,18 @@ from torch import Tensor
 
 from outpace.heads.base import HeadConfig, TargetFacts, find_kind
 from outpace.heads.checkpoint import distinct, facts
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.incompatible import CheckName, IncompatibleHead
 from outpace.heads.layouts.files import CONFIG
-from outpace.heads.unfit import CheckName, Unfit
-from outpace.heads.words import Words
 from outpace.targets.base import Target
 
 IGNORED = ("rotary_emb.", "verifier_lm_head.", "verifier_norm.")
 """Parts of tensors' names of which nothing is needed: recomputed, or the target's own."""
 
 
-def refused(where: Path, what: str, check: CheckName = "configuration") -> Unfit:
+def refused(where: Path, what: str, check: CheckName = "configuration") -> IncompatibleHead:
     """The one line about a head that cannot be read."""
-    return Unfit(f"the head at '{where}' {what}", check)
+    return IncompatibleHead(f"the head at '{where}' {what}", check)
 
 
 def same_size(name: str, theirs: object, ours: int, where: Path) -> None:
@@ -46,13 +46,13 @@ def layer_ids(config: Mapping[str, Any], key: str, where: Path, target: Target, 
     value = config.get(key)
     if not isinstance(value, list) or not value or not all(isinstance(one, int) for one in value):
         raise refused(where, f"does not say which layers it reads: {key} is {value}", "layers")
-    taps = tuple(one + shift for one in value)
-    outside = next((one for one in taps if not 0 <= one <= target.num_layers), None)
+    aux_hidden_state_layers = tuple(one + shift for one in value)
+    outside = next((one for one in aux_hidden_state_layers if not 0 <= one <= target.num_layers), None)
     if outside is not None:
         raise refused(
             where, f"reads layer {outside - shift} ({key}); this model has {target.num_layers} layers", "layers"
         )
-    return taps
+    return aux_hidden_state_layers
 
 
 def decoder_shapes(config: Mapping[str, Any], target: Target, where: Path) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def lm_head(
 def weight_names(config: HeadConfig) -> list[str]:
     """What outpace calls the weights of a head, its words apart."""
     with torch.device("meta"):
-        words = Words(torch.arange(1), torch.zeros(1, config.hidden_size))
+        words = DraftVocabulary(torch.arange(1), torch.zeros(1, config.hidden_size))
         head = find_kind(config.kind)(config.model_copy(update={"vocabulary": 1}), words)
     return [name for name in head.state_dict() if not name.startswith("words.")]
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.heads.base import Head, HeadConfig
 from outpace.heads.layouts.base import About, Foreign, Layout, Names
 from outpace.heads.layouts.files import Package, load_pickle
@@ -76,7 +76,7 @@ class Speculators(Layout):
             drift = head.options.norms == "attdrift"
             config |= {
                 "transformer_layer_config": decoder_config(head.config, target, "llama"),
-                "eagle_aux_hidden_state_layer_ids": sorted(head.config.taps),
+                "eagle_aux_hidden_state_layer_ids": sorted(head.config.aux_hidden_state_layers),
                 "norm_before_residual": head.options.residual == "normed",
                 "norm_before_fc": False,
                 "fc_norm": drift,
@@ -88,7 +88,7 @@ class Speculators(Layout):
             tensors[_EMBEDDING][token] = tensors.pop(_MASK)
             config |= {
                 "transformer_layer_config": _blocks(head, target),
-                "aux_hidden_state_layer_ids": sorted(head.config.taps),
+                "aux_hidden_state_layer_ids": sorted(head.config.aux_hidden_state_layers),
                 "block_size": head.options.block,
                 "mask_token_id": token,
                 "sliding_window_non_causal": False,
@@ -121,7 +121,7 @@ class Speculators(Layout):
         known = HeadConfig(
             kind=str(kind),
             target=target_facts(target, verifier.get("name_or_path") if isinstance(verifier, Mapping) else None),
-            taps=tuple(sorted(layer_ids(config, key, where, target))),
+            aux_hidden_state_layers=tuple(sorted(layer_ids(config, key, where, target))),
             vocabulary=len(ids),
             options=options_of(str(kind), options, where),
             **shapes,
@@ -149,7 +149,9 @@ def mapped(head: Head, target: Target) -> dict[str, Tensor]:
 
 def in_layer_order(head: Head) -> dict[str, Tensor]:
     """A head's own weights, its states taken in the order of the layers: engines collect them so."""
-    order = sorted(range(len(head.config.taps)), key=lambda index: head.config.taps[index])
+    order = sorted(
+        range(len(head.config.aux_hidden_state_layers)), key=lambda index: head.config.aux_hidden_state_layers[index]
+    )
     found = {}
     for name, value in head.state_dict().items():
         if name.startswith("words."):

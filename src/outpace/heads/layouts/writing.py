@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import HeadConfig
-from outpace.heads.words import Words
+from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.targets.base import Target
 
 
@@ -22,7 +22,7 @@ def embedding(target: Target) -> Tensor:
     return torch.cat([bf16(target.embed(some)) for some in torch.split(torch.arange(target.vocab_size), 4096)])
 
 
-def whole_rows(words: Words, target: Target) -> Tensor:
+def whole_rows(words: DraftVocabulary, target: Target) -> Tensor:
     """(V, hidden) bfloat16: an LM head over the whole vocabulary, for layouts without a vocabulary map.
 
     A linear LM head cannot say "never". Tokens that are not among the words get the mean of the words' rows: their

@@ -51,7 +51,7 @@ class ZLab(Layout):
         known = HeadConfig(
             kind="dflash",
             target=target_facts(target, config.get("_name_or_path")),
-            taps=layer_ids(special, "target_layer_ids", where, target, shift=1),
+            aux_hidden_state_layers=layer_ids(special, "target_layer_ids", where, target, shift=1),
             vocabulary=target.vocab_size,
             options=options_of("dflash", options, where),
             **shapes,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outpace.errors import OutpaceError
+from outpace.core.errors import OutpaceError
 from outpace.targets.dense.build import library
 from outpace.targets.threads import threads
 
@@ -158,18 +158,32 @@ def top(logits: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
     return _top(logits, k, 1.0, None)
 
 
-def top_and_totals(logits: Tensor, k: int, warmth: float) -> tuple[list[list[float]], list[list[int]], list[float]]:
-    """The same, and the log of the sum of each row's exponentials, all values times ``warmth``."""
+def top_and_totals(
+    logits: Tensor, k: int, inverse_temperature: float
+) -> tuple[list[list[float]], list[list[int]], list[float]]:
+    """The same, and the log of the sum of each row's exponentials, all values times ``inverse_temperature``."""
     totals = np.empty(len(logits), np.float32)
-    values, ids = _top(logits, k, warmth, totals.ctypes.data)
+    values, ids = _top(logits, k, inverse_temperature, totals.ctypes.data)
     return values, ids, totals.tolist()
 
 
-def _top(logits: Tensor, k: int, warmth: float, totals: int | None) -> tuple[list[list[float]], list[list[int]]]:
+def _top(
+    logits: Tensor, k: int, inverse_temperature: float, totals: int | None
+) -> tuple[list[list[float]], list[list[int]]]:
     count, width = logits.shape
     values, ids = np.empty((count, k), np.float32), np.empty((count, k), np.int32)
     _calls().outpace_top(
-        *(logits.data_ptr(), count, width, logits.stride(0), k, values.ctypes.data, ids.ctypes.data, warmth, totals)
+        *(
+            logits.data_ptr(),
+            count,
+            width,
+            logits.stride(0),
+            k,
+            values.ctypes.data,
+            ids.ctypes.data,
+            inverse_temperature,
+            totals,
+        )
     )
     return values.tolist(), ids.tolist()
 

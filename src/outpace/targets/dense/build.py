@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from outpace.errors import OutpaceError
+from outpace.core.errors import OutpaceError
 from outpace.models.gguf_cache import cache_dir
 from outpace.models.placement import cpu_flags
 

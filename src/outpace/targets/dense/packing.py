@@ -16,20 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.errors import BadInput
+from outpace.core.errors import BadInput
 from outpace.models.gguf_header import read_header
 from outpace.targets.dense import blocks
-from outpace.targets.dense.binding import (
-    ACTIVATIONS,
-    KV_FORMATS,
-    LANES,
-    NORMS,
-    SLOTS,
-    NativeModel,
-    Packed,
-    Shape,
-)
-from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Matrix
+from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, NativeModel, Packed, Shape
+from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -48,7 +39,7 @@ class Packing:
     formats: dict[str, int]
 
 
-def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
+def pack(plan: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing:
     """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one.
 
     And for weights that are not on the CPU, where the kernels run.
@@ -81,7 +72,7 @@ def pack(plan: Blueprint, precision: str, gguf: Path | None = None) -> Packing:
     return Packing(model, source.formats)
 
 
-def _pack_layer(model: NativeModel, index: int, layer: LayerPlan, source: _Source) -> None:
+def _pack_layer(model: NativeModel, index: int, layer: LayerSpec, source: _Source) -> None:
     qkv = [source(one) for one in (layer.query, layer.key, layer.value)]
     if len({one.format for one in qkv}) == 1:
         qkv = [blocks.stack(qkv)]

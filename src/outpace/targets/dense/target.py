@@ -1,4 +1,4 @@
-"""DenseTarget: the fast target on a CPU, for the architectures that :mod:`outpace.targets.dense.blueprint` knows.
+"""DenseTarget: the fast target on a CPU, for the architectures that :mod:`outpace.targets.dense.decoder_spec` knows.
 
 Weights are packed once; one call of the compiled kernels runs a whole forward over the rows of all trees.
 
@@ -24,7 +24,7 @@ from torch.nn.functional import rms_norm
 
 from outpace.targets.base import SubGraph
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
-from outpace.targets.dense.blueprint import Blueprint
+from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.kv import DenseKV
 from outpace.targets.dense.packing import KV_DTYPES, pack
 from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
@@ -43,7 +43,7 @@ class DenseTarget(RowTarget):
 
     def __init__(
         self,
-        plan: Blueprint,
+        plan: DecoderSpec,
         precision: str = "float32",
         *,
         gguf: Path | None = None,
@@ -125,8 +125,10 @@ class DenseTarget(RowTarget):
         parts = (PartRecord * max(len(plan.parts), 1))()
         for record, part in zip(parts, plan.parts, strict=False):
             self._fill(record, part, kept)
-        plan.taps = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
-        pointers = (ctypes.c_void_p * max(len(plan.taps), 1))(*(tap.data_ptr() for tap in plan.taps.values()))
+        plan.hidden_states = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
+        pointers = (ctypes.c_void_p * max(len(plan.hidden_states), 1))(
+            *(tap.data_ptr() for tap in plan.hidden_states.values())
+        )
         # Rows of logits begin on a whole register; the padding is not shown.
         width = -(-self.vocab_size // LANES) * LANES
         out = torch.empty(rows, width) if logits else None
@@ -140,8 +142,8 @@ class DenseTarget(RowTarget):
             skip_attention=_flags(plan.skip_attention, self.num_layers, kept),
             skip_mlp=_flags(plan.skip_mlp, self.num_layers, kept),
             part=parts,
-            taps=len(plan.taps),
-            tap_layers=_integers(list(plan.taps), kept),
+            aux_hidden_state_layers=len(plan.hidden_states),
+            tap_layers=_integers(list(plan.hidden_states), kept),
             tap_rows=ctypes.addressof(pointers),
             tap_normed=plan.normed,
             logits=None if out is None else out.data_ptr(),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace.targets.dense.blueprint import Blueprint, LayerPlan, Matrix
+from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 from outpace.targets.dense.lanes import Lane
 from outpace.targets.dense.rotary import rotated
 from outpace.targets.rows import Plan
@@ -59,7 +59,7 @@ class TorchDecoder:
     where their precision is the one that is computed in.
     """
 
-    def __init__(self, plan: Blueprint, dtype: torch.dtype) -> None:
+    def __init__(self, plan: DecoderSpec, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.heads, self.kv_heads, self.head_size = plan.heads, plan.kv_heads, plan.head_size
         self.epsilon, self.scale, self.softcap = plan.epsilon, plan.attention_scale, plan.softcap
@@ -82,7 +82,7 @@ class TorchDecoder:
         layers = [part for layer in self.layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         return sum(part.bytes for part in [*layers, self.lm_head])
 
-    def _layer(self, layer: LayerPlan) -> _Layer:
+    def _layer(self, layer: LayerSpec) -> _Layer:
         norms = {name: _fitting(norm.weight, self.dtype) for name, norm in layer.norms.items()}
         turning = None
         if "query" in norms:
@@ -128,7 +128,7 @@ class TorchDecoder:
         views = self._views(lanes)
         for index, layer in enumerate(self.layers):
             if index in plan.wanted:
-                plan.taps[index] = hidden
+                plan.hidden_states[index] = hidden
             if not plan.start <= index < plan.stop:
                 continue
             if index not in plan.skip_attention:
@@ -142,7 +142,7 @@ class TorchDecoder:
                 found = self._mlp(layer, _norm(hidden, layer.norms.get("norm2"), self.epsilon))
                 hidden = hidden + self._after(found, layer, "post2")
         if len(self.layers) in plan.wanted:
-            plan.taps[len(self.layers)] = self.normed(hidden) if plan.normed else hidden
+            plan.hidden_states[len(self.layers)] = self.normed(hidden) if plan.normed else hidden
         return hidden
 
     def _views(self, lanes: Seq[Lane]) -> list[_View]:

@@ -1,4 +1,4 @@
-"""GraphTarget: the fast target on CUDA, for the architectures that :mod:`outpace.targets.dense.blueprint` knows.
+"""GraphTarget: the fast target on CUDA, for the architectures that :mod:`outpace.targets.dense.decoder_spec` knows.
 
 Plain PyTorch. A full forward over one tree has static shapes: its rows are padded to a bucket, its K/V lies in a buffer
 that stays where it is, and from the second use on it is one CUDA graph. Other forwards (batches, taps, sub-graphs,
@@ -19,8 +19,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from outpace.targets.base import Sequence, SubGraph, TapChunk, Target
-from outpace.targets.dense.blueprint import Blueprint
+from outpace.targets.base import HiddenStateChunk, Sequence, SubGraph, Target
+from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, cuda_capture
 from outpace.targets.dense.lanes import Lane
 from outpace.targets.dense.rotary import Rotary
@@ -42,7 +42,7 @@ class GraphTarget(RowTarget):
 
     def __init__(
         self,
-        plan: Blueprint,
+        plan: DecoderSpec,
         dtype: torch.dtype | None = None,
         *,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -94,10 +94,12 @@ class GraphTarget(RowTarget):
     def head_rows(self, tokens: Tensor) -> Tensor:
         return self.decoder.lm_head.weight[tokens.to(self.device)].float()
 
-    def prefill(self, sequences: Seq[Sequence], taps: Seq[int] = (), on_chunk: TapChunk | None = None) -> None:
+    def prefill(
+        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+    ) -> None:
         for one in sequences:  # once for the whole prompt, so that no chunk has to move what is there
             one.kv.reserve(len(one.tokens) - one.kv.length)
-        super().prefill(sequences, taps, on_chunk)
+        super().prefill(sequences, aux_hidden_state_layers, on_chunk)
 
     @torch_at_work()
     def run(

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import outpace
-from outpace.decoding import Decoder, Request
-from outpace.errors import OutpaceError
-from outpace.method import Method
+from outpace import loading
+from outpace.core.errors import OutpaceError
+from outpace.core.version import __version__
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
 
 if TYPE_CHECKING:
     from outpace.bench.peers.workers.serve import Emit
@@ -25,14 +26,14 @@ class Ours:
     """One model, and a method for every configuration."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.version = outpace.__version__
+        self.version = __version__
         self.failed: dict[str, str] = {}
-        self.model = outpace.load(settings["model"], dtype=settings["dtype"], device="cpu")
+        self.model = loading.load(settings["model"], dtype=settings["dtype"], device="cpu")
         self.precision = str(self.model.info["dtype"]).removeprefix("torch.")
         if self.precision != settings["dtype"]:  # a row that computes in something else would be a row too many
             note = self.model.info.get("note") or "no reason given"
             raise RuntimeError(f"computes in {self.precision} instead of {settings['dtype']}: {note}")
-        draft = outpace.load(settings["draft"], dtype=settings["dtype"], device="cpu") if settings["draft"] else None
+        draft = loading.load(settings["draft"], dtype=settings["dtype"], device="cpu") if settings["draft"] else None
         self.methods: dict[str, Method] = {}
         for name in settings["configs"]:
             try:

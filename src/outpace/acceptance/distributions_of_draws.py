@@ -1,0 +1,57 @@
+"""What every sampling rule asks of a tree: the draws after a node, and the law that each of them was drawn from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
+
+
+def draws_by_parent(tree: TokenTree) -> dict[int, list[Draw]]:
+    """The tree's draws by the node they were made after, in order; missing nodes have none."""
+    found: dict[int, list[Draw]] = defaultdict(list)
+    for draw in tree.draws:
+        found[draw.parent].append(draw)
+    return found
+
+
+def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like: Tensor) -> Tensor | None:
+    """The distribution, (V,), that ``draw`` came from given its ``earlier`` siblings; None for a one-hot.
+
+    With replacement that is its q row. Without, it is its q row with the tokens of earlier siblings that were drawn
+    from the same row taken out, renormalised: the law of the next draw in sequential (or Gumbel-top-k) sampling.
+    """
+    if draw.q_row == DETERMINISTIC:
+        return None
+    q = tree.q_rows[draw.q_row].dense(len(like)).to(like.device)
+    if tree.replacement:
+        return q
+    gone = [one.token for one in earlier if one.q_row == draw.q_row]
+    if gone:
+        q = q.clone()
+        q[gone] = 0.0
+        q = q / q.sum()
+    return q
+
+
+def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> float:
+    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. What the target would never say is never accepted."""
+    p_token = prefix * float(p[token])
+    if p_token <= 0.0:
+        return 0.0
+    q_token = 1.0 if q is None else float(q[token])
+    return 1.0 if p_token >= q_token else p_token / q_token
+
+
+def residual_distribution(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> tuple[Tensor, float]:
+    """max(0, prefix * p - q), (V,), and its sum: what a rejected draw leaves of the target."""
+    if q is None:
+        rest = prefix * p if prefix != 1.0 else p.clone()
+        rest[token] = 0.0
+    else:
+        rest = torch.sub(prefix * p if prefix != 1.0 else p, q).clamp_(min=0.0)
+    return rest, float(rest.sum(dtype=torch.float64))

@@ -1,0 +1,121 @@
+"""What is measured of a head: each of its methods with as many draft tokens as pay, and in shapes of the literature.
+
+How much a drafter has accepted depends on how much it may draft. Drafting what pays is how it is used; its speed-up is
+measured so. Accepted lengths are compared at fixed shapes, where the machine's costs have no say: trees of 60 draft
+tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outpace.bench.bigram import Bigrams, bigram_method
+from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
+from outpace.engine.decoder import Decoder, Request
+from outpace.engine.method import Method
+from outpace.heads.base import Head
+from outpace.methods.registry import Context, build, drafting_with, find
+from outpace.model import Model
+from outpace.prompts.questions import Prompt
+
+CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1}, {"k": 1})
+"""Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
+TREE, CHAIN = "tree", "chain"
+FULL = {TREE: ("tree of 60", Fixed(6, 10, 60)), CHAIN: ("chain of 6", Fixed(6, 1, 6))}
+"""The fixed shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A drafter to be measured. ``shape``: "tree" or "chain", of what pays; or one of FULL, in every round."""
+
+    drafter: str
+    shape: str
+    method: Method
+
+    @property
+    def label(self) -> str:
+        """Its name in a result."""
+        return f"{self.drafter} {self.shape}"
+
+    @property
+    def chain(self) -> bool:
+        """Whether it drafts chains, of whatever size."""
+        return self.shape in (CHAIN, FULL[CHAIN][0])
+
+    def shapes(self) -> list[Subject]:
+        """It, and the same drafter in its fixed shape unless its settings fix another."""
+        if isinstance(self.method.controller, Fixed):
+            return [self]
+        shape, controller = FULL[self.shape]
+        return [self, replace(self, shape=shape, method=replace(self.method, controller=controller))]
+
+
+def choose_methods(kind: str, name: str | None) -> list[str]:
+    """The methods to measure a head of this kind with: the named one, or all. Raises BadInput where there is none."""
+    fitting = drafting_with(kind)
+    if name is None:
+        if not fitting:
+            raise BadInput(f"no method drafts with a head of kind {kind}")
+        return fitting
+    chosen = find(name).name
+    if chosen not in fitting:
+        have = ", ".join(fitting) or "none"
+        raise BadInput(f"method '{chosen}' does not draft with a head of kind {kind} (methods that do: {have})")
+    return [chosen]
+
+
+def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
+    """Methods with this head, by name with their settings; and as a chain, where all of them draft trees.
+
+    Each with as many draft tokens as pay, and in its fixed shape. ``label``: what they are called, with {} for the
+    method's name.
+    """
+
+    def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
+        method = build(name, _with(model, head, name), settings)
+        return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
+
+    subjects = [one for name, settings in names.items() for one in made(name, settings)]
+    if any(one.chain for one in subjects):
+        return subjects
+    for name, settings in names.items():
+        for chain in CHAINS:
+            with suppress(BadInput):  # it has no such setting, or means something else by it
+                return [*subjects, *made(name, {**settings, **chain})]
+    return subjects
+
+
+def untrained_subjects(
+    model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "untrained {}"
+) -> list[Subject]:
+    """As the largest chain alone: that a head which knows nothing accepts nothing is soon seen."""
+    return [one for one in head_subjects(model, head, names, label) if one.chain][-1:]
+
+
+def _with(model: Model, head: Head, name: str) -> Context:
+    return replace(model.context(name), head=lambda *_: head)
+
+
+def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
+    """The table as a tree and as a chain: of what pays and in the fixed shapes, or of ``nodes`` draft tokens."""
+    tree, chain = bigram_method(model.target, table, nodes=nodes), bigram_method(model.target, table, 1, nodes)
+    return [*Subject("bigram", TREE, tree).shapes(), *Subject("bigram", CHAIN, chain).shapes()]
+
+
+def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
+    """A table fitted on plain decoding's answers to the very prompts (first turns): more than a table could know."""
+    texts = []
+    for prompt in prompts:
+        messages = [*({"role": role, "content": said} for role, said in prompt.history)]
+        tokens = model.tokenizer.chat([*messages, {"role": "user", "content": prompt.turns[0]}])
+        decoder = Decoder(model.target)
+        request = Request(tuple(tokens), model.method("none"), max_new_tokens=length, stop_ids=model.eos_ids)
+        generation = decoder.submit(request)
+        decoder.run()
+        texts.append(generation.sequence.tokens[len(tokens) - 1 :])
+    return Bigrams.fit(texts, model.target.vocab_size)

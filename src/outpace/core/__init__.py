@@ -1,0 +1,1 @@
+"""The nouns without dependencies: trees, proposals, sampling, randomness, metrics, text, files, errors."""

@@ -1,0 +1,136 @@
+"""The machine that figures were measured on, and two quick measurements of its limits.
+
+>>> sorted(describe())[:3]
+['cores', 'cpu', 'memory_gb']
+
+Importing this module imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+_BUDGET = 0.6  # seconds a measurement may repeat for; the best of the repetitions counts
+
+
+def describe() -> dict[str, Any]:
+    """CPU, cores, threads that torch uses (None before torch is imported), memory, system and versions."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    torch = sys.modules.get("torch")
+    return {
+        "cpu": cpu_model(),
+        "cores": _physical_cores(),
+        "usable_cpus": usable_cpus(),
+        "threads": torch.get_num_threads() if torch else None,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "accelerator": _accelerator(torch),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "outpace": _version("outpace"),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as it calls itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in {"model name", "Model", "Hardware"}:
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cpus() -> int:
+    """Logical CPUs that this process may run on (containers often allow fewer than there are)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def measure_matmul(dtype: str = "float32", size: int = 1024) -> float:
+    """GFLOP/s of a square matrix product in ``dtype`` ("float32", "bfloat16", "float16"), the best of a few."""
+    import torch
+
+    kind = getattr(torch, dtype.removeprefix("torch."))
+    # A precision without fast kernels is a hundred times slower: find out on a small product first.
+    small = torch.randn(256, 256).to(kind)
+    began = perf_counter()
+    small @ small
+    if (perf_counter() - began) * (size / 256) ** 3 > _BUDGET:
+        size = 256
+    left, right = torch.randn(size, size).to(kind), torch.randn(size, size).to(kind)
+    return float(2 * size**3 / best_time(lambda: left @ right) / 1e9)
+
+
+def reset_peak_memory() -> None:
+    """Start a new observation of the process's peak memory, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_mb() -> float:
+    """The process's largest resident memory in MB since :func:`reset_peak_memory`.
+
+    Where the peak cannot be reset it is the largest since the process began; without /proc it is the present one.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    except OSError:
+        pass
+    import psutil
+
+    return float(psutil.Process().memory_info().rss / 1e6)
+
+
+def best_time(work: Any) -> float:
+    """Seconds of the quickest repetition within the budget; the first one warms up and does not count alone."""
+    began = perf_counter()
+    work()
+    best = perf_counter() - began
+    for _ in range(50):
+        if perf_counter() - began > _BUDGET:
+            break
+        start = perf_counter()
+        work()
+        best = min(best, perf_counter() - start)
+    return best
+
+
+def _physical_cores() -> int | None:
+    import psutil
+
+    cores: int | None = psutil.cpu_count(logical=False)
+    return cores
+
+
+def _accelerator(torch: Any) -> str | None:
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def free_memory() -> int:
+    """Bytes of main memory that programs could have now."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,267 @@
+"""TokenTree: the draft tokens of one sequence in one round, and how each of them was drawn.
+
+A tree has *nodes* and *draws*. Nodes are unique ``(parent, token)`` pairs in topological order; the
+target scores nodes. Draws are the proposals as they were made, in order; acceptance rules read draws.
+Two draws may point at one node (two drafters agree, or sampling with replacement repeats a token).
+
+The parent ``ROOT`` (-1) is the last committed token, which is not a node: it belongs to the sequence.
+A chain is a tree in which no node has two children. An empty tree makes the round a plain
+autoregressive step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from outpace.core.errors import BadInput
+
+ROOT = -1
+DETERMINISTIC = -1
+
+
+@dataclass(frozen=True, slots=True)
+class QRow:
+    """The very distribution that a draw was sampled from, at its own precision.
+
+    ``probs`` has shape (V,) when ``ids`` is None, else (n,) beside ``ids`` of shape (n,): a reduced
+    vocabulary, every other token having probability zero. Drawing is proportional to ``probs``, so a row need
+    not sum to one (rows rounded to bf16 do not); what rules read is what was drawn from, normalised.
+    """
+
+    probs: Tensor
+    ids: Tensor | None = None
+
+    def _normalised(self) -> Tensor:
+        probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
+        return probs / probs.sum()
+
+    def prob(self, token: int) -> float:
+        """q(token)."""
+        probs = self._normalised()
+        return float(probs[token] if self.ids is None else probs[self.ids == token].sum())
+
+    def dense(self, vocab_size: int) -> Tensor:
+        """q over the whole vocabulary, shape (vocab_size,), float32 or wider."""
+        probs = self._normalised()
+        if self.ids is None:
+            return probs
+        return probs.new_zeros(vocab_size).index_add_(0, self.ids, probs)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One proposal: ``token`` proposed after ``parent``; it is held by node ``node``.
+
+    ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where the proposal is certain
+    given the context, so that its q is one-hot.
+    """
+
+    parent: int
+    token: int
+    node: int
+    q_row: int = DETERMINISTIC
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryToken:
+    """A row in the target's forward that is not a candidate: rules never accept it, commit never writes it.
+
+    ``position`` is relative to the root (root = 0). ``attends`` lists what it sees besides itself and the
+    committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier side nodes as ``n + index``.
+    ``embedding``, shape (hidden,), replaces the token's input embedding. ``owner``: the drafter that asked for it,
+    which finds it again by that when trees are merged.
+    """
+
+    token: int
+    position: int
+    attends: tuple[int, ...] = (ROOT,)
+    embedding: Tensor | None = None
+    owner: object = None
+
+
+@dataclass(slots=True)
+class TokenTree:
+    """Nodes, draws and q rows of one sequence in one round. Build it with :meth:`add` or :meth:`chain`."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    path_acceptance_probs: list[float] = field(default_factory=list)
+    """The drafter's estimate, per node, that the path to it is accepted; 1 where it has none."""
+    draws: list[Draw] = field(default_factory=list)
+    q_rows: list[QRow] = field(default_factory=list)
+    side: list[AuxiliaryToken] = field(default_factory=list)
+    replacement: bool = True
+    """Whether sibling draws that share a q row were drawn with replacement. Without, the row is that of the first,
+    and the law of each later one is the row without the earlier siblings' tokens, renormalised; a sibling with a row
+    of its own was drawn from that very row."""
+    _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], q_rows: Sequence[QRow] | None = None) -> TokenTree:
+        """A chain of draft tokens: deterministic, or with one q row per token."""
+        tree = cls()
+        node = ROOT
+        for depth, token in enumerate(tokens):
+            node = tree.add(node, token, None if q_rows is None else q_rows[depth])
+        return tree
+
+    def add(self, parent: int, token: int, q: QRow | int | None = None, path_acceptance_prob: float = 1.0) -> int:
+        """Record a draw of ``token`` after node ``parent``; return its node, which may exist already.
+
+        ``path_acceptance_prob``: how likely the path to it is accepted; of two for one node the larger stays. ``q``
+        is the row it was sampled from, the index of a row that this tree holds already (siblings drawn from one
+        context share it), or None for a deterministic proposal.
+        """
+        if not ROOT <= parent < len(self.tokens):
+            raise BadInput(f"tree has no node {parent} to draft after (it has {len(self.tokens)} nodes)")
+        if q is None:
+            row = DETERMINISTIC
+        elif isinstance(q, int):
+            row = q
+        else:
+            row = len(self.q_rows)
+            self.q_rows.append(q)
+        node = self._node(parent, token, path_acceptance_prob)
+        self.draws.append(Draw(parent, token, node, row))
+        return node
+
+    def _node(self, parent: int, token: int, path_acceptance_prob: float) -> int:
+        siblings = self._children.setdefault(parent, {})
+        node = siblings.get(token)
+        if node is None:
+            node = len(self.tokens)
+            siblings[token] = node
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+            self.path_acceptance_probs.append(path_acceptance_prob)
+        elif path_acceptance_prob > self.path_acceptance_probs[node]:
+            self.path_acceptance_probs[node] = path_acceptance_prob
+        return node
+
+    def first(self, count: int) -> TokenTree:
+        """The first ``count`` nodes of a deterministic tree: parents come before children, so they are a tree."""
+        if not self.is_deterministic:
+            raise ValueError("sampled draws are never dropped")
+        tree = TokenTree()
+        for parent, token, path_acceptance_prob in zip(
+            self.parents[:count], self.tokens[:count], self.path_acceptance_probs[:count], strict=True
+        ):
+            tree.add(parent, token, path_acceptance_prob=path_acceptance_prob)
+        return tree
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that holds ``token``, or None."""
+        return self._children.get(node, {}).get(token)
+
+    def children(self, node: int) -> list[int]:
+        """The children of ``node`` (``ROOT`` allowed) in the order in which they appeared."""
+        return list(self._children.get(node, {}).values())
+
+    def draws_at(self, node: int) -> list[Draw]:
+        """The draws made after ``node``, in order."""
+        return [draw for draw in self.draws if draw.parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node``; empty for ``ROOT``."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        nodes.reverse()
+        return nodes
+
+    def path_tokens(self, node: int) -> list[int]:
+        """The tokens along :meth:`path`."""
+        return [self.tokens[i] for i in self.path(node)]
+
+    def leaves(self) -> Iterator[int]:
+        """Nodes without children; ``ROOT`` alone for an empty tree."""
+        if not self.tokens:
+            yield ROOT
+        for node in range(len(self.tokens)):
+            if not self._children.get(node):
+                yield node
+
+    @property
+    def is_chain(self) -> bool:
+        """No node has two children and no draw repeats a node."""
+        return len(self.draws) == len(self.tokens) and all(
+            parent == node - 1 for node, parent in enumerate(self.parents)
+        )
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Every draw is a deterministic proposal."""
+        return all(draw.q_row == DETERMINISTIC for draw in self.draws)
+
+    def seen(self) -> list[list[int]]:
+        """For every row (root, nodes, side nodes) the rows that it sees, in ascending order.
+
+        A node sees the root, its ancestors and itself: ascending order is the order of the path.
+        """
+        paths: list[list[int]] = [[0]]
+        for node, parent in enumerate(self.parents):
+            paths.append([*paths[parent + 1], node + 1])
+        for row, side in enumerate(self.side, start=1 + len(self.tokens)):
+            paths.append(sorted({row, *(seen + 1 for seen in side.attends)}))
+        return paths
+
+    def ancestor_mask(self) -> Tensor:
+        """Bool (1 + n + s, 1 + n + s): row i sees column j. Row 0 is the root, then nodes, then side nodes."""
+        rows = 1 + len(self.tokens) + len(self.side)
+        if not self.side and all(parent == node - 1 for node, parent in enumerate(self.parents)):
+            return torch.ones(rows, rows, dtype=torch.bool).tril_()
+        mask = torch.zeros(rows, rows, dtype=torch.bool)
+        view = mask.numpy()
+        for row, seen in enumerate(self.seen()):
+            view[row, seen] = True
+        return mask
+
+    def positions(self) -> list[int]:
+        """Position of every row relative to the root: 0, then depths, then the side nodes' own."""
+        return [0, *self.depths, *(side.position for side in self.side)]
+
+    def row_tokens(self, root: int) -> list[int]:
+        """Token ids of every row, given the root's token."""
+        return [root, *self.tokens, *(side.token for side in self.side)]
+
+    @staticmethod
+    def merge(trees: Iterable[TokenTree]) -> TokenTree:
+        """Unite trees over one root: equal nodes become one, every draw is kept, in the order given.
+
+        Side nodes come along, naming the nodes and side nodes of the whole.
+        """
+        trees = list(trees)
+        merged = TokenTree(replacement=all(tree.replacement for tree in trees))
+        names = []
+        for tree in trees:
+            offset = len(merged.q_rows)
+            # Siblings that share a row's index would read as drawn without replacement: each gets its own.
+            apart = tree.replacement and not merged.replacement
+            if not apart:
+                merged.q_rows.extend(tree.q_rows)
+            where = {ROOT: ROOT}
+            for draw in tree.draws:
+                row: QRow | int | None = None
+                if draw.q_row != DETERMINISTIC:
+                    row = tree.q_rows[draw.q_row] if apart else draw.q_row + offset
+                where[draw.node] = merged.add(
+                    where[draw.parent], draw.token, row, tree.path_acceptance_probs[draw.node]
+                )
+            names.append(where)
+        for tree, where in zip(trees, names, strict=True):
+            shift = len(merged) + len(merged.side) - len(tree)
+            merged.side += [
+                replace(side, attends=tuple(where[seen] if seen < len(tree) else seen + shift for seen in side.attends))
+                for side in tree.side
+            ]
+        return merged

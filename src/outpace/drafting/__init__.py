@@ -1,0 +1,1 @@
+"""What drafters share: the protocol, calibration, trees, copying, namespaces. No method is registered here."""

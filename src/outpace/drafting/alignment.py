@@ -1,0 +1,118 @@
+"""Alignment: where in its source texts a growing output stands, found again after every edit."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from outpace.drafting.copying import separated
+
+TRUSTED = 2
+"""Tokens in a row that must agree before a place is believed: one alone may be chance."""
+SURE = 8
+"""Tokens that match beyond these add nothing: of such places the nearest is meant."""
+FAR = 0.5
+MARGIN = 0.3
+"""How much more a place must be worth than every other to be the one."""
+_MOST = 256
+
+
+class Alignment:
+    """Where in its sources a growing output stands.
+
+    ``started``: it begins at the beginning of the first source; otherwise its place is found as after an edit.
+    ``min_match``: tokens that must match to resume near the last place; elsewhere one more is asked for. ``window``:
+    how far from the last place is near. ``realign=False``: once lost, lost.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Seq[int]],
+        *,
+        started: bool = True,
+        min_match: int = 1,
+        window: int = 64,
+        realign: bool = True,
+    ) -> None:
+        self.text = separated(sources)
+        self.min_match, self.window, self.realign = min_match, window, realign
+        self.cursor: int | None = 0 if started else None
+        """The place of the token that should come next; None while the output is off its source."""
+        self.matched = 0
+        """Tokens up to the cursor that agree with the end of the output."""
+        self._lost_at = 0 if started else None
+        """The last place that was believed in."""
+        self._since = 0
+        """Tokens written since then."""
+        self._output: list[int] = []
+        self._after: dict[tuple[int, ...], list[int]] = {}
+        """Places after every token and after every longer n-gram that is asked for elsewhere, in ascending order."""
+        for at in range(1, len(self.text)):
+            for length in {1, min_match + 1}:
+                if at >= length:
+                    self._after.setdefault(tuple(self.text[at - length : at]), []).append(at)
+
+    def advance(self, tokens: Iterable[int]) -> None:
+        """The output goes on."""
+        for token in tokens:
+            self._output.append(token)
+            if self.cursor is not None and self.text[self.cursor : self.cursor + 1] == [token]:
+                self.cursor += 1
+                self.matched += 1
+            else:
+                self.cursor, self.matched = None, 0
+            self._since += 1
+            if self.cursor is None and self.realign:
+                self._search()
+            if self.cursor is not None and self.matched >= TRUSTED:
+                self._lost_at, self._since = self.cursor, 0
+
+    def _search(self) -> None:
+        """Find the place that the end of the output matches: near where it should be, or anywhere."""
+        near = self._near()
+        for places, least in ((near, self.min_match), (self._places(self.min_match + 1), self.min_match + 1)):
+            ranked = sorted(((self._worth(place), place) for place in places[:_MOST]), reverse=True)
+            if not ranked or (len(ranked) > 1 and ranked[0][0] - ranked[1][0] < MARGIN):
+                continue
+            place = ranked[0][1]
+            matched = self._agreement(place)
+            if matched >= least:
+                self.cursor, self.matched = place, matched
+                return
+
+    def _near(self) -> list[int]:
+        """Places around the last one, and around where the output is by now, that its last token matches."""
+        if self._lost_at is None:
+            return []
+        return self._places(1, self._lost_at - self.window, self._lost_at + self._since + self.window)
+
+    def _places(self, length: int, low: int = 0, high: int | None = None) -> list[int]:
+        """Places from ``low`` to ``high`` after the last ``length`` tokens of the output."""
+        found = self._after.get(tuple(self._output[-length:]), [])
+        if high is None:
+            return found
+        return found[bisect_left(found, low) : bisect_right(found, high)]
+
+    def _worth(self, place: int) -> float:
+        """Tokens that match there, less ``FAR`` for every doubling of the distance from where the output should be."""
+        low = self._lost_at or 0
+        away = max(low - place, place - low - self._since, 0)
+        return self._agreement(place) - FAR * math.log2(1 + away)
+
+    def guess(self) -> int | None:
+        """The likeliest place while there is none that is sure: the best match near by, or one token for each lost."""
+        if not self.realign or self._lost_at is None:
+            return None
+        here = self._lost_at + self._since
+        place = max(self._near()[:_MOST], key=self._worth, default=here)
+        return place if place < len(self.text) else None
+
+    def _agreement(self, place: int) -> int:
+        """Tokens before a place that agree with the end of the output, no more than decide."""
+        output, text = self._output, self.text
+        length = 0
+        while length < min(SURE, len(output), place) and text[place - 1 - length] == output[-1 - length]:
+            length += 1
+        return length

@@ -1,0 +1,169 @@
+"""Sampled draft trees from a probabilistic drafter: with replacement, without, by stochastic beams, and greedy.
+
+A level is shaped before any of its draws is made: how many draws a node gets never depends on what they turn out to be.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from outpace.controllers.base import Budget
+from outpace.core.chance import Chance
+from outpace.core.sampling import TreeDistribution
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.tree_builder import TreeBuilder
+from outpace.targets.base import Sequence
+
+
+class SampledTreeBuilder(TreeBuilder):
+    """A tree that grows level by level; ``branching[d]`` draws after each node at depth d, 1 beyond its end.
+
+    At temperature 0 the draws are the most likely tokens, deterministic.
+    """
+
+    replacement = True
+
+    def __init__(self, sequence: Sequence, budget: Budget, chance: Chance, branching: tuple[int, ...] = ()) -> None:
+        super().__init__(sequence, budget, chance)
+        self.branching = branching
+        self._tree = TokenTree(replacement=self.replacement)
+        self._frontier: list[tuple[int, int]] = [(ROOT, ROOT)]
+        """Nodes that were just run, as (node of ``_drafted``, node of ``_tree``)."""
+
+    def proposal(self) -> TokenTree:
+        return self._tree
+
+    def grow(self, logits: Tensor) -> bool:
+        distribution = self._distribution(logits)
+        nodes = [node for node, _ in self._frontier]
+        distribution.ensure(nodes)
+        self._depth += 1
+        born = self._level(distribution)
+        if not born or not self.budget.wants(self._depth + 1):
+            return False
+        self._frontier = [(self._run_after(node, self._tree.tokens[child]), child) for node, child in born]
+        return True
+
+    def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        """Draw one level; returns (parent in ``_drafted``, new node in ``_tree``), each node once."""
+        width = self.branching[self._depth - 1] if self._depth <= len(self.branching) else 1
+        born: dict[int, int] = {}
+        for node, at in self._frontier:
+            if distribution.dead_end(node):
+                continue
+            p = distribution.p(node)
+            # Counted in draws: with replacement the number of nodes would depend on the draws' luck.
+            if len(self._tree.draws) + width > self.budget.nodes or not self.budget.wants(self._depth, float(p.max())):
+                continue
+            for child in self._draw(at, p, width):
+                born.setdefault(child, node)
+        return [(node, child) for child, node in born.items()]
+
+    def _draw(self, at: int, p: Tensor, width: int) -> list[int]:
+        if self.sequence.params.greedy:
+            # p is one-hot here; the ranking that a beam would want is gone, and one draft token is all it can say.
+            return [self._tree.add(at, int(p.argmax()))]
+        return self._sample(at, p, width)
+
+    @abstractmethod
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        """Add ``width`` draws after node ``at`` from the draft distribution ``p`` (V,); returns their nodes."""
+
+
+class WithReplacement(SampledTreeBuilder):
+    """Independent draws (SpecInfer, Miao et al. 2024, arXiv 2305.09781)."""
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        first = self._tree.add(at, self.chance.categorical(p), QRow(p))
+        row = len(self._tree.q_rows) - 1
+        return [first, *(self._tree.add(at, self.chance.categorical(p), row) for _ in range(width - 1))]
+
+
+class WithoutReplacement(SampledTreeBuilder):
+    """Gumbel-top-k draws: RSD with constant branching (Jeon et al. 2024, arXiv 2402.14160, section 3.2)."""
+
+    replacement = False
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        tokens = self.chance.ordered_sample(p, width)
+        first = self._tree.add(at, tokens[0], QRow(p))
+        row = len(self._tree.q_rows) - 1
+        return [first, *(self._tree.add(at, token, row) for token in tokens[1:])]
+
+
+class GreedyPlusOne(SampledTreeBuilder):
+    """The ``width - 1`` likeliest tokens, deterministic, and one sampled from the rest (Hu et al. 2025, arXiv
+    2502.18779): for these sets the optimal acceptance has a closed form (see rule ``univer``)."""
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        known = [token for token in p.topk(min(width - 1, len(p))).indices.tolist() if float(p[token]) > 0.0]
+        nodes = [self._tree.add(at, token) for token in known]
+        rest = p.clone()
+        rest[known] = 0.0
+        if float(rest.sum()) > 0.0:
+            nodes.append(self._tree.add(at, self.chance.categorical(rest), QRow(rest / rest.sum())))
+        return nodes
+
+
+class StochasticBeam(SampledTreeBuilder):
+    """Sequences drawn without replacement by stochastic beam search (Kool et al. 2019, arXiv 1903.06059; RSD-S in
+    Jeon et al. 2024, section 3.3). ``branching[0]`` is the beam.
+
+    Siblings stand in the order of their perturbed log-probabilities. Whether a node gets another child depends on those
+    values, which are independent of which token the next child would be, so draws remain draws without replacement.
+    """
+
+    replacement = False
+
+    def __init__(self, sequence: Sequence, budget: Budget, chance: Chance, branching: tuple[int, ...] = ()) -> None:
+        super().__init__(sequence, budget, chance, branching)
+        self._scores: dict[int, tuple[float, float]] = {ROOT: (0.0, 0.0)}
+        """Log-probability of the path and its perturbed value, by node of ``_tree``."""
+
+    def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        if self.sequence.params.greedy:
+            return super()._level(distribution)
+        beam = self.branching[0]
+        if len(self._tree.draws) + beam > self.budget.nodes:
+            return []
+        rows, logs, values = [], [], []
+        alive = [(node, at) for node, at in self._frontier if not distribution.dead_end(node)]
+        for node, at in alive:
+            p = distribution.p(node)
+            log_q, perturbed = self._scores[at]
+            paths = p.double().log() + log_q
+            rows.append(p)
+            logs.append(paths)
+            values.append(_conditioned(paths + self.chance.gumbel(len(p)).to(paths.device), perturbed))
+        if not alive:
+            return []
+        flat = torch.stack(values).flatten()
+        best = [i for i in flat.topk(min(beam, len(flat))).indices.tolist() if float(flat[i]) > -torch.inf]
+        held: dict[int, int] = {}
+        born = []
+        for index in best:
+            which, token = divmod(index, self._sampler_vocab)
+            node, at = alive[which]
+            child = self._tree.add(at, token, held.get(which, QRow(rows[which])))
+            held.setdefault(which, len(self._tree.q_rows) - 1)
+            self._scores[child] = (float(logs[which][token]), float(flat[index]))
+            born.append((node, child))
+        return born
+
+    @property
+    def _sampler_vocab(self) -> int:
+        return self.sequence.sampler.vocab_size
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        raise NotImplementedError("beams are drawn a level at a time")
+
+
+def _conditioned(perturbed: Tensor, maximum: float) -> Tensor:
+    """Gumbel-perturbed values, (V,), given that the largest of them is ``maximum`` (Kool et al. 2019, appendix B.3)."""
+    v = maximum - perturbed + torch.log1p(-(perturbed - perturbed.max()).exp())
+    out = maximum - v.clamp(min=0.0) - torch.log1p((-v.abs()).exp())
+    # The largest itself has v = -inf and lands on the maximum; tokens without probability stay out.
+    return torch.where(torch.isneginf(perturbed), perturbed, out)

@@ -1,0 +1,43 @@
+"""Method: a drafter, an acceptance rule and a controller that fit one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.greedy import Greedy
+from outpace.controllers.base import Controller
+from outpace.core.metrics import RequestMetrics
+from outpace.core.sampling import SamplingParams
+from outpace.drafting.base import Drafter
+
+GREEDY = Greedy()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A built method, ready to decode with one target. Refused on construction when its parts do not fit."""
+
+    name: str
+    drafter: Drafter
+    rule: AcceptanceRule
+    controller: Controller
+    family: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        self.rule.check(self.name, self.drafter.proposal)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output distribution is the target's."""
+        return self.rule.lossless
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its controller asks for a draft at the start (plain decoding's never does)."""
+        return self.controller.budget(RequestMetrics(), 1, sampled=True).depth > 0
+
+    def rule_for(self, params: SamplingParams) -> AcceptanceRule:
+        """The rule of one request: a lossless rule at temperature 0 is the greedy walk, which needs no p."""
+        self.rule.check_params(params)
+        return GREEDY if params.greedy and self.rule.lossless else self.rule

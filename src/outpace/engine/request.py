@@ -1,0 +1,141 @@
+"""Request, Generation, and what a round leaves of them: what goes in, what comes out, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.core import machine
+from outpace.core.errors import BadInput, OutpaceError
+from outpace.core.metrics import RequestMetrics
+from outpace.core.sampling import SamplingParams
+from outpace.core.text import TextStream
+from outpace.core.tree import TokenTree
+from outpace.engine.method import Method
+from outpace.targets.base import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to make. ``stop_ids`` end the answer and are not part of it; stop strings are cut from the text.
+
+    ``keep`` leaves the K/V open when the answer ends; ``kept`` continues the K/V of such a generation where the
+    prompts agree (a chat's earlier turns).
+    """
+
+    prompt: tuple[int, ...]
+    method: Method
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    references: tuple[tuple[int, ...], ...] = ()
+    namespace: str = ""
+    keep: bool = False
+    kept: Sequence | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one request, for those who want to watch: the tree, and the tokens that came of it."""
+
+    tree: TokenTree
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of an output token under the target's raw logits, and the most likely tokens there."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+_BYTES_PER_TOKEN = 600
+"""What an index keeps of a token of reference text: the largest is that of the suffix automaton."""
+
+
+def check_references(references: Seq[Seq[int]], memory: int | None = None) -> None:
+    """Raise BadInput for references of which an index would not fit into ``memory`` bytes (what is free now)."""
+    tokens = sum(map(len, references))
+    if not tokens:
+        return
+    if memory is None:
+        memory = machine.free_memory()
+    if tokens * _BYTES_PER_TOKEN > memory:
+        raise BadInput(
+            f"the references have {tokens:,} tokens, and memory holds the index of {memory // _BYTES_PER_TOKEN:,}; "
+            "give fewer, or build a datastore of them (outpace datastore build) and use method rest"
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """A request under way or finished.
+
+    ``finish_reason``: None while running, else "stop", "length", "cancelled" or "error" (then ``error`` says what).
+    """
+
+    request: Request
+    sequence: Sequence
+    rule: AcceptanceRule
+    rule_state: Any
+    stream: TextStream | None
+    started: float
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    rounds: list[Round] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: OutpaceError | None = None
+    _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text released so far."""
+        return self.stream.text if self.stream else ""
+
+    def take_text(self) -> str:
+        """The text released since the last call."""
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
+
+    def cancel(self) -> None:
+        """Leave at the next round. Text that was held back is released."""
+        self.finish("cancelled")
+
+    def fail(self, error: OutpaceError) -> None:
+        """End with an error; the requests beside this one go on."""
+        self.error = error
+        self.finish("error")
+
+    def finish(self, reason: str) -> None:
+        """End, unless it has ended already."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            if self.stream is not None:
+                self._pieces.append(self.stream.finish())
+
+    def take(self, tokens: list[int], context_length: int) -> list[int]:
+        """Put out tokens up to a stop token, a stop string or the length limit; returns those that stay."""
+        for count, token in enumerate(tokens, 1):
+            if token in self.request.stop_ids:
+                self.finish("stop")
+                return tokens[:count]
+            self.tokens.append(token)
+            if self.stream is not None:
+                self._pieces.append(self.stream.push(token))
+                if self.stream.stopped is not None:
+                    self.finish("stop")
+                    return tokens[:count]
+            full = len(self.sequence.tokens) + count >= context_length
+            if full or len(self.tokens) >= self.request.max_new_tokens:
+                self.finish("length")
+                return tokens[:count]
+        return tokens

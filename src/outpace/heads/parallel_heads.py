@@ -1,0 +1,56 @@
+"""Parallel heads on the target's last hidden state: several positions predicted at once, each without the others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.heads.base import Batch, Head, Teacher
+from outpace.heads.blocks import shifted
+from outpace.heads.losses import soft_cross_entropy
+from outpace.targets.base import Target
+
+Network = Callable[[Tensor], Tensor]
+"""States (n, hidden) behind the final norm to (n, heads, hidden)."""
+
+
+class ParallelHeads(Head):
+    """What both kinds share: which token each head is to say, and how wrong it is."""
+
+    matrix_rate = 0.06
+    """One layer between the target's state and its LM head, which begins as nothing: it has further to go."""
+
+    @classmethod
+    def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
+        return (layers,)
+
+    @abstractmethod
+    def said(self, normed: Tensor) -> Tensor:
+        """(n, heads, hidden), ready for the LM head, of states (n, hidden) behind the target's final norm."""
+
+    @abstractmethod
+    def beside(self, target: Target) -> Network:
+        """The same network with its matrices packed as the target's are."""
+
+    def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
+        said, place = teacher.target_probs(batch)
+        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        # A draft begins behind a token of which no state is known: a state's first draft token is two positions on.
+        first = alive = shifted(wanted, 2)
+        normed = teacher.norm(batch.states[teacher.final][first])
+        states = self.said(normed.to(next(self.parameters()).dtype))
+        total, weights = torch.zeros((), device=normed.device), 0.0
+        found: dict[str, Tensor] = {}
+        for index in range(self.options.heads):
+            alive = alive & shifted(wanted, 2 + index)
+            places = shifted(place, 1 + index)[alive]
+            loss, hits = soft_cross_entropy(states[alive[first], index], self.words, said, places)
+            weight = self.options.decay**index
+            total, weights = total + weight * loss, weights + weight
+            found[f"agree_{index + 1}"] = hits
+        return {"loss": total / weights, **found}

@@ -1,0 +1,216 @@
+"""load: from a name to a Model, whatever the weights lie in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from outpace.core.errors import BadInput
+from outpace.model import Model
+from outpace.models.base import ChatTokenizer
+from outpace.models.quiet import explained, one_line, quiet
+from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from outpace.targets.choice import TargetKind
+
+_TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
+_PATIENCE = 3.0  # seconds to find out that there is no network
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
+    target: TargetKind = "auto",
+) -> Model:
+    """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
+
+    ``dtype``: float32, bfloat16, float16, int8 or int4 (a GGUF file's own blocks). None takes int4 for such a file on
+    a CPU, otherwise the device's quickest of the first three; "auto" what the weights are stored in. ``device``: None
+    takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the
+    model's own. ``target``: "auto" takes the fast target where it can be had; ``info["note"]`` says why where it
+    cannot. Raises BadInput, in one line, for whatever does not load.
+    """
+    source = resolve(name)
+    from outpace.models.gguf_cache import converted
+    from outpace.models.placement import QUANTISED, choose_device, choose_dtype
+
+    began = time.perf_counter()
+    where = choose_device(device)
+    precision: Any = choose_dtype(dtype, where)
+    with quiet():
+        if source.kind == "gguf":
+            place, local = str(converted(source.path, precision)), True
+        else:
+            place, local = source.location, source.kind == "folder" or not _hub_answers()
+            precision = "auto" if dtype == "auto" else precision
+        inner = _model(source, place, precision, where, local)
+        words = _tokenizer(place, tokenizer, local)
+        gguf = source.path if source.kind == "gguf" else None
+        quantised = str(dtype) if dtype in QUANTISED else None
+        if dtype is None and gguf is not None and where.type == "cpu" and target == "auto" and _in_blocks(gguf):
+            quantised = "int4"  # the file as it is: the exact weights, and the quickest
+        model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target)
+    model.target.origin = partial(_again, source, place, precision, where, local)
+    model.info |= {"source": source.kind, "location": source.location}
+    model.info["load_seconds"] = time.perf_counter() - began
+    return model
+
+
+def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> ChatTokenizer:
+    """The tokenizer of what ``load`` would load, without the weights. Raises BadInput as ``load`` does."""
+    from outpace.models.gguf_cache import converted_before
+    from outpace.models.gguf_convert import read_tokenizer
+    from outpace.models.gguf_header import read_header
+    from outpace.models.tokenizers import HFTokenizer
+
+    source = resolve(name)
+    with quiet():
+        place = source.location
+        if source.kind == "gguf" and tokenizer is None:
+            entry = converted_before(source.path)
+            if entry is None:
+                return HFTokenizer(read_tokenizer(read_header(source.path)))
+            place = str(entry)
+        local = source.kind != "hub" or not _hub_answers()
+        return HFTokenizer(_tokenizer(place, tokenizer, local))
+
+
+def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
+    """Wrap a transformers causal LM and its tokenizer that are loaded already. The model is put in evaluation mode.
+
+    The fast target packs a copy of the weights; "generic" uses the model as it is and follows changes of it.
+    Raises BadInput when the model's state is not one that outpace can keep.
+    """
+    return _wrapped(model, tokenizer, name, None, None, target)
+
+
+def _wrapped(
+    model: Any, tokenizer: Any, name: str | None, precision: str | None, gguf: Path | None, kind: TargetKind
+) -> Model:
+    from outpace.models.placement import check_dtype
+    from outpace.models.stop_ids import stop_ids
+    from outpace.models.tokenizers import HFTokenizer
+    from outpace.targets.choice import choose_target
+
+    words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
+    weight = model.get_input_embeddings().weight
+    check_dtype(weight.dtype, weight.device)
+    with quiet():
+        target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind)
+    info = {
+        "architecture": type(model).__name__,
+        "parameters": int(model.num_parameters()),
+        "dtype": target.dtype,
+        "target": type(target).__name__,
+        "note": note,
+        "device": str(weight.device),
+        "layers": target.num_layers,
+        "vocabulary": target.vocab_size,
+        "context_length": target.context_length,
+        "source": "object",
+    }
+    label = name or getattr(model.config, "name_or_path", "") or type(model).__name__
+    return Model(label, target, words, stop_ids(model, words, target.vocab_size), info)
+
+
+def _model(source: Source, place: str, precision: Any, device: torch.device, local: bool) -> Any:
+    from safetensors import SafetensorError
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    # Code that comes with a model is never run: with None, transformers would stop and ask at the terminal.
+    common = {"local_files_only": local, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(place, **common)
+    except OSError as error:
+        if source.kind != "hub":
+            raise BadInput(f"cannot load '{place}': {one_line(error)}") from error
+        raise BadInput(_not_on_hub(source.location, local)) from error
+    except Exception as error:  # config.json is somebody else's file: any value may be of any type
+        raise BadInput(
+            f"cannot load '{place}': its config.json does not describe a known model: {one_line(error)}"
+        ) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise BadInput(f"'{place}' is of type {config.model_type}, which is not a decoder-only language model")
+    with explained(f"cannot load '{place}'"):
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                place,
+                config=config,
+                dtype=precision,
+                device_map=None if device.type == "cpu" else {"": device},
+                output_loading_info=True,
+                **common,
+            )
+        except SafetensorError as error:
+            raise BadInput(
+                f"the weights in '{place}' are truncated or corrupt ({one_line(error)}); download them again"
+            ) from error
+    # transformers fills what is missing with random numbers and only warns.
+    if absent := sorted(report["missing_keys"]):
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
+    return model.requires_grad_(False)
+
+
+def _again(*what: Any) -> Any:
+    """What ``_model`` loads, once more."""
+    with quiet():
+        return _model(*what)
+
+
+def _in_blocks(path: Path) -> bool:
+    """Whether a GGUF file's matrices are in blocks that the fast target keeps."""
+    from outpace.models.gguf_header import read_header
+    from outpace.targets.dense.blocks import KINDS
+
+    entries = read_header(path).tensors.values()
+    return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)
+
+
+def _tokenizer(place: str, given: Any, local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return given
+    where = place if given is None else str(Path(given).expanduser())
+    folder = Path(where)
+    if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
+        raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
+    with explained(f"cannot load the tokenizer of '{where}'"):
+        return AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+
+
+def _not_on_hub(name: str, offline: bool) -> str:
+    known = f"known here: {', '.join(EMBEDDED)}, a folder, a .gguf file{did_you_mean(name)}"
+    if offline:
+        return f"unknown model '{name}': not found on this machine, and the model hub cannot be reached; {known}"
+    return f"unknown model '{name}': the model hub has none of this name that is open to you; {known}"
+
+
+def _hub_answers() -> bool:
+    """Whether it is worth asking the hub; its client would try again for half a minute without a network."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urlsplit(constants.ENDPOINT)
+    if address.scheme in getproxies():
+        return True  # the proxy reaches it, if anybody does
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), _PATIENCE).close()
+    except OSError:
+        return False
+    return True

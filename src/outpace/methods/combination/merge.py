@@ -1,0 +1,45 @@
+"""Drafters that draft together: their trees are united, and no draw is lost.
+
+``merge`` scores the trees of all its parts in one forward. Equal nodes become one; every draw stays with the row that
+it was sampled from, in the order of the parts (as SpecInfer, Miao et al. 2024, arXiv 2305.09781, merges the drafts of
+several models), and the rule tries them one after the other. Each part has a random stream of its own: equal numbers
+would make two draws agree more often than their rows say.
+
+What deterministic parts draft is a function of the context, so of their union as much is kept as pays: paths by
+falling estimate, and no more rows than the measured costs warrant. A sampled draw is never cut.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from outpace.controllers.combined import CombinedController
+from outpace.drafting.merged import Merge
+from outpace.methods.combination.parts import CombinationSettings, build_parts
+from outpace.methods.registry import Context, Parts, register
+
+
+class MergeSettings(CombinationSettings):
+    """Settings of ``merge``."""
+
+    parts: tuple[str, ...] = Field(
+        ("sam", "recycling"),
+        min_length=1,
+        max_length=16,
+        description="names of methods; their draws are tried in order",
+    )
+
+
+@register(
+    "merge",
+    family="combination",
+    paper="Miao et al. 2024, arXiv 2305.09781",
+    summary="The trees of several drafters united: equal nodes once, every draw kept.",
+    when_to_use="With parts that are right about different tokens, where rows are cheap. Not in batches that fill a "
+    "machine.",
+    tiny={"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
+)
+def build(context: Context, settings: MergeSettings) -> Parts:
+    """The union of the parts."""
+    built = build_parts(context, settings)
+    return Parts(Merge(built.drafters, built.names), CombinedController(built.controllers, united=True))

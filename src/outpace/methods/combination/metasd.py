@@ -1,0 +1,98 @@
+"""A bandit picks who drafts: multi-drafter speculative decoding.
+
+``metasd`` (Kim, Jung, Yun 2026, arXiv 2604.05417): every round is a pull of a multi-armed bandit whose arms are the
+parts. The reward is the accepted length, normalised; or the block divergence, the mean of 1 - TV(p, q) over the draft's
+positions, which needs no luck to be high; or the pace, tokens per measured time.
+
+What is learned belongs to the request's namespace, where greedy and sampled requests have states of their own: pace is
+measured by the clock for greedy requests, and what a sampled request drafts must not depend on clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+from pydantic import Field
+
+from outpace.controllers.bandit import Bandit, Policy
+from outpace.controllers.combined import CombinedController
+from outpace.drafting.base import Drafter
+from outpace.drafting.namespaces import Namespaces
+from outpace.drafting.rewarded import Rewarded
+from outpace.drafting.rewards import Reward
+from outpace.methods.combination.parts import CombinationSettings, build_parts
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.base import Sequence, Target
+
+
+class Switch(Rewarded):
+    """A bandit a namespace, at most ``most`` of them; a pull every round."""
+
+    def __init__(
+        self,
+        parts: Seq[Drafter],
+        names: Seq[str],
+        target: Target,
+        make: Callable[[], Bandit],
+        reward: Reward = "length",
+        most: int = 64,
+    ) -> None:
+        super().__init__(parts, names, target, reward)
+        self.memory: Namespaces[Bandit] = Namespaces(make, most)
+
+    def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
+        self.memory.open(sequence)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self.memory.open(twin)
+
+    def bandit(self, sequence: Sequence) -> Bandit:
+        return self.memory[sequence]
+
+    def choose(self, sequence: Sequence) -> tuple[int, float]:
+        return self.draw(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self.memory.close(sequence)
+
+
+class SwitchSettings(CombinationSettings):
+    """Settings of ``metasd``."""
+
+    parts: tuple[str, ...] = Field(
+        ("sam", "recycling"), min_length=1, max_length=16, description="names of methods: the bandit's arms"
+    )
+    policy: Policy = Field("ucb", description="how the next part is chosen: ucb, thompson or exp3")
+    reward: Reward = Field(
+        "length", description="accepted length, block divergence where the request samples, or pace: tokens per time"
+    )
+    discount: float = Field(1.0, gt=0.0, le=1.0, description="what a past reward still weighs a round later")
+    exploration: float = Field(0.3, ge=0.0, le=1.0, description="how much is tried: ucb's width, exp3's random share")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose statistics are kept")
+
+
+@register(
+    "metasd",
+    family="combination",
+    paper="Kim, Jung, Yun 2026, arXiv 2604.05417",
+    summary="A bandit (UCB1, Thompson, EXP3) picks each round's drafter by the rewards of earlier rounds.",
+    when_to_use="Where nobody knows which part suits the text, over long answers or in a namespace. Not for a short "
+    "answer: "
+    "finding out costs rounds.",
+    tiny={
+        "parts": ("pld", "draft-model"),
+        "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}},
+        "policy": "thompson",
+    },
+)
+def build(context: Context, settings: SwitchSettings) -> Parts:
+    """A bandit over the parts."""
+    built = build_parts(context, settings)
+    make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
+    drafter = Switch(built.drafters, built.names, context.target, make, settings.reward, settings.namespaces)
+    return Parts(drafter, CombinedController(built.controllers))

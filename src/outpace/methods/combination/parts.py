@@ -1,0 +1,54 @@
+"""The parts of a combination: their names and settings, and how they are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outpace.controllers.base import Controller
+from outpace.core.errors import BadInput
+from outpace.drafting.base import Drafter
+from outpace.methods.registry import Context
+
+
+class CombinationSettings(BaseModel):
+    """What every combination is told: its parts, and their settings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    parts: tuple[str, ...] = Field(min_length=1, max_length=16, description="names of methods, in order")
+    settings: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description='settings of the parts by name: {"sam": {"min_match": 4}}'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The parts of a combination, built."""
+
+    names: tuple[str, ...]
+    drafters: list[Drafter]
+    controllers: list[Controller]
+
+
+def build_parts(context: Context, settings: CombinationSettings) -> Built:
+    """Build the parts. Raises BadInput for unknown names, and for settings that belong to no part."""
+    stray = next((name for name in settings.settings if name not in settings.parts), None)
+    if stray is not None:
+        raise BadInput(f"settings are given for '{stray}', which is none of the parts ({', '.join(settings.parts)})")
+    built = [context.parts(name, settings.settings.get(name)) for name in settings.parts]
+    named = list(zip(settings.parts, built, strict=True))
+    for name, part in named:
+        if part.rule is not None and not part.rule.lossless:
+            raise BadInput(f"'{name}' brings its own acceptance rule '{part.rule.name}', which changes the output")
+    keeps = [name for name, part in named if part.drafter.proposal.keeps_unverified_draws]
+    reads = [name for name, part in named if part.drafter.reads_all]
+    if keeps and reads:
+        # A draft token that is still to be judged must not have a say in what is drafted before it.
+        raise BadInput(
+            f"'{keeps[0]}' keeps draft tokens that were not reached, and '{reads[0]}' learns from what followed them; "
+            "combine either with others"
+        )
+    return Built(settings.parts, [part.drafter for part in built], [part.controller for part in built])

@@ -1,0 +1,156 @@
+"""Every prompt goes to the drafter that serves its kind best.
+
+``taskspec`` (Ge et al. 2025, arXiv 2505.08600) partitions prompts into tasks by clustering, gives each task a drafter,
+and routes prompts with a light classifier. There, the drafters are models trained on a task each; here they are any
+methods, and nothing is trained: clusters are found online from hashed bags of tokens, and which part serves a cluster
+is learned from the rewards of its rounds, a bandit a cluster. Rules that the user gives come first: a word of the
+prompt, and the part that then drafts. A prompt stays with its part: a draft model that drafts every other round would
+have to catch up each time (``metasd`` chooses every round).
+
+Clusters and rewards belong to the request's namespace. A request without one has no past, so it goes by the rules, and
+to the first part where none holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+from pydantic import Field
+
+from outpace.controllers.bandit import Bandit, Policy
+from outpace.controllers.combined import CombinedController
+from outpace.core.errors import BadInput
+from outpace.core.metrics import CacheUse
+from outpace.drafting.base import Drafter
+from outpace.drafting.clusters import Clusters
+from outpace.drafting.namespaces import Namespaces
+from outpace.drafting.rewarded import Rewarded
+from outpace.drafting.rewards import Reward
+from outpace.methods.combination.parts import CombinationSettings, build_parts
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.base import Sequence, Target
+
+Rule = Callable[[Sequence], int | None]
+"""The part that a user's rules want for a prompt, or None."""
+
+
+class TaskSwitch(Rewarded):
+    """Routes each request to one part when it begins. ``rule`` goes before what was learned."""
+
+    def __init__(
+        self,
+        parts: Seq[Drafter],
+        names: Seq[str],
+        target: Target,
+        clusters: Callable[[], Clusters[Bandit]],
+        reward: Reward = "length",
+        rule: Rule = lambda _: None,
+        most: int = 64,
+    ) -> None:
+        super().__init__(parts, names, target, reward)
+        self.memory: Namespaces[Clusters[Bandit]] = Namespaces(clusters, most)
+        self.rule = rule
+        self.routes: dict[Sequence, tuple[int, float]] = {}
+        """Part and the probability with which it was chosen, by request."""
+        self._bandits: dict[Sequence, Bandit] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
+        self._bandits[sequence] = self.memory.open(sequence).assign(sequence.tokens[: sequence.prompt_length])
+        wanted = self.rule(sequence)
+        self.routes[sequence] = self.draw(sequence) if wanted is None else (wanted, 1.0)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        super().fork(sequence, twin)
+        self.memory.open(twin)
+        self.routes[twin], self._bandits[twin] = self.routes[sequence], self._bandits[sequence]
+
+    def bandit(self, sequence: Sequence) -> Bandit:
+        return self._bandits[sequence]
+
+    def choose(self, sequence: Sequence) -> tuple[int, float]:
+        return self.routes[sequence]
+
+    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+        clusters = self.memory[sequence]
+        use = CacheUse("clusters of prompts", len(clusters), clusters.most, clusters.evicted)
+        return (use, *super().caches(sequence))
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        self.memory.close(sequence)
+        self.routes.pop(sequence, None)
+        self._bandits.pop(sequence, None)
+
+
+class TaskSwitchSettings(CombinationSettings):
+    """Settings of ``taskspec``."""
+
+    parts: tuple[str, ...] = Field(
+        ("sam", "recycling"), min_length=1, max_length=16, description="names of methods that prompts are routed to"
+    )
+    rules: dict[str, str] = Field(
+        default_factory=dict, description='words of a prompt and the part for it: {"translate": "recycling"}'
+    )
+    clusters: int = Field(16, ge=1, le=1024, description="most kinds of prompts; the least recently used leave first")
+    likeness: float = Field(0.2, ge=0.0, le=1.0, description="cosine from which on a prompt is of a known kind")
+    policy: Policy = Field("ucb", description="how a kind's part is chosen: ucb, thompson or exp3")
+    reward: Reward = Field("length", description="accepted length, block divergence, or pace (see metasd)")
+    discount: float = Field(1.0, gt=0.0, le=1.0, description="what a past reward still weighs a round later")
+    exploration: float = Field(0.1, ge=0.0, le=1.0, description="how much is tried: ucb's width, exp3's random share")
+    namespaces: int = Field(64, ge=1, description="most namespaces whose clusters are kept")
+
+
+def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
+    """The user's rules: the first word, in their order, that the prompt's text holds. Raises BadInput."""
+    for word, part in settings.rules.items():
+        if part not in settings.parts:
+            raise BadInput(f"the rule for '{word}' names '{part}', which is none of the parts {list(settings.parts)}")
+    if not settings.rules:
+        return lambda _: None
+    tokenizer = context.tokenizer
+    if tokenizer is None:
+        raise BadInput("rules look for words, so the target needs a tokenizer; without one leave 'rules' out")
+    known = [
+        (re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE), settings.parts.index(part))
+        for word, part in settings.rules.items()
+    ]
+
+    def rule(sequence: Sequence) -> int | None:
+        text = tokenizer.decode(sequence.tokens[: sequence.prompt_length])
+        return next((part for pattern, part in known if pattern.search(text)), None)
+
+    return rule
+
+
+@register(
+    "taskspec",
+    family="combination",
+    paper="Ge et al. 2025, arXiv 2505.08600",
+    summary="An online classifier of prompts routes each to the part that served its like best.",
+    when_to_use="In a namespace with many prompts of a few kinds, served best by different parts. Without a namespace"
+    " it only "
+    "follows the rules.",
+    tiny={
+        "parts": ("draft-model", "pld"),
+        "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}},
+        "policy": "thompson",
+    },
+)
+def build(context: Context, settings: TaskSwitchSettings) -> Parts:
+    """A bandit over the parts for every cluster of prompts."""
+    built = build_parts(context, settings)
+    make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
+    drafter = TaskSwitch(
+        built.drafters,
+        built.names,
+        context.target,
+        partial(Clusters, make, settings.clusters, settings.likeness),
+        settings.reward,
+        word_rule(context, settings),
+        settings.namespaces,
+    )
+    return Parts(drafter, CombinedController(built.controllers))

@@ -1,0 +1,1 @@
+"""Methods that draft with a smaller language model."""

@@ -1,0 +1,72 @@
+"""Draft models of another vocabulary (Timor et al. 2025, arXiv 2502.05202): three ways over.
+
+``tli`` (token-level intersection): the draft model says only tokens that both vocabularies have, its distribution
+renormalised over them; a sampled chain with its true q. What every other draft-model method does with such a model.
+
+``slem`` (string-level exact match): the draft model speaks in its own tokens, whatever the two vocabularies share; its
+text is read again in the target's tokens, which are proposed as certain. Greedy, for a certain draft token is accepted
+with the target's own probability of it.
+
+``slrs`` (string-level rejection sampling): a target token is drafted with the probability that the draft model writes a
+string that begins with it, an exact sum over draft token sequences. Only small vocabularies leave few enough of them;
+others are refused when the method is built.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
+from outpace.drafting.model_drafter import DraftModel
+from outpace.drafting.text_drafter import TextDrafter
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.bridged import BridgedTarget, StringTarget
+from outpace.vocabulary.shared import vocabulary_map
+from outpace.vocabulary.strings import StringSum
+
+
+class HetvocabSettings(BaseModel):
+    """Settings of ``hetvocab``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    algorithm: Literal["tli", "slem", "slrs"] = Field(
+        "tli", description="tokens that both vocabularies have (tli), exact match of strings (slem), or their rejection"
+    )
+    length: int = Field(4, ge=0, le=128, description="the target's tokens drafted a round")
+    steps: int = Field(6, ge=1, le=512, description="slem: the draft model's tokens that they are read from")
+    terms: int = Field(256, ge=1, le=65536, description="slrs: most draft token sequences summed over for a token")
+    confidence: float = Field(
+        0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
+    )
+
+
+@register(
+    "hetvocab",
+    family="draft-model",
+    paper="Timor et al. 2025, arXiv 2502.05202",
+    summary="A draft model of another vocabulary: shared tokens, exact match of strings, or their rejection sampling.",
+    when_to_use="When the only small model that writes like the target has another tokenizer: tli where most of the "
+    "text is "
+    "in shared tokens, slem whatever they share, slrs for small vocabularies. Not beside a model of the target's own.",
+    tiny={"length": 2},
+)
+def build(context: Context, settings: HetvocabSettings) -> Parts:
+    """A draft model, as the caller named it, whatever its tokenizer."""
+    controller = Fixed(settings.length, confidence=settings.confidence)
+    models = context.models()
+    if not models or context.tokenizer is None:
+        raise BadInput("method 'hetvocab' needs a draft model and both tokenizers: give --draft-model NAME")
+    theirs, ours, model = models[0].tokenizer, context.tokenizer, models[0].target
+    if settings.algorithm == "slem":
+        return Parts(TextDrafter(model, theirs, ours, settings.steps), controller)
+    words = vocabulary_map(ours, theirs, context.target.vocab_size, model.vocab_size)
+    if settings.algorithm == "slrs":
+        strings = StringSum(ours, theirs, words.target_size, words.draft_size, settings.terms)
+        return Parts(DraftModel(StringTarget(model, words, strings, context.target.context_length)), controller)
+    if not len(words):
+        raise BadInput("the two vocabularies share no token; use algorithm=slem")
+    return Parts(DraftModel(BridgedTarget(model, words, context.target.context_length)), controller)

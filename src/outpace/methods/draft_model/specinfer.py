@@ -1,0 +1,101 @@
+"""SpecInfer: several draft models, one token tree (Miao et al. 2024, arXiv 2305.09781).
+
+Every draft model drafts a tree of its own; the trees are merged, equal nodes once, and the target scores them in one
+forward (section 3, merge-based construction). Two ways to expand a node (section 3, expansion-based construction, and
+algorithm 2): ``sampled`` draws its children independently from that model's distribution, each with its true q, and
+multi-step speculative sampling tries them one after the other; ``top-k`` takes the likeliest, which are certain. A
+model of another vocabulary drafts the tokens that it shares with the target.
+
+The paper tunes its small models so that each is right where the others fail ("boost-tuning"); here they are taken as
+they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from outpace.controllers.combined import CombinedController
+from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import TreeDistribution
+from outpace.drafting.merged import Merge
+from outpace.drafting.model_drafter import DraftModel
+from outpace.drafting.sampled_trees import SampledTreeBuilder, WithReplacement
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.base import Target
+
+Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
+
+
+class TopK(SampledTreeBuilder):
+    """The ``branching[d]`` likeliest children of every node at depth d: certain, at every temperature."""
+
+    def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        nodes = [node for node, _ in self._frontier]
+        ranking = distribution.processed(nodes)  # at temperature 0 the distribution has forgotten all but the first
+        self._ranking = dict(zip(nodes, ranking.unbind(0), strict=True))
+        return super()._level(distribution)
+
+    def _draw(self, at: int, p: Tensor, width: int) -> list[int]:
+        row = self._ranking[next(node for node, other in self._frontier if other == at)]
+        best = row.topk(min(width, len(row)))
+        known = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [self._tree.add(at, token) for token, value in known if value > float("-inf")]
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        raise NotImplementedError("the likeliest tokens are not drawn")
+
+
+class SpecInfer(Merge):
+    """The merged trees of ``drafts``, each a model over the target's vocabulary, all of one shape."""
+
+    def __init__(self, drafts: Seq[Target], branching: Branching, *, sampled: bool) -> None:
+        builder = partial(WithReplacement if sampled else TopK, branching=branching)
+        proposal = Proposal(tree=True, sampled=sampled)
+        names = [f"draft model {index}" for index in range(1, len(drafts) + 1)]
+        super().__init__([DraftModel(draft, builder, proposal) for draft in drafts], names)
+
+
+class SpecInferSettings(BaseModel):
+    """Settings of ``specinfer``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
+    nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
+    expansion: Literal["sampled", "top-k"] = Field(
+        "sampled", description="children drawn with their q, or the likeliest tokens"
+    )
+
+    @model_validator(mode="after")
+    def _room(self) -> Self:
+        if self.branching[0] > self.nodes:
+            raise ValueError(f"nodes ({self.nodes}) leave no room for the first level ({self.branching[0]} draws)")
+        return self
+
+
+@register(
+    "specinfer",
+    family="draft-model",
+    paper="Miao et al. 2024, arXiv 2305.09781",
+    summary="Several draft models' trees merged into one, each draw with its own q.",
+    when_to_use="With draft models that are right in different places, where rows are cheap. Not with models that "
+    "agree: the "
+    "second then costs its forwards and adds nothing.",
+    tiny={"branching": (1,)},
+)
+def build(context: Context, settings: SpecInferSettings) -> Parts:
+    """All draft models that the caller named."""
+    drafts = context.drafts()
+    if not drafts:
+        raise BadInput("method 'specinfer' needs draft models: give --draft-model NAME, once for each")
+    drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled")
+    depth, width = len(settings.branching), max(settings.branching)
+    controllers = [Fixed(depth, width, settings.nodes) for _ in drafts]
+    return Parts(drafter, CombinedController(controllers, united=True))

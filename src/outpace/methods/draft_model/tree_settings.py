@@ -1,0 +1,44 @@
+"""Settings of the methods that sample trees from a draft model, and how such a method is put together."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from outpace.controllers.fixed import Fixed
+from outpace.core.proposal import Proposal
+from outpace.drafting.model_drafter import DraftModel
+from outpace.drafting.sampled_trees import (
+    SampledTreeBuilder,
+)
+from outpace.methods.registry import Context, Parts, draft_of
+
+Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
+
+
+class TreeSettings(BaseModel):
+    """What both methods have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    branching: Branching = Field((3, 2, 1, 1), min_length=1, description="draws after each node, level by level")
+    nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
+
+    @model_validator(mode="after")
+    def _room(self) -> Self:
+        if self.branching[0] > self.nodes:
+            raise ValueError(f"nodes ({self.nodes}) leave no room for the first level ({self.branching[0]} draws)")
+        return self
+
+
+def _parts(
+    context: Context,
+    builder: type[SampledTreeBuilder],
+    proposal: Proposal,
+    branching: Branching,
+    settings: TreeSettings,
+) -> Parts:
+    drafter = DraftModel(draft_of(context), partial(builder, branching=branching), proposal)
+    return Parts(drafter, Fixed(len(settings.branching), max(settings.branching), settings.nodes))

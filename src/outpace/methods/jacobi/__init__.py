@@ -1,0 +1,1 @@
+"""Methods that iterate on guesses for the next tokens."""

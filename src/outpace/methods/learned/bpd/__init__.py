@@ -1,0 +1,1 @@
+"""Blockwise parallel decoding: everything that belongs to the method lies in this folder."""

@@ -1,0 +1,1 @@
+"""DDTree: everything that belongs to the method lies in this folder."""

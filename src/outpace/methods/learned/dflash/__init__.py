@@ -1,0 +1,1 @@
+"""DFlash: everything that belongs to the method lies in this folder."""

@@ -1,0 +1,1 @@
+"""Distilled draft language models (DistillSpec): everything that belongs to the method lies in this folder."""

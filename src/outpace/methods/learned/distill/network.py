@@ -1,0 +1,109 @@
+"""A draft LM: a small Llama of the target's own vocabulary, distilled from it (DistillSpec, Zhou et al. 2024,
+arXiv 2310.08461).
+
+It reads tokens alone, through the target's embedding, and says the target's words through the target's LM-head rows;
+both are borrowed. What it learns is what the target says after each token of an answer, by one of four divergences:
+forward KL, reverse KL, Jensen-Shannon and total variation. A share of the batches may continue the prompts with the
+draft LM's own samples, labelled by the target (:mod:`outpace.training.on_policy`).
+
+Ours, beside the paper: its layers begin as some of the target's, with the MLP neurons that matter most
+(:mod:`outpace.heads.pruned`), and what would be one wide MLP is shared out among its layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, shared_out
+from outpace.heads.blocks import DecoderLayer, initialised, shifted
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.losses import soft_cross_entropy, soft_divergence
+from outpace.heads.pruned import decoder_spec_of, take_layers
+from outpace.targets.base import Target
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Of every layer: keys and values, (B, kv_heads, T, head_size) each."""
+
+
+class DraftLmOptions(BaseModel):
+    """Settings of a ``draft-lm`` head."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    layers: int = Field(3, ge=1, le=32, description="how many layers it has; they share one MLP's width")
+    divergence: Literal["fkl", "rkl", "jsd", "tvd"] = Field("fkl", description="what is made small")
+    on_policy: float = Field(0.0, ge=0.0, le=1.0, description="share of the batches that it writes itself")
+    pruned: bool = Field(True, description="begin with layers of the target, where its weights are to be had")
+
+
+@kind("draft-lm")
+class DraftLm(Head):
+    """Weights: ``layers.0``, ``layers.1``, ..., ``norm``: those of a Llama without embedding and LM head."""
+
+    Options = DraftLmOptions
+    paper = "Zhou et al. 2024, arXiv 2310.08461"
+
+    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
+        super().__init__(config, words)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.epsilon)
+        initialised(self)
+
+    @classmethod
+    def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003 - it reads tokens alone
+        return ()
+
+    @classmethod
+    def depth_of(cls, options: Any) -> int:
+        return int(options.layers)
+
+    @classmethod
+    def shapes_of(cls, hidden: int, size: str, options: Any) -> dict[str, int]:
+        return shared_out(hidden, size, options.layers)
+
+    def initialise(self, target: Target, teacher: Teacher) -> None:
+        source = decoder_spec_of(target) if self.options.pruned else None
+        if source is not None:
+            take_layers(source, self.config, list(self.layers), self.norm)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        rows: Tensor,
+        before: KeysValues | None = None,
+        where: Tensor | None = None,
+        seen: Tensor | None = None,
+    ) -> tuple[Tensor, KeysValues]:
+        """States behind the final norm, (B, T, hidden), of embedded tokens, and all keys and values so far.
+
+        Causal, at positions 0 to T - 1; or one token each (T = 1) behind ``before``, at positions ``where`` (B, 1),
+        ``seen`` (B, tokens so far) saying which of them, itself last, it sees.
+        """
+        positions = torch.arange(rows.shape[1], device=rows.device) if where is None else where
+        mask = None if seen is None else seen[:, None, None]
+        stream, kept = rows, []
+        layer: Any
+        for index, layer in enumerate(self.layers):
+            attention = layer.self_attn
+            normed = layer.input_layernorm(stream)
+            keys, values = attention.keys_values(normed, positions)
+            if before is not None:
+                keys, values = torch.cat([before[index][0], keys], 2), torch.cat([before[index][1], values], 2)
+            stream = layer.feed(stream + attention.attend(attention.queries(normed, positions), keys, values, mask))
+            kept.append((keys, values))
+        return self.norm(stream), kept
+
+    def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
+        embedded = teacher.embedding[batch.tokens].to(self.norm.weight.dtype)
+        states, _ = self(embedded)
+        said, place = teacher.target_probs(batch)
+        kept = shifted(batch.answer, 1).flatten().nonzero()[:, 0]
+        chosen, places = states.flatten(0, 1)[kept], place.flatten()[kept]
+        if self.options.divergence == "fkl":
+            loss, hits = soft_cross_entropy(chosen, self.words, said, places)
+        else:
+            loss, hits = soft_divergence(self.options.divergence, chosen, self.words, said, places)
+        return {"loss": loss, "agree_1": hits}

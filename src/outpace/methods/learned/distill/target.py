@@ -1,0 +1,85 @@
+"""A draft LM as a target of its own, for all that drafts with a draft model; it borrows the real target's embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.heads.lm_head import LmHead
+from outpace.heads.runner import HeadRunner, head_spec
+from outpace.methods.learned.distill.network import DraftLm
+from outpace.targets.base import SubGraph, Target
+from outpace.targets.rows import Plan, RowTarget
+
+
+class HeadTarget(RowTarget):
+    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd)."""
+
+    whole = False
+
+    def __init__(self, head: DraftLm, target: Target) -> None:
+        device = getattr(target, "device", torch.device("cpu"))
+        factored = head.words.rank > 0
+        plan = head_spec(
+            head.config,
+            list(head.layers),  # type: ignore[arg-type]
+            rows=None if factored else head.words.rows,
+            final_norm=None if factored else head.norm,
+            device=device,
+        )
+        self._inner = HeadRunner(plan, target).inner
+        self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
+        self._target = target
+        self.words: Tensor = head.words.ids.to(device)
+        self.dtype = self._inner.dtype
+        self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
+        self.num_layers = self._inner.num_layers
+        self.context_length = head.config.context_length
+        self.prefill_chunk = self._inner.prefill_chunk
+
+    @cached_property
+    def word_list(self) -> list[int]:
+        """The target's id of each word."""
+        return list(self.words.tolist())
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """(n, Vd) as (n, V): what it cannot say is impossible."""
+        wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
+        wide[:, self.words] = logits
+        return wide
+
+    def run(
+        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+    ) -> Tensor | None:
+        plan = replace(plan, states=self.embed(torch.tensor(tokens)))
+        if self._lm_head is None or not logits:
+            found = self._inner.run(plan, [0] * len(tokens), logits=logits)
+            return None if found is None else found.float()
+        plan.wanted = frozenset([self.num_layers])
+        self._inner.run(plan, [0] * len(tokens), logits=False)
+        return self._lm_head(plan.hidden_states[self.num_layers])
+
+    def open(self) -> Any:
+        return self._inner.open()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._target.embed(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._inner.head(hidden) if self._lm_head is None else self._lm_head(hidden)
+
+    def first_rows(self, side: Any, rows: int) -> Any:
+        return self._inner.first_rows(side, rows)
+
+    def stacked(self, lower: Any, upper: Any, boundary: int) -> Any:
+        return self._inner.stacked(lower, upper, boundary)
+
+    def check_skips(self, graph: SubGraph) -> None:
+        self._inner.check_skips(graph)

@@ -1,0 +1,1 @@
+"""EAGLE: everything that belongs to the method lies in this folder."""

@@ -1,0 +1,80 @@
+"""EAGLE (Li et al. 2024, arXiv 2401.15077): one decoder layer that foretells the target's next feature.
+
+A row holds a token's embedding and the target's feature before it, joined by a linear layer; what leaves the layer is
+the feature at the token, and the target's frozen LM head reads the next token from it. Features are the target's last
+states behind its final norm. The layer has no norm before its attention, and none behind it: as the authors' has it.
+
+Training: smooth L1 to the target's feature, and a tenth of cross entropy to what the target says; features that are
+read carry uniform noise, for at decoding they are the drafter's own. Nothing is unrolled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
+from outpace.heads.blocks import DecoderLayer, initialised, shifted
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.losses import soft_cross_entropy
+from outpace.heads.unrolled import gathered, spread, unrolled
+
+
+class EagleOptions(BaseModel):
+    """Settings of an ``eagle`` head."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bias: bool = Field(True, description="whether the layer that joins embedding and feature has a bias")
+    feature_weight: float = Field(1.0, ge=0.0, description="weight of the features' smooth L1 loss")
+    word_weight: float = Field(0.1, ge=0.0, description="weight of the cross entropy of words")
+    noise: float = Field(0.2, ge=0.0, description="width of the uniform noise on features that are read in training")
+
+
+@kind("eagle")
+class Eagle(Head):
+    """Weights: ``fc`` and ``layers.0``."""
+
+    Options = EagleOptions
+    paper = "Li et al. 2024, arXiv 2401.15077"
+
+    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
+        super().__init__(config, words)
+        hidden = config.hidden_size
+        self.fc = nn.Linear(2 * hidden, hidden, bias=self.options.bias)
+        self.layers = nn.ModuleList([DecoderLayer(config, first_norm=False)])
+        initialised(self)
+
+    @classmethod
+    def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
+        return (layers,)
+
+    def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
+        layer: Any = self.layers[0]
+        attention, shape = layer.self_attn, batch.tokens.shape
+        features = teacher.normed(batch).to(self.fc.weight.dtype)
+        said, place = teacher.target_probs(batch)
+        # Row t reads token t + 1, foretells the feature there and says token t + 2.
+        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        rows = shifted(wanted, 2).flatten().nonzero()[:, 0]
+        read = features
+        if self.training and self.options.noise:
+            read = features + (torch.rand_like(features) - 0.5) * self.options.noise
+        embedded = teacher.embedding[shifted(batch.tokens, 1)].to(read.dtype)
+        stream = self.fc(torch.cat([embedded, read], -1)).flatten(0, 1)
+        where = torch.arange(shape[1], device=stream.device).expand(shape).flatten()
+        everywhere = torch.arange(len(where), device=stream.device)
+        keys, values = (spread(one, everywhere, shape) for one in attention.keys_values(stream[None], where))
+        stream = stream[rows]
+        queries = spread(attention.queries(stream[None], where[rows]), rows, shape)
+        attended = attention.o_proj(gathered(unrolled(queries, (keys, values), []), rows))
+        foretold = layer.feed(stream + attended)
+        right = shifted(features, 1).flatten(0, 1)[rows]
+        distance = functional.smooth_l1_loss(foretold.float(), right.float()) if len(rows) else foretold.sum() * 0.0
+        words, hits = soft_cross_entropy(foretold, self.words, said, shifted(place, 1).flatten()[rows])
+        loss = self.options.feature_weight * distance + self.options.word_weight * words
+        return {"loss": loss, "feature": distance.detach(), "words": words.detach(), "agree_1": hits}

@@ -1,0 +1,1 @@
+"""EAGLE-3: everything that belongs to the method lies in this folder."""

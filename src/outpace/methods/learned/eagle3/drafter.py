@@ -1,0 +1,78 @@
+"""EAGLE-3 at decoding (Li et al. 2025, arXiv 2503.01840): its layer beside the target, and the ``eagle3`` method.
+
+Drafts are EAGLE-2's dynamic trees by default (Li et al. 2024, arXiv 2406.16858). They are chosen by score, and so
+deterministic at every temperature. ``mode="sampled"`` draws trees without replacement and ``"chain"`` chains, each
+draw with the row that it was sampled from; at temperature 0 there is nothing to sample: likeliest paths are drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.heads.base import Head
+from outpace.heads.feature_net import Entering, Net
+from outpace.heads.lm_head import LmHead
+from outpace.heads.runner import HeadRunner, head_spec, matrix_of, norm_of
+from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.base import Target
+from outpace.targets.dense.decoder_spec import Entry, Matrix
+
+
+class Eagle3Net(Net):
+    """Rows are states; attention reads their tokens' embeddings beside them."""
+
+    def __init__(self, head: Any, target: Target) -> None:
+        layer, factored = head.layers[0], bool(head.words.rank)
+        # What is handed on, and what the layer adds to, may be behind a norm.
+        drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
+        lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
+        super().__init__(head, target, lm_head)
+        aux_hidden_state_layers = (
+            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
+        )
+        behind = norm_of(layer.hidden_norm, self._where) if before else None
+        plan = head_spec(
+            head.config,
+            [layer],
+            rows=None if factored else head.words.rows,
+            final_norm=head.norm,
+            first_norms=[nn.Identity() if before else layer.hidden_norm],
+            second_norm=layer.input_layernorm,
+            entry=Entry(matrix_of(head.fc, self._where), aux_hidden_state_layers, behind),
+            device=self._where,
+        )
+        self.runner = HeadRunner(plan, target, normed=drifting)
+        self._epsilon = head.config.epsilon
+        self._before = None if behind is None else behind.weight
+
+    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
+        if self._before is not None and not known:
+            states = functional.rms_norm(states.float(), self._before.shape, self._before, self._epsilon)
+        return Entering(states, beside=True, entry=known)
+
+
+def net_of(head: Head, target: Target) -> Net:
+    """An ``eagle3`` head at decoding."""
+    return Eagle3Net(head, target)
+
+
+@register(
+    "eagle3",
+    family="eagle",
+    paper="Li et al. 2025, arXiv 2503.01840; Li et al. 2024, arXiv 2406.16858; Eldenk et al. 2026, arXiv 2605.09992",
+    summary="A layer trained over its own outputs drafts from three of the target's states, as a dynamic tree.",
+    when_to_use="On any text once a head is trained for the target, open-ended prose included. Not in batches that "
+    "fill a "
+    "machine.",
+    head="eagle3",
+    tiny={"nodes": 3, "depth": 2, "width": 2},
+)
+def build(context: Context, settings: FeatureSettings) -> Parts:
+    """A dynamic tree, or samples, of an ``eagle3`` head."""
+    return feature_parts(context, net_of(context.head("eagle3"), context.target), settings, confident=True)

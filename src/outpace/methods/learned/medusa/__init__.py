@@ -1,0 +1,1 @@
+"""Medusa: everything that belongs to the method lies in this folder."""

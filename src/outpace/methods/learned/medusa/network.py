@@ -1,0 +1,94 @@
+"""Parallel heads on the target's last state: several positions are said at once, none knowing what the others become.
+
+What they read is the state behind the target's final norm, what its own LM head reads. Head k, from 0, says the token
+k + 2 positions on: the next one is the target's own business. All score the same words.
+
+``medusa`` (Medusa-1, the target stays as it is: Cai et al. 2024, arXiv 2401.10774): each head is a stack of residual
+blocks x + SiLU(W x + b), which begin as the identity, so that every head begins as the target's LM head. ``bpd``
+(blockwise parallel decoding: Stern et al. 2018, arXiv 1811.03115): one feed-forward layer for all heads together, whose
+outputs are each added to the state.
+
+Ours, beside the papers: heads learn the target's distribution, not its token alone; an LM head is not each head's own.
+The feed-forward layer of ``bpd`` is as wide as the dial for size says, whatever the number of heads; a ``medusa`` head
+grows by ``layers``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.heads.base import HeadConfig, kind
+from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.lm_head import Product
+from outpace.heads.parallel_heads import Network, ParallelHeads
+from outpace.targets.base import Target
+
+
+class MedusaOptions(BaseModel):
+    """Settings of a ``medusa`` head."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    heads: int = Field(4, ge=1, le=16, description="heads, one for each position to come")
+    layers: int = Field(1, ge=1, le=8, description="residual blocks of each head")
+    decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a head's loss relative to the head before")
+
+
+@kind("medusa")
+class Medusa(ParallelHeads):
+    """Weights: ``blocks.K.L.weight`` and ``.bias``, head K's L-th block."""
+
+    Options = MedusaOptions
+    paper = "Cai et al. 2024, arXiv 2401.10774"
+
+    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
+        super().__init__(config, words)
+        hidden = config.hidden_size
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(self.options.layers))
+            for _ in range(self.options.heads)
+        )
+        for weight in self.blocks.parameters():
+            nn.init.zeros_(weight)
+
+    @classmethod
+    def depth_of(cls, options: Any) -> int:
+        layers: int = options.layers
+        return layers
+
+    def chains(self) -> list[list[nn.Linear]]:
+        """Each head's blocks, in order."""
+        depth, blocks = self.options.layers, [one for one in self.blocks.modules() if isinstance(one, nn.Linear)]
+        return [blocks[start : start + depth] for start in range(0, len(blocks), depth)]
+
+    def said(self, normed: Tensor) -> Tensor:
+        found = []
+        for blocks in self.chains():
+            state = normed
+            for block in blocks:
+                state = state + functional.silu(block(state))
+            found.append(state)
+        return torch.stack(found, 1)
+
+    def beside(self, target: Target) -> Network:
+        """The residual blocks of all heads, their matrices packed as the target's are."""
+        # All heads' first blocks read the same rows: they are one product.
+        layers = list(zip(*self.chains(), strict=True))
+        first = Product(self.config, torch.cat([one.weight for one in layers[0]]), target)
+        later = [[Product(self.config, one.weight, target) for one in layer] for layer in layers[1:]]
+        biases = [torch.stack([one.bias.detach().float() for one in layer]).to(first.device) for layer in layers]
+
+        def run(normed: Tensor) -> Tensor:
+            added = first(normed).view(len(normed), *biases[0].shape)
+            states = normed[:, None] + functional.silu(added + biases[0])
+            for products, bias in zip(later, biases[1:], strict=True):
+                added = torch.stack([one(states[:, index].contiguous()) for index, one in enumerate(products)], 1)
+                states = states + functional.silu(added + bias)
+            return states
+
+        return run

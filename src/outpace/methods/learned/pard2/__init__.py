@@ -1,0 +1,1 @@
+"""PARD-2: everything that belongs to the method lies in this folder."""

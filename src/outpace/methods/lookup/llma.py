@@ -1,0 +1,34 @@
+"""Inference with reference (``llma``, Yang et al. 2023, arXiv 2304.04487): n-gram lookup in reference texts alone.
+
+Without references the prompt is searched. The drafter keeps its place in the reference
+(:mod:`outpace.drafting.alignment`), so that words which the reference repeats do not lead it astray.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from outpace.drafting.copying import length_controller
+from outpace.methods.lookup.pld import LookupSettings, PromptLookup
+from outpace.methods.registry import Context, Parts, register
+
+
+class LlmaSettings(LookupSettings):
+    """Settings of ``llma``."""
+
+    align: bool = Field(True, description="keep the place in the references, and look up only where it is lost")
+
+
+@register(
+    "llma",
+    family="model-free",
+    paper="Yang et al. 2023, arXiv 2304.04487",
+    summary="Copies from the reference texts (from the prompt when none are given).",
+    when_to_use="Where references hold the answer's wording. Never where nothing is quoted.",
+)
+def build_llma(context: Context, settings: LlmaSettings) -> Parts:
+    """N-gram lookup in the references."""
+    drafter = PromptLookup(
+        settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False, align=settings.align
+    )
+    return Parts(drafter, length_controller(context.target, settings.length))

@@ -1,0 +1,266 @@
+"""Method = drafter + acceptance rule + controller, declared once, found by name.
+
+A method is declared beside its drafter, in one file::
+
+    class Settings(BaseModel):
+        length: int = Field(8, ge=0, description="draft tokens a round")
+
+    @register("my-method", family="model-free", paper="Doe 2026, arXiv 2601.00001", summary="...")
+    def build(context: Context, settings: Settings) -> Parts:
+        return Parts(MyDrafter(), Fixed(settings.length))
+
+Packages outside outpace do the same in a module that they name under the entry point group ``outpace.methods``.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.default import default_rule
+from outpace.controllers.base import Controller
+from outpace.core.errors import BadInput
+from outpace.core.plugins import import_all
+from outpace.drafting.base import Drafter
+from outpace.targets.base import Target
+
+if TYPE_CHECKING:
+    from outpace.datastore import Datastore
+    from outpace.drafting.base import Drafter
+    from outpace.heads.base import Head
+    from outpace.models.base import ChatTokenizer
+    from outpace.targets.base import Target
+from outpace.acceptance.registry import find_rule
+from outpace.engine.method import Method
+
+
+class NoSettings(BaseModel):
+    """A method without settings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _nothing() -> tuple[Any, ...]:
+    return ()
+
+
+def _no_datastore() -> Datastore:
+    raise BadInput(
+        "this method copies from a datastore: build one with 'outpace datastore build FILES --out PATH', "
+        "and give --datastore PATH"
+    )
+
+
+def _no_head(*kinds: str) -> Head:
+    raise BadInput(
+        f"this method drafts with a trained head: train one with 'outpace train {kinds[0]}', and give --head FOLDER"
+    )
+
+
+def _unmeasured(method: str, kind: str) -> float | None:
+    return None
+
+
+class DraftModelChoice(Protocol):
+    """A draft model that the caller named, as it is: its target and its tokenizer."""
+
+    name: str
+    target: Target
+    tokenizer: ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a method may be built from: the target, and what the caller supplied beside it.
+
+    ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one. ``drafts``
+    are the targets of all draft models, over this target's vocabulary; ``models`` the draft models as they are, with
+    their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named. ``head`` loads a
+    trained head of one of the kinds that it is given: the one that was named, or one that is shipped for this target.
+    ``heads`` are the kinds of the heads that were named, ``has_draft`` says whether a draft model was: for methods that
+    take what there is. ``measured`` is the speed-up that a method has been measured to bring with its head of a kind,
+    None where nobody has.
+    """
+
+    target: Target
+    draft: Callable[[], Target]
+    drafts: Callable[[], Seq[Target]] = _nothing
+    models: Callable[[], Seq[DraftModelChoice]] = _nothing
+    tokenizer: ChatTokenizer | None = None
+    datastore: Callable[[], Datastore] = _no_datastore
+    head: Callable[..., Head] = _no_head
+    heads: tuple[str, ...] = ()
+    has_draft: bool = False
+    measured: Callable[[str, str], float | None] = _unmeasured
+
+    @property
+    def has_datastore(self) -> bool:
+        """Whether a datastore was named: for methods that copy from one where there is one."""
+        return self.datastore is not _no_datastore
+
+    def parts(self, name: str, settings: Mapping[str, Any] | None = None) -> Parts:
+        """Another method's parts, for methods made of methods. Raises BadInput as :func:`build` does."""
+        info = find(name)
+        return info.build(self, configured(info, settings or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees."""
+
+    drafter: Drafter
+    controller: Controller
+    rule: AcceptanceRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """A registered method."""
+
+    name: str
+    family: str
+    paper: str
+    summary: str
+    build: Callable[[Context, Any], Parts]
+    settings: type[BaseModel]
+    head: str | None = None
+    """The kind of trained head that it drafts with."""
+    lossless: bool = True
+    when_to_use: str = ""
+    """When it pays, and when it does not."""
+    aliases: tuple[str, ...] = ()
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that make a method small enough for exact certification on a toy target."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it drafts with something that is trained for the target."""
+        return self.head is not None
+
+    def public(self) -> dict[str, Any]:
+        """The entry of ``outpace methods --json``."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "paper": self.paper,
+            "lossless": self.lossless,
+            "trained": self.trained,
+            "summary": self.summary,
+            "pays": self.when_to_use,
+        }
+
+
+_REGISTRY: dict[str, MethodInfo] = {}
+
+
+def register(
+    name: str,
+    *,
+    family: str,
+    paper: str,
+    summary: str,
+    head: str | None = None,
+    lossless: bool = True,
+    when_to_use: str = "",
+    aliases: tuple[str, ...] = (),
+    tiny: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
+    """Declare a method; the decorated function builds it from a Context and its settings model.
+
+    ``head``: the kind of trained head that it drafts with. ``tiny``: settings under which ``outpace certify`` can
+    enumerate the method on a toy target.
+    """
+
+    def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
+        settings = typing.get_type_hints(build).get("settings", NoSettings)
+        info = MethodInfo(
+            name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, tiny or {}
+        )
+        for key in (name, *aliases):
+            before = _REGISTRY.get(key, info)
+            if (before.name, before.build.__module__) != (name, build.__module__):  # the same again is a reload
+                raise BadInput(
+                    f"two methods register the name '{key}': '{before.name}' of {before.build.__module__} "
+                    f"and '{name}' of {build.__module__}"
+                )
+        _REGISTRY.update(dict.fromkeys((name, *aliases), info))
+        return build
+
+    return declare
+
+
+@cache
+def _discover() -> None:
+    import_all("outpace.methods")
+    for point in entry_points(group="outpace.methods"):
+        try:
+            point.load()
+        except Exception as error:
+            why = " ".join(str(error).split())
+            raise BadInput(f"the methods of entry point '{point.name}' ({point.value}) do not load: {why}") from error
+
+
+def methods() -> list[MethodInfo]:
+    """Every registered method, plain decoding first, then by family and name."""
+    _discover()
+    unique = {info.name: info for info in _REGISTRY.values()}
+    return sorted(unique.values(), key=lambda info: (info.name != "none", info.family, info.name))
+
+
+def find(name: str) -> MethodInfo:
+    """The method of this name or alias. Raises BadInput with the names there are."""
+    _discover()
+    if name not in _REGISTRY:
+        raise BadInput(f"unknown method '{name}'; known: {', '.join(info.name for info in methods())}")
+    return _REGISTRY[name]
+
+
+def drafting_with(kind: str) -> list[str]:
+    """Names of the methods that draft with a head of this kind, the one of the kind's name first."""
+    return sorted((info.name for info in methods() if info.head == kind), key=lambda name: name != kind)
+
+
+def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
+    """A method's settings, checked. Raises BadInput that names the setting."""
+    known = ", ".join(info.settings.model_fields) or "it has none"
+    aliases = {field.alias for field in info.settings.model_fields.values()}
+    for key in settings:  # pydantic ignores these unless a method's author says otherwise
+        if key not in info.settings.model_fields and key not in aliases:
+            raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known})")
+    try:
+        return info.settings.model_validate(dict(settings), strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "settings"
+        raise BadInput(f"method '{info.name}', setting '{key}': {first['msg']} (settings: {known})") from None
+
+
+def build(
+    name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
+) -> Method:
+    """Build a method by name. Raises BadInput for unknown names or settings and for parts that do not fit."""
+    info = find(name)
+    parts = info.build(context, configured(info, settings or {}))
+    if isinstance(rule, str):
+        rule = find_rule(rule)
+    judge = rule or parts.rule or default_rule(parts.drafter.proposal)
+    return Method(info.name, parts.drafter, judge, parts.controller, info.family)
+
+
+def draft_of(context: Context) -> Target:
+    """The draft model that the caller named. Raises BadInput for another vocabulary."""
+    draft = context.draft()
+    if draft.vocab_size != context.target.vocab_size:
+        raise BadInput(
+            f"the draft model has {draft.vocab_size} tokens and the target {context.target.vocab_size}; "
+            "choose a draft model with the target's vocabulary"
+        )
+    return draft

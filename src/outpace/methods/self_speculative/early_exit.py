@@ -1,0 +1,224 @@
+"""DEL: the exit layer and the draft length are chosen anew every round.
+
+``del`` (Entezari Zarch et al. 2025, arXiv 2504.05598): the first layers of the target draft, their residual stream put
+through the target's own norm and LM head (as LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710, exits). Every verifying
+forward passes all candidate exits anyway: their states on the accepted rows give *shadow tokens*, what each exit would
+have drafted there, and comparing them with what the target said estimates the acceptance rate a of **every** exit, used
+or not. The round then takes the exit l and length d with the most expected tokens per layer,
+
+    (1 - a^(d+1)) / (1 - a)  /  (d (l + h + r) + L + h)
+
+where h is the LM head's weight in layers and r what a further row of the verifying forward weighs (the paper has h = r
+= 0; on a CPU and with a large vocabulary neither is small), or drafts nothing where that gives more; the states still
+come, so that it notices when an exit pays again. A draft also ends with the first token that the exit is less sure of
+than halfway between its average confidence in right and in wrong shadow tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
+from outpace.controllers.cost_model import NOMINAL
+from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
+from outpace.core.tree import ROOT
+from outpace.drafting.self_draft import Own, Pass, SelfDraft, stopping
+from outpace.methods.registry import Context, Parts, register
+from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
+
+_PRIOR_RATE = 0.7
+_PRIOR_WEIGHT = 2.0
+
+
+@dataclass(slots=True)
+class Average:
+    """An average whose older values fade: ``memory`` of them stays each time. It starts as ``weight`` values."""
+
+    total: float
+    weight: float
+
+    def add(self, value: float, memory: float) -> None:
+        """One more value."""
+        self.total = memory * self.total + value
+        self.weight = memory * self.weight + 1.0
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight
+
+
+def _prior(value: float) -> Average:
+    return Average(value * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
+
+
+@dataclass(slots=True)
+class ExitRecord:
+    """What one request knows about one exit."""
+
+    layer: int
+    rate: Average = field(default_factory=lambda: _prior(_PRIOR_RATE))
+    """Chance that a shadow token is accepted, those before it being right."""
+    sure_right: Average = field(default_factory=lambda: _prior(0.8))
+    """Largest probability behind right shadow tokens."""
+    sure_wrong: Average = field(default_factory=lambda: _prior(0.2))
+
+    @property
+    def threshold(self) -> float:
+        """Halfway between how sure it is when right and when wrong: the first token below ends a draft."""
+        return 0.5 * (self.sure_right.value + self.sure_wrong.value)
+
+
+@dataclass(slots=True)
+class Exiting(Own):
+    """One request: its exits."""
+
+    exits: list[ExitRecord]
+    idle: int = 0
+    """Rounds since an exit paid."""
+
+
+class EarlyExit(SelfDraft[Exiting]):
+    """Drafts through the first layers; ``exits`` are the layer counts to choose from, ascending.
+
+    ``head`` and ``row``: costs in layers (h and r above). ``memory``: what stays of an estimate per token. ``rows``:
+    most accepted rows a round that shadow tokens are computed for; each costs an LM head for each exit. ``rest``: while
+    no exit pays, shadow tokens are computed every so many rounds. ``dynamic``: stop by confidence.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        exits: tuple[int, ...],
+        *,
+        head: float = 0.0,
+        row: float = 0.0,
+        memory: float = 0.95,
+        rows: int = 2,
+        rest: int = 8,
+        dynamic: bool = True,
+    ) -> None:
+        super().__init__(target)
+        self.aux_hidden_state_layers = exits
+        self.head, self.row = head, row
+        self.memory = memory
+        self.rows = rows
+        self.rest = rest
+        self.dynamic = dynamic
+
+    def opened(self, sequence: Sequence) -> Exiting:
+        return Exiting([ExitRecord(layer) for layer in self.aux_hidden_state_layers])
+
+    def plan(self, sequence: Sequence, budget: Budget) -> tuple[SubGraph, Budget]:
+        own = self._own[sequence]
+        record, length = self.choice(own.exits, min(budget.depth, budget.nodes))
+        own.idle = 0 if length else own.idle + 1
+        chosen = replace(budget, depth=length)
+        return SubGraph(stop=record.layer), stopping(chosen, record.threshold) if self.dynamic else chosen
+
+    def choice(self, exits: Seq[ExitRecord], most: int) -> tuple[ExitRecord, int]:
+        """The exit and the length, 0 to ``most`` tokens, with the most tokens per layer; of equals the first."""
+        best, best_pace = (exits[0], 0), 1.0 / self.layers(0, 0)
+        for record in exits:
+            rate, expected = record.rate.value, 1.0
+            for length in range(1, most + 1):
+                expected += rate**length
+                pace = expected / self.layers(record.layer, length)
+                if pace > best_pace:
+                    best, best_pace = (record, length), pace
+        return best
+
+    def layers(self, layer: int, length: int) -> float:
+        """What a round of ``length`` draft tokens from exit ``layer`` costs, in layers."""
+        return length * (layer + self.head + self.row) + self.target.num_layers + self.head
+
+    def learn(self, sequence: Sequence, scores: TreeScores, verdict: Verdict, drafted: Pass | None) -> None:
+        """Shadow tokens of all exits on the accepted rows, against what the target said there."""
+        own = self._own[sequence]
+        if own.idle % self.rest:
+            return
+        nodes = [ROOT, *verdict.path][: self.rows]
+        rows = [node + 1 for node in nodes]
+        said = [*(scores.tree.tokens[node] for node in verdict.path), verdict.token]
+        temperature = sequence.params.temperature
+        # Raw logits: penalties and the like would shift both sides alike, and the sampler has moved on.
+        target = None if sequence.params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
+        # One pass for all exits: it is reading the head's weights that takes the time.
+        states = torch.cat([scores.hidden_states[record.layer][rows] for record in own.exits])
+        logits = self.target.head(states).float() / (temperature or 1.0)
+        for record, exit_ in zip(own.exits, logits.softmax(-1).view(len(own.exits), len(rows), -1), strict=True):
+            sure, guesses = exit_.max(-1)
+            for index, token in enumerate(said[: len(rows)]):
+                if target is None:
+                    hit = float(int(guesses[index]) == token)
+                else:  # the very probability that a draw from the exit is accepted
+                    hit = float(torch.minimum(exit_[index], target[index]).sum())
+                record.rate.add(hit, self.memory)
+                confidence = record.sure_right if hit > 0.5 else record.sure_wrong
+                confidence.add(float(sure[index]), self.memory)
+
+
+class EarlyExitSettings(BaseModel):
+    """Settings of ``del``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    length: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    exits: tuple[int, ...] | None = Field(
+        None, description="layers after which drafting may exit; by default quarters of the depth"
+    )
+    rows: int = Field(2, ge=1, le=64, description="accepted tokens a round that every exit is judged on")
+    memory: float = Field(0.95, ge=0.0, lt=1.0, description="what stays of an exit's record with each token")
+    rest: int = Field(8, ge=1, description="rounds between two looks at the exits while none of them pays")
+    dynamic: bool = Field(True, description="stop a draft by confidence")
+    head_cost: float | None = Field(None, ge=0.0, description="the LM head's cost in layers; by default from its size")
+    row_cost: float = Field(
+        NOMINAL, ge=0.0, description="what one more row of the verifying forward costs, in plain steps"
+    )
+
+
+def chosen_exits(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The candidate exits. Raises BadInput for layers that a draft cannot exit after."""
+    count = target.num_layers
+    if exits is None:
+        exits = tuple(count * quarter // 4 for quarter in (1, 2, 3))
+        exits = tuple(sorted({layer for layer in exits if 0 < layer < count}))
+    wrong = next((layer for layer in exits if not 0 < layer < count), None)
+    if wrong is not None or not exits:
+        said = "no exit is named" if wrong is None else f"cannot exit after {wrong} layers"
+        raise BadInput(f"{said}: the model has {count}, and an exit leaves 1 to {count - 1} of them to draft")
+    return tuple(sorted(set(exits)))
+
+
+@register(
+    "del",
+    family="self-speculative",
+    paper="Entezari Zarch et al. 2025, arXiv 2504.05598",
+    summary="The first layers draft; after how many, and how far, is chosen each round from cached states.",
+    when_to_use="on models trained to exit early (LayerSkip); "
+    "elsewhere early layers predict too little, which it notices, and then it hardly drafts",
+    aliases=("early-exit",),
+    tiny={"length": 2, "memory": 0.5},
+)
+def build(context: Context, settings: EarlyExitSettings) -> Parts:
+    """The target and its exits."""
+    target = context.target
+    # A layer has about 12 hidden^2 weights, the head vocabulary x hidden: known without a clock.
+    size = target.vocab_size / (12.0 * target.hidden_size)
+    head = size if settings.head_cost is None else settings.head_cost
+    drafter = EarlyExit(
+        target,
+        chosen_exits(target, settings.exits),
+        head=head,
+        row=settings.row_cost * (target.num_layers + head),
+        memory=settings.memory,
+        rows=settings.rows,
+        rest=settings.rest,
+        dynamic=settings.dynamic,
+    )
+    return Parts(drafter, Fixed(settings.length, nodes=settings.length))

@@ -1,0 +1,1 @@
+"""Prompts: questions and prompt files, read by bench, training and certify alike."""

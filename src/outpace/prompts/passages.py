@@ -1,0 +1,97 @@
+"""Prompts about texts: summaries, and questions with the passages that answer them.
+
+What users paste is long, and answers go back to it: a head that has only seen short questions drafts badly there. The
+texts are the target's own longer answers, and the questions the prompts they answered: no data is needed, and what is
+to be answered is as varied as what was asked before. Texts of held-out prompts are not among them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence as Seq
+
+from outpace.prompts.overlap import words
+from outpace.prompts.sources import Ask
+
+SHORTEST = 240
+"""Characters of a text that is worth summing up."""
+NEW = 0.7
+"""Share of a text's word triples that are not repetitions, at least: small targets lose themselves in loops."""
+_STEP = 2
+"""Texts by which a reading is further than the one before; it takes up to three, so neighbours share one."""
+_END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
+_SUMMARIES = (
+    "Summarize: {text}",
+    "Summarize the following text.\n\n{text}",
+    "{text}\n\nSummarize the above in a few sentences.",
+    "Give me a short summary of this article:\n\n{text}",
+    "{text}\n\nTL;DR",
+    "What are the main points of this text?\n\n{text}",
+    "Write a summary: {text}",
+    "Read this and tell me briefly what it says:\n{text}",
+)
+_ANSWERS = (
+    "{text}\n{question}",
+    "{text}\n\nQuestion: {question}",
+    "Context:\n{text}\n\nQuestion: {question}\nAnswer:",
+    "Use this information to answer the question.\n\n{text}\n\n{question}",
+    "{question}\n\nHere is what I found:\n{text}",
+)
+_REWRITINGS = (
+    "Rewrite this in simpler words: {text}",
+    "Correct any mistakes in the following text and give me the result:\n\n{text}",
+    "{text}\n\nList the facts in this text.",
+    "Shorten this paragraph:\n\n{text}",
+)
+_KINDS = (_SUMMARIES, _ANSWERS, _REWRITINGS)
+_SHARES = (4, 4, 1)
+
+
+class PassagePrompts:
+    """Prompts about texts, by number: the same number and the same texts, the same prompt."""
+
+    name = "read"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._texts: list[tuple[str, str]] = []
+
+    def add(self, question: str, answer: str) -> None:
+        """One more text, if it is long enough, and the prompt that it answers."""
+        ends = [found.end() for found in _END.finditer(answer)]
+        whole = answer[: ends[-1]].strip() if ends else ""  # an answer may have been cut off in a sentence
+        if len(whole) >= SHORTEST and _new(whole) >= NEW:
+            self._texts.append((question.strip(), whole))
+
+    def __len__(self) -> int:
+        """How many prompts the texts are enough for."""
+        return max(0, (len(self._texts) - 1) // _STEP)
+
+    def origin(self, number: int) -> str:
+        """What the prompt of this number is called."""
+        return f"{self.name}:{number}"
+
+    def ask(self, number: int) -> Ask:
+        """The prompt of a number below ``len``."""
+        chance = random.Random(f"{self._seed} reading {number}")
+        some = self._texts[number * _STEP : number * _STEP + _STEP + 1]
+        forms = chance.choices(_KINDS, _SHARES)[0]
+        question = some[0][0]
+        if forms is _ANSWERS:  # among passages about other things
+            passages = [text for _, text in some[: chance.choice((1, 2, 3))]]
+            chance.shuffle(passages)
+            text = "\n\n".join(passages)
+        else:
+            text = some[0][1] if chance.random() < 0.5 else _joined(some[:2])
+        return Ask(self.origin(number), chance.choice(forms).format(text=text, question=question))
+
+
+def _new(text: str) -> float:
+    said = words(text)
+    triples = list(zip(said, said[1:], said[2:], strict=False))
+    return len(set(triples)) / max(1, len(triples))
+
+
+def _joined(some: Seq[tuple[str, str]]) -> str:
+    return "\n\n".join(text for _, text in some)

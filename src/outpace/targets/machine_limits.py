@@ -1,0 +1,36 @@
+"""How fast this machine reads memory and takes products: the limits that a forward is measured against."""
+
+from __future__ import annotations
+
+from outpace.core.errors import OutpaceError
+from outpace.core.machine import best_time
+
+
+def measure_bandwidth(megabytes: int = 256) -> float:
+    """GB/s of one pass of reading over a buffer larger than the caches, with torch's current number of threads."""
+    import torch
+
+    try:
+        from outpace.targets.dense.binding import read_rate
+
+        return read_rate(torch.get_num_threads(), megabytes) / 1e9
+    except OutpaceError:  # no kernels here
+        # The maximum runs vectorised on every thread; the machine then waits for memory, not for arithmetic.
+        buffer = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32)
+        return buffer.numel() * 4 / best_time(buffer.max) / 1e9
+
+
+def measure_products(precision: str) -> float | None:
+    """Giga-operations/s at which the processor takes the products of "float32", "bfloat16" or "int8" matrices.
+
+    The limit for any matrix product at this precision, with torch's current number of threads; None where the fast
+    target's kernels cannot be had.
+    """
+    import torch
+
+    try:
+        from outpace.targets.dense.binding import product_rate
+
+        return product_rate(torch.get_num_threads(), precision) / 1e9
+    except OutpaceError:
+        return None
