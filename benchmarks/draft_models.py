@@ -28,7 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import outpace
 from outpace.core.metrics import total
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.loading import load
 from outpace.model import Model
 

@@ -33,8 +33,9 @@ from outpace.cli.options import settings_by_method
 from outpace.cli.output import advancing, to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.registry import find, methods
 from outpace.model import Model
 from outpace.prompts.questions import Prompt, load_prompts, stratified

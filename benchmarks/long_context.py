@@ -24,7 +24,8 @@ import torch
 import outpace
 from outpace.core.metrics import total
 from outpace.core.tree import TokenTree
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
 from outpace.targets.base import SubGraph

@@ -14,7 +14,8 @@ from pathlib import Path
 import outpace
 from outpace.api import prompt_ids
 from outpace.drafting.calibration import Calibration, Kind
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.prompts.questions import load_prompts
 
 Counts = dict[Kind, list[int]]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.heads.base import Batch, Head, Teacher, teacher_of
 from outpace.heads.untrained import random_head
 from outpace.methods.registry import Context, build

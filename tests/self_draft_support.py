@@ -12,8 +12,9 @@ from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context
 from outpace.targets.base import Target

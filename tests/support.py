@@ -25,8 +25,9 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence

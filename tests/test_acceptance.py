@@ -30,8 +30,9 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import GREEDY
+from outpace.engine.request import Request
 from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
 from support import (

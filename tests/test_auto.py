@@ -26,8 +26,9 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.shipped import measured

@@ -17,8 +17,9 @@ from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.best_first import FLOOR, BestFirst, Successor
 from outpace.drafting.calibration import MEMORY, WEIGHT, Calibration, Kind
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 

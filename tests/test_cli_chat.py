@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from cli_support import Run, refused
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Generation, Request
 from test_cli_generate import press
 
 

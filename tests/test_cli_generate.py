@@ -16,8 +16,8 @@ from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
-from outpace.engine.decoder import Round
 from outpace.engine.method import Method
+from outpace.engine.request import RoundTrace as Round
 from outpace.model import Model
 from outpace.models.base import Message
 from outpace.targets.table import TableTarget

@@ -25,8 +25,9 @@ from outpace.drafting.base import Drafter
 from outpace.drafting.combination import Combined, one_of, union_of
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.combination.cascade import Cascade
 from outpace.methods.registry import Context

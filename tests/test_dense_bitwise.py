@@ -15,8 +15,9 @@ from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context

@@ -17,8 +17,9 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.heads.base import Batch, TargetFacts, Teacher, find_kind, plan
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.learned.dflash.drafter import DFlashDrafter

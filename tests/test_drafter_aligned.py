@@ -18,8 +18,9 @@ from outpace.controllers.base import Budget
 from outpace.core.sampling import SamplingParams
 from outpace.drafting.alignment import SURE, Alignment
 from outpace.drafting.base import Drafter
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.lookup.pld import PromptLookup
 from outpace.methods.lookup.sad import AlignedCopy

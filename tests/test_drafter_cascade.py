@@ -14,8 +14,9 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.combination.cascade import Cascade
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Scores, Sequence, Target

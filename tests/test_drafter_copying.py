@@ -18,9 +18,9 @@ from outpace.drafting.base import Drafter
 from outpace.drafting.copying import continuation, separated
 from outpace.drafting.ngram_index import NgramIndex, Prefer
 from outpace.drafting.suffix_automaton import SuffixAutomaton
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
-from outpace.engine.request import check_references
+from outpace.engine.request import Generation, Request, check_references
 from outpace.methods import registry
 from outpace.methods.lookup.pld import PromptLookup
 from outpace.methods.lookup.sam import SuffixLookup

@@ -16,8 +16,9 @@ from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
 from outpace.drafting.model_drafter import CATCH_UP, DraftModel, top_k_tree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.lookup.pld import PromptLookup
 from outpace.methods.lookup.sam import SuffixLookup

@@ -15,8 +15,9 @@ from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.self_draft import Pass
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.early_exit import EarlyExit, ExitRecord, chosen_exits

@@ -20,8 +20,9 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.jacobi_window import FirstGuesses, along
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.jacobi.jacobi import Jacobi
 from outpace.methods.registry import Context

@@ -15,8 +15,9 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.jacobi.lookahead import GAIN, Grid, Lookahead, Origin, Pool
 from outpace.methods.registry import Context

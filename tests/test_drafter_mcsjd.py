@@ -20,8 +20,9 @@ from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.jacobi_window import FirstGuesses, Slot
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.jacobi.mcsjd import CoupledJacobi
 from outpace.methods.registry import Context

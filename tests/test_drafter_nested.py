@@ -19,8 +19,9 @@ from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.combination import hsd as nested
 from outpace.methods.combination.hsd import Handover, Nested
 from outpace.methods.none import NoDraft

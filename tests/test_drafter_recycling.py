@@ -14,8 +14,9 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods.lookup.recycling import Recycling
 from outpace.targets.base import Sequence
 from outpace.targets.dense import binding

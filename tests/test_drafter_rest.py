@@ -15,8 +15,9 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.datastore import Datastore, build_datastore, open_datastore
 from outpace.datastore.corpus import TokenPiece
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.lookup.rest import SHARES, Rest, prior
 from outpace.methods.registry import Context

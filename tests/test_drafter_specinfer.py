@@ -16,8 +16,9 @@ from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.model_drafter import DraftModel
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.draft_model.specinfer import SpecInfer
 from outpace.methods.registry import Context

@@ -15,8 +15,9 @@ from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.datastore import Datastore
 from outpace.drafting.static_automaton import StaticAutomaton, shared_automaton
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.lookup.sam import BIAS, SuffixLookup
 from outpace.methods.registry import Context

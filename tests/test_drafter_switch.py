@@ -24,8 +24,9 @@ from outpace.core.tree import QRow, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.clusters import Clusters
 from outpace.drafting.rewards import Pull, divergence_reward, length_reward, pace_reward
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods import registry
 from outpace.methods.combination.metasd import Switch
 from outpace.methods.combination.taskspec import TaskSwitch

@@ -20,8 +20,9 @@ from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.bottom_drafters import Lookup, Streaming
 from outpace.drafting.context_chunks import Chunks, streaming
 from outpace.drafting.tree_builder import ChainBuilder, build_together
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.triforce import TriForce

@@ -18,8 +18,9 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting import dynamic_tree as feature_growth
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import CENTRES, EDGES, DynamicTree, by_confidence, by_rank
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.heads import feature_drafter as feature
 from outpace.heads.feature_drafter import FeatureDrafter
 from outpace.methods.none import NoDraft

@@ -19,7 +19,8 @@ from outpace.certify import certify
 from outpace.certify.exact import toy_head
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.heads.base import Head, find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.untrained import as_training_begins, random_head

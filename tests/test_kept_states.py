@@ -15,8 +15,9 @@ from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.targets.base import FULL, Sequence, TreeScores
 from outpace.targets.states import States
 from outpace.targets.table import TableTarget, random_table

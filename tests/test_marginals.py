@@ -29,8 +29,9 @@ from outpace.drafting.marginals import (
     likeliest_prefixes,
     marginal_prior,
 )
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, round_error

@@ -18,8 +18,9 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.namespaces import Namespaces
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget

@@ -16,8 +16,9 @@ from outpace.core.metrics import PHASES, CacheUse, RequestMetrics, ratio, total
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Q, Toy, certain_tree, method, sampled_chain

@@ -26,8 +26,9 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import TextStream
 from outpace.core.tree import ROOT, TokenTree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
 from outpace.targets.table import TableTarget, random_table
 from support import (

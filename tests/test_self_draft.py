@@ -17,8 +17,9 @@ from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.self_draft import DraftExit
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.self_speculative.draft_verify import LayerSkip
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.rows import RowTarget

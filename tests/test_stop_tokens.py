@@ -15,8 +15,9 @@ from outpace.certify.exact import tiny_context
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import build
 from outpace.targets.table import TableTarget, random_table

@@ -13,7 +13,8 @@ from dense_support import SHAPES, target_of, threads
 from outpace.controllers.base import Budget
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.hf import HFTarget

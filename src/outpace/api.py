@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Generation, Logprob, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Logprob, Request
 from outpace.heads.checkpoint import WEIGHTS
 from outpace.model import Model
 from outpace.models.base import Message

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
@@ -18,10 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``path``: accepted nodes from the root down; ``token``: the correction or bonus token after them."""
+    """What a rule decides about one tree: ``path``, the accepted nodes from the root down, and the token after them.
+
+    ``token`` is the recovered token after a rejection, or the bonus token after a whole path. For drafters the engine
+    adds the ``scores`` that were judged, and ``committed``: the tokens that stay of path and token, fewer where a stop
+    token, a stop string or the length limit ended the answer.
+    """
 
     path: tuple[int, ...]
     token: int
+    scores: TreeScores = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    committed: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of ``scores`` that hold committed tokens: the root's and the accepted path's. The newest has none."""
+        return [0, *(1 + node for node in self.path[: max(0, len(self.committed) - 1)])]
+
+    def hidden_states(self, layers: Seq[int]) -> Tensor:
+        """Hidden states of :attr:`rows`, those of ``layers`` side by side: (rows, layers * hidden)."""
+        rows = self.rows
+        found = [self.scores.hidden_states[layer] for layer in layers]
+        if rows[-1] == len(rows) - 1:  # the first rows need no gathering
+            picked = [states[: len(rows)] for states in found]
+        else:
+            chosen = torch.tensor(rows, device=found[0].device)
+            picked = [states.index_select(0, chosen) for states in found]
+        return torch.cat(picked, -1)
 
 
 class AcceptanceRule(ABC):

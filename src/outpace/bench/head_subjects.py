@@ -15,8 +15,9 @@ from typing import Any
 from outpace.bench.bigram import Bigrams, bigram_method
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.methods.registry import Context, build, drafting_with, find
 from outpace.model import Model

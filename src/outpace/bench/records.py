@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from outpace.core.metrics import PHASES, RequestMetrics, total
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Target
 
 

@@ -32,8 +32,8 @@ from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.metrics import ratio
 from outpace.core.version import __version__
-from outpace.engine.decoder import Request
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.questions import Prompt, batches, unique
 

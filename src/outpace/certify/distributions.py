@@ -12,7 +12,8 @@ import torch
 from outpace.core.chance import Chance, ChanceSource, Enumeration
 from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution
 from outpace.core.tree import ROOT, TokenTree
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Target
 from outpace.targets.table import Table
 

@@ -34,8 +34,8 @@ from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.datastore import Datastore
-from outpace.engine.decoder import Request
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.heads.base import Head, find_kind
 from outpace.heads.untrained import other_choices, random_head
 from outpace.methods.registry import Context, build

@@ -9,8 +9,9 @@ from outpace.certify.certificate import Certificate, Check
 from outpace.certify.distributions import raise_errors
 from outpace.certify.near_ties import gap, parting
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 

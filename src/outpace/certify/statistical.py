@@ -27,8 +27,9 @@ from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import DETERMINISTIC, ROOT
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 from outpace.targets.base import Target, TreeScores
 
 RANKS = (1, 2, 3, 4, 6, 10, 20, 50)

@@ -14,7 +14,8 @@ from outpace.certify.near_ties import gap, parting
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.heads.base import HeadConfig
 from outpace.heads.checkpoint import distinct, expected_shapes, is_ours, network, read_config, read_weights
 from outpace.heads.fingerprint import ALIKE, check, cosines, probe

@@ -19,8 +19,8 @@ from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
-    from outpace.engine.decoder import Generation, Request
     from outpace.engine.method import Method
+    from outpace.engine.request import Generation, Request
     from outpace.model import Model
     from outpace.targets.base import Sequence
 
@@ -205,7 +205,7 @@ class _Conversation:
             raise KeyboardInterrupt
 
     def _request(self, messages: list[dict[str, str]]) -> Request:
-        from outpace.engine.decoder import Request
+        from outpace.engine.request import Request
 
         return Request(
             prompt=tuple(self.model.tokenizer.chat(messages)),

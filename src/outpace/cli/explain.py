@@ -11,7 +11,8 @@ from rich.text import Text
 from outpace.core.text import TextStream
 
 if TYPE_CHECKING:
-    from outpace.engine.decoder import Generation, Round
+    from outpace.engine.request import Generation
+    from outpace.engine.request import RoundTrace as Round
     from outpace.models.base import ChatTokenizer
 
 ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"

@@ -19,8 +19,9 @@ from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
-    from outpace.engine.decoder import Decoder, Generation, Request
+    from outpace.engine.decoder import Decoder
     from outpace.engine.method import Method
+    from outpace.engine.request import Generation, Request
     from outpace.model import Model
 
 _INTERRUPTED = 130

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outpace.engine.decoder import Generation
+    from outpace.engine.request import Generation
 
 
 @dataclass(slots=True)

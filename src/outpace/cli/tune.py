@@ -73,7 +73,8 @@ def _tuning(
 ) -> Tuning:
     """The prompts answered greedily, and the search over them."""
     from outpace.drafting.skip_tuning import Beginnings, Tuning
-    from outpace.engine.decoder import Decoder, Request
+    from outpace.engine.decoder import Decoder
+    from outpace.engine.request import Request
 
     answers = []
     with _bar() as progress:

@@ -1,10 +1,22 @@
-"""The Drafter protocol: propose a tree per sequence, then learn from the verdict."""
+"""The Drafter protocol: propose a tree per sequence, then learn from the verdict.
+
+A drafter that looks at one sequence at a time writes three methods, and the engine keeps the state between them::
+
+    class MyDrafter(Drafter[MyState]):
+        def begin(self, sequence: Sequence) -> MyState: ...
+        def propose(self, state: MyState, budget: Budget) -> TokenTree: ...
+        def observe(self, state: MyState, verdict: Verdict) -> None: ...
+
+A drafter that runs a model for all sequences at once overrides ``propose_batch`` and ``observe_batch`` instead.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -14,28 +26,92 @@ from outpace.core.chance import Chance
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
-from outpace.targets.base import Scores, Sequence, TreeScores
+from outpace.targets.base import Scores, Sequence
+
+S = TypeVar("S")
+"""What a drafter keeps of one request, whatever that is."""
 
 
-class Drafter(ABC):
-    """Proposes draft tokens. State is kept per sequence, from ``begin`` to ``end``.
+@dataclass(slots=True)
+class DraftState:
+    """A beginning for states: the sequence, from which a drafter reads tokens, sampling parameters and references."""
 
-    A drafter samples with :meth:`chance` and nothing else, gives every sampled draw the row it came from, and never
-    drops a sampled draw for its token or its q.
+    sequence: Sequence
 
-    Drafters combine: the tree that was scored may hold more than was proposed, or come from another drafter, and
-    ``propose`` may be left out in a round, ``observe`` never is.
+
+class Drafter(ABC, Generic[S]):
+    """Proposes draft tokens.
+
+    A drafter samples with :meth:`chance` and nothing else, gives every sampled draw the row that it was drawn from, and
+    never drops a sampled draw for its token or its q. It may be part of a combination: the tree that was scored may
+    hold more than it proposed, or come from another drafter; ``propose`` may be left out in a round, ``observe`` never
+    is.
     """
 
     proposal: Proposal = Proposal()
+    """Which trees it builds; acceptance rules are checked against it when a Method is built."""
     purpose: str = "draft"
     """Names its stream of random numbers; parts of a combination have one each."""
-    reads_all: bool = False
+    learns_from_rejected: bool = False
     """Whether it learns from every row that was scored, those of other drafters' rejected draft tokens included."""
-    needs_whole: bool = False
-    """Whether it needs more of the target than scores of trees: sub-graphs, side nodes, taps."""
+    needs_target_internals: bool = False
+    """Whether it needs more of the target than scores of trees: sub-graphs, auxiliary tokens, hidden states."""
     aux_hidden_state_layers: tuple[int, ...] = ()
-    """Target layers whose residual stream ``on_prefill`` and ``observe`` want to read."""
+    """Target layers whose input hidden states ``on_prefill`` and ``observe`` read; the number of layers is the last
+    layer's output."""
+
+    @abstractmethod
+    def begin(self, sequence: Sequence) -> S:
+        """A request joins; its prompt is ``sequence.tokens``. Returns its state. Called before the target's prefill."""
+
+    def propose(self, state: S, budget: Budget) -> TokenTree:
+        """A tree for one sequence, within its budget. An empty tree is an autoregressive step."""
+        raise NotImplementedError(f"{type(self).__name__} has neither propose nor propose_batch")
+
+    def observe(self, state: S, verdict: Verdict) -> None:
+        """The round is over: ``state.sequence.tokens`` holds what was committed; ``verdict.scores`` are the round's."""
+
+    def propose_batch(self, states: Seq[S], budgets: Seq[Budget]) -> list[TokenTree]:
+        """One tree per sequence. The default asks :meth:`propose` for each."""
+        return [self.propose(state, budget) for state, budget in zip(states, budgets, strict=True)]
+
+    def observe_batch(self, states: Seq[S], verdicts: Seq[Verdict]) -> None:
+        """The round's verdicts, one per sequence. The default hands each to :meth:`observe`."""
+        for state, verdict in zip(states, verdicts, strict=True):
+            self.observe(state, verdict)
+
+    def on_prefill(self, state: S, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        """Hidden states of one prefill chunk that starts at ``position``: (rows, hidden) by layer.
+
+        Only called with ``aux_hidden_state_layers``.
+        """
+
+    def reusable_forward(self, states: Seq[S]) -> Scores | None:
+        """A forward of the target over beginnings of the trees just proposed for exactly these sequences, if any.
+
+        Its layers below the first that was skipped need not run again; see ``Target.score(resume=)``.
+        """
+        return None
+
+    def caches(self, state: S) -> tuple[CacheUse, ...]:
+        """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
+        return ()
+
+    def drafting(self, state: S) -> dict[str, int]:
+        """In how many rounds of this request each of its parts drafted, where it chooses. Asked before ``end``."""
+        return {}
+
+    def end(self, state: S) -> None:
+        """The request left: release what the garbage collector does not (K/V, a place in a namespace)."""
+
+    def rewind(self, state: S, sequence: Sequence, kept: int) -> S:
+        """Tokens of ``sequence`` from index ``kept`` on were replaced; returns the state to go on with.
+
+        Only requests of a decoder inside a drafter live through this. The default starts afresh; drafters whose
+        K/V would be expensive to compute again keep what still holds.
+        """
+        self.end(state)
+        return self.begin(sequence)
 
     def chance(self, sequence: Sequence) -> Chance:
         """This round's random numbers for one request."""
@@ -44,49 +120,3 @@ class Drafter(ABC):
     def nest(self, purpose: str) -> None:
         """Become part of a combination, with a stream of one's own. Drafters with parts pass it on."""
         self.purpose = purpose
-
-    def begin(self, sequence: Sequence) -> None:  # noqa: B027 - stateless drafters have nothing to do
-        """A request joins; its prompt is ``sequence.tokens``. Called before the target's prefill."""
-
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:  # noqa: B027
-        """Taps of one prefill chunk, (rows, hidden) per layer, starting at ``position``. Only called with
-        ``aux_hidden_state_layers``."""
-
-    @abstractmethod
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        """One tree per sequence, within its budget. An empty tree is a plain step."""
-
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
-        """A pass of the very target over beginnings of the trees just proposed for exactly these sequences, if any.
-
-        Its layers below the first that was skipped need not run again; see ``Target.score(resume=)``.
-        """
-        return None
-
-    def observe(  # noqa: B027
-        self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]
-    ) -> None:
-        """The round is over: ``sequence.tokens`` already holds what was committed; ``scores`` are the round's."""
-
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        """``twin`` starts as a copy of ``sequence``. The default starts afresh."""
-        self.begin(twin)
-
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        """Tokens from index ``kept`` on were taken back, and perhaps others committed instead.
-
-        Only requests of a decoder inside a drafter live through this. The default starts afresh.
-        """
-        self.end(sequence)
-        self.begin(sequence)
-
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
-        return ()
-
-    def drafting(self, sequence: Sequence) -> dict[str, int]:
-        """In how many rounds of this request each of its parts drafted, where it chooses. Asked before ``end``."""
-        return {}
-
-    def end(self, sequence: Sequence) -> None:  # noqa: B027
-        """The request left; forget it."""

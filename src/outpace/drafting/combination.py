@@ -67,8 +67,8 @@ class Combined(Drafter, ABC):
         self.parts = tuple(parts)
         self.names = tuple(names)
         self.proposal = proposal
-        self.reads_all = any(part.reads_all for part in parts)
-        self.needs_whole = any(part.needs_whole for part in parts)
+        self.learns_from_rejected = any(part.learns_from_rejected for part in parts)
+        self.needs_target_internals = any(part.needs_target_internals for part in parts)
         self.aux_hidden_state_layers = tuple(
             sorted({layer for part in parts for layer in part.aux_hidden_state_layers})
         )

@@ -58,6 +58,9 @@ def length_controller(target: Target, length: int | None) -> Controller:
     return CostModel(target.costs) if length is None else Fixed(length, nodes=length)
 
 
+INDEX_BYTES_PER_TOKEN = 600
+"""Most memory that an index keeps of a token of reference text (a suffix automaton)."""
+
 LONGEST = 16
 """Longer matches are all of one kind."""
 CopyKind = tuple[str, int]

@@ -26,7 +26,7 @@ class Rewarded(OneAtATime):
         super().__init__(parts, names)
         self.target = target
         self.reward = reward
-        self.reads_all |= reward == "divergence"
+        self.learns_from_rejected |= reward == "divergence"
         self._pulls: dict[Sequence, Pull] = {}
 
     @abstractmethod

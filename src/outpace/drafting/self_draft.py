@@ -92,7 +92,7 @@ class SelfDraft(Drafter, Generic[S]):
     """Drafts chains through sub-graphs of ``target``, which is the requests' own."""
 
     proposal = Proposal(sampled=True)
-    needs_whole = True
+    needs_target_internals = True
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.greedy import Greedy
@@ -19,7 +20,7 @@ class Method:
     """A built method, ready to decode with one target. Refused on construction when its parts do not fit."""
 
     name: str
-    drafter: Drafter
+    drafter: Drafter[Any]
     rule: AcceptanceRule
     controller: Controller
     family: str = field(default="", compare=False)

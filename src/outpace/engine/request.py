@@ -13,6 +13,8 @@ from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import TextStream
 from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter
+from outpace.drafting.copying import INDEX_BYTES_PER_TOKEN
 from outpace.engine.method import Method
 from outpace.targets.base import Sequence
 
@@ -39,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundTrace:
     """One round of one request, for those who want to watch: the tree, and the tokens that came of it."""
 
     tree: TokenTree
@@ -56,10 +58,6 @@ class Logprob:
     top: tuple[tuple[int, float], ...]
 
 
-_BYTES_PER_TOKEN = 600
-"""What an index keeps of a token of reference text: the largest is that of the suffix automaton."""
-
-
 def check_references(references: Seq[Seq[int]], memory: int | None = None) -> None:
     """Raise BadInput for references of which an index would not fit into ``memory`` bytes (what is free now)."""
     tokens = sum(map(len, references))
@@ -67,10 +65,10 @@ def check_references(references: Seq[Seq[int]], memory: int | None = None) -> No
         return
     if memory is None:
         memory = machine.free_memory()
-    if tokens * _BYTES_PER_TOKEN > memory:
+    if tokens * INDEX_BYTES_PER_TOKEN > memory:
         raise BadInput(
-            f"the references have {tokens:,} tokens, and memory holds the index of {memory // _BYTES_PER_TOKEN:,}; "
-            "give fewer, or build a datastore of them (outpace datastore build) and use method rest"
+            f"the references have {tokens:,} tokens, and memory holds an index of {memory // INDEX_BYTES_PER_TOKEN:,}; "
+            "give fewer, or build a datastore of them (outpace datastore build)"
         )
 
 
@@ -87,13 +85,20 @@ class Generation:
     rule_state: Any
     stream: TextStream | None
     started: float
+    draft_state: Any = None
+    """What the drafter keeps of the request: made when it joins, handed back in every round."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundTrace] = field(default_factory=list)
     finish_reason: str | None = None
     error: OutpaceError | None = None
     _pieces: list[str] = field(default_factory=list)
+
+    @property
+    def drafter(self) -> Drafter[Any]:
+        """The drafter of its method."""
+        return self.request.method.drafter
 
     @property
     def text(self) -> str:

@@ -104,7 +104,7 @@ class _Draft:
 class FeatureDrafter(Drafter):
     """Keeps the drafter's K/V in step with the requests, and runs what growers ask for, all requests together."""
 
-    needs_whole = True
+    needs_target_internals = True
 
     def __init__(self, net: Net, start: Start, proposal: Proposal) -> None:
         self.net = net

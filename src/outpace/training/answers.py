@@ -20,8 +20,9 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.training.shards import Conversation
 

@@ -272,7 +272,7 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     if stray is not None:
         raise BadInput(f"settings are given for '{stray}', which is none of auto's parts ({', '.join(sorted(known))})")
     free = context.parts(settings.free, settings.settings.get(settings.free))
-    if free.drafter.proposal.sampled or free.drafter.needs_whole or find(settings.free).trained:
+    if free.drafter.proposal.sampled or free.drafter.needs_target_internals or find(settings.free).trained:
         raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples, or runs a model for it")
     built = {settings.free: free}
     learned = learned_part(context, settings)

@@ -45,8 +45,9 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.combination import Combined
-from outpace.engine.decoder import Decoder, Generation, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, register
 from outpace.targets.base import Scores, Sequence, Target, TreeScores
@@ -120,7 +121,7 @@ class Nested(Drafter):
             )
         if method.rule.greedy_only:
             raise BadInput(f"the inner rule '{method.rule.name}' is for temperature 0; choose one that samples")
-        if method.drafter.needs_whole and not model.whole:
+        if method.drafter.needs_target_internals and not model.whole:
             raise BadInput(
                 f"'{method.name}' reads inside the model that it drafts for, and a draft model of another vocabulary "
                 "shows only its logits; choose another inner method"

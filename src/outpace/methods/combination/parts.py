@@ -44,7 +44,7 @@ def build_parts(context: Context, settings: CombinationSettings) -> Built:
         if part.rule is not None and not part.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{part.rule.name}', which changes the output")
     keeps = [name for name, part in named if part.drafter.proposal.keeps_unverified_draws]
-    reads = [name for name, part in named if part.drafter.reads_all]
+    reads = [name for name, part in named if part.drafter.learns_from_rejected]
     if keeps and reads:
         # A draft token that is still to be judged must not have a say in what is drafted before it.
         raise BadInput(

@@ -49,7 +49,7 @@ class Jacobi(Iterated):
     """Guesses are the target's choices after earlier guesses: a deterministic chain. Their kind is for how many rounds
     they have stayed the same."""
 
-    reads_all = True
+    learns_from_rejected = True
 
     def __init__(self, mode: Mode, window: int, block: int, first: FirstGuesses, *, restart: bool = True) -> None:
         super().__init__(first, restart=restart)

@@ -174,7 +174,7 @@ class _Request:
 class Lookahead(BestFirst):
     """Drafts n-grams of the pool as a tree, and carries the window along as side nodes."""
 
-    needs_whole = True
+    needs_target_internals = True
 
     def __init__(
         self,

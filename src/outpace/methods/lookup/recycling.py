@@ -57,7 +57,7 @@ class Memory:
 class Recycling(BestFirst):
     """Drafts along the adjacency matrix. ``context``: tokens of the longest key."""
 
-    reads_all = True
+    learns_from_rejected = True
 
     def __init__(self, k: int = 8, context: int = 3, entries: int = 50_000, namespaces: int = 64) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class TriForce(Drafter):
     """Three levels. ``inner``: most tokens that the bottom drafts at a time. ``layer``: whose states chunks go by."""
 
     proposal = Proposal(sampled=True)
-    needs_whole = True
+    needs_target_internals = True
 
     def __init__(
         self,

@@ -9,8 +9,9 @@ import torch
 from outpace import loading
 from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
-from outpace.engine.decoder import Decoder, Request
+from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.request import Request
 
 if TYPE_CHECKING:
     from outpace.bench.peers.workers.serve import Emit

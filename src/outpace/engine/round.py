@@ -1,0 +1,152 @@
+"""The round, written once: draft, score, accept, commit, observe. Nothing here knows the name of a method.
+
+One target forward scores the trees of all active requests, whatever their drafters, rules and sampling parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from time import perf_counter
+from typing import TypeVar
+
+from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.controllers.base import Budget
+from outpace.core.errors import OutpaceError
+from outpace.core.metrics import PHASES, Timed
+from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.request import Generation, Logprob, RoundTrace
+from outpace.targets.base import Scores, Target
+
+K = TypeVar("K")
+Item = TypeVar("Item")
+
+
+def run_round(target: Target, active: Seq[Generation]) -> None:
+    """One round over the active requests. One that cannot go on ends with its error; the others are unaffected."""
+    began = perf_counter()
+    split: list[dict[str, float]] = [{} for _ in active]
+    trees = _draft(target, active, split)
+
+    with Timed(split, "score"):
+        layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
+        batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
+        scores = target.score(batch, layers, resume=_reusable_forward(active))
+
+    judged = _accept(active, scores, split)
+    verdicts = [_keep(one, verdict, target.context_length) for one, verdict in zip(active, judged, strict=True)]
+    _commit(target, active, scores, verdicts)
+    _observe(active, verdicts, split)
+    _close_books(active, split, began)
+
+
+def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
+    trees = [TokenTree() for _ in active]
+    budgets = [_budget(target, one, len(active)) for one in active]
+    drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
+    for drafter, members in grouped(drafting, lambda i: active[i].drafter):
+        with Timed([split[i] for i in members], "draft"):
+            proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
+        for index, tree in zip(members, proposed, strict=True):
+            trees[index] = tree
+    return trees
+
+
+def _budget(target: Target, one: Generation, batch: int) -> Budget:
+    # A path longer than the room left would be scored in vain; depth is fixed before any draw is made.
+    room = min(one.request.max_new_tokens - len(one.tokens), target.context_length - len(one.sequence.tokens))
+    return one.request.method.controller.budget(one.metrics, batch, not one.request.params.greedy).limited(room - 1)
+
+
+def _reusable_forward(active: Seq[Generation]) -> Scores | None:
+    """What a drafter that is alone in the batch has already run of this very forward."""
+    drafters = {id(one.drafter): one.drafter for one in active}
+    if len(drafters) > 1:
+        return None
+    [drafter] = drafters.values()
+    return drafter.reusable_forward([one.draft_state for one in active])
+
+
+def _accept(active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict | None]:
+    verdicts: list[Verdict | None] = [None] * len(active)
+
+    def judge(rule: AcceptanceRule, members: Seq[int]) -> None:
+        chances = [active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members]
+        found = rule.accept([scores[i] for i in members], [active[i].rule_state for i in members], chances)
+        for index, verdict in zip(members, found, strict=True):
+            verdicts[index] = replace(verdict, scores=scores[index])
+
+    for rule, members in grouped(range(len(active)), lambda i: active[i].rule):
+        with Timed([split[i] for i in members], "accept"):
+            try:
+                judge(rule, members)
+            except OutpaceError:  # one whose grammar allows nothing, say, must not take the others along
+                for index in members:
+                    try:
+                        judge(rule, [index])
+                    except OutpaceError as error:
+                        active[index].fail(error)
+    return verdicts
+
+
+def _keep(one: Generation, verdict: Verdict | None, context_length: int) -> Verdict | None:
+    """Put the verdict's tokens out, up to where the answer ends."""
+    if verdict is None:
+        return None
+    tokens = [*(verdict.scores.tree.tokens[node] for node in verdict.path), verdict.token]
+    return replace(verdict, committed=tuple(one.take(tokens, context_length)))
+
+
+def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict | None]) -> None:
+    target.commit(scores, [None if v is None else v.path[: len(v.committed) - 1] for v in verdicts])
+    for one, verdict in zip(active, verdicts, strict=True):
+        if verdict is None:
+            continue
+        sequence, tree, kept = one.sequence, verdict.scores.tree, verdict.committed
+        if sequence.states is not None:
+            sequence.states.add({layer: rows[verdict.rows] for layer, rows in verdict.scores.hidden_states.items()})
+        sequence.tokens.extend(kept)
+        one.metrics.count_round(len(tree), min(len(verdict.path), len(kept)), len(kept))
+        if one.request.trace:
+            one.rounds.append(RoundTrace(tree, verdict.path, kept))
+        _record_logprobs(one, verdict)
+        sequence.sampler.extend(kept)  # last: the scores' distributions read the sampler as it was
+
+
+def _record_logprobs(one: Generation, verdict: Verdict) -> None:
+    params = one.request.params
+    if not params.logprobs:
+        return
+    for node, token in zip((ROOT, *verdict.path), verdict.committed, strict=False):
+        if token not in one.request.stop_ids:
+            value, top = verdict.scores.distribution.logprobs(node, token, params.top_logprobs)
+            one.logprobs.append(Logprob(token, value, tuple(top)))
+
+
+def _observe(active: Seq[Generation], verdicts: Seq[Verdict | None], split: list[dict[str, float]]) -> None:
+    judged = {index: verdict for index, verdict in enumerate(verdicts) if verdict is not None}
+    for drafter, members in grouped(judged, lambda i: active[i].drafter):
+        with Timed([split[i] for i in members], "draft"):
+            drafter.observe_batch([active[i].draft_state for i in members], [judged[i] for i in members])
+
+
+def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: float) -> None:
+    now = perf_counter()
+    for one, phases in zip(active, split, strict=True):
+        phases["other"] = now - began - sum(phases.values())
+        for phase in PHASES:
+            one.metrics.phase_seconds[phase] += phases.get(phase, 0.0)
+        if one.tokens and not one.metrics.answered:
+            one.metrics.answered = 1
+            one.metrics.first_token_seconds = now - one.started
+        one.metrics.tokens = len(one.tokens)
+        one.metrics.seconds = now - one.started
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> list[tuple[K, list[Item]]]:
+    """Items by equal key (identity for parts, which do not define equality), in order of first appearance."""
+    groups: dict[K, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.items())
