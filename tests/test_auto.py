@@ -259,7 +259,7 @@ def test_waits_grow_with_trials_that_do_not_pay_and_end_when_they_do() -> None:
     for _ in range(8):
         known.learn(4, 1.5)
         assert known.wanted(1.0, 0.2)
-    assert known.pace(0.2) > 1.5
+    assert known.rate(0.2) > 1.5
 
 
 def test_a_poor_part_becomes_good_when_the_text_does() -> None:
