@@ -1,7 +1,7 @@
 import json
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -214,8 +214,9 @@ def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_chang
             super().__init__(table_of(model))
             self.label = label
 
-        def begin(self, sequence: Sequence) -> None:
+        def begin(self, sequence: Sequence) -> DraftState:
             log.append((self.label, tuple(sequence.tokens)))
+            return DraftState(sequence)
 
     methods = [Method(label, Logged(label), RecursiveRejection(), Fixed(2)) for label in "xyz"]
     prompts = [Prompt(str(i), "a", (f"prompt {i}",)) for i in range(12)]

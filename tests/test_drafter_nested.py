@@ -23,7 +23,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.combination import hsd as nested
-from outpace.methods.combination.hsd import Handover, Nested
+from outpace.methods.combination.nested_decoder import Handover, Nested
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, find
 from outpace.targets.base import Scores, Sequence, Target

@@ -154,7 +154,9 @@ class Nested(Drafter[NestedState]):
             if not short:
                 break
             self.decoder.round(short)
-        return [TokenTree() if run is None else _handed(run, budget) for run, budget in zip(runs, budgets, strict=True)]
+        return [
+            TokenTree() if run is None else self._handed(run, budget) for run, budget in zip(runs, budgets, strict=True)
+        ]
 
     def _run(self, state: NestedState, budget: Budget) -> InnerRun | None:
         """The inner run of a request, a new one if it has none; None where there is nothing to draft."""
@@ -197,6 +199,11 @@ class Nested(Drafter[NestedState]):
             run.base = len(tokens)
         self.decoder.rewind(moved)
 
+    def _handed(self, run: InnerRun, budget: Budget) -> TokenTree:
+        count = min(len(run.rows), budget.depth, budget.nodes)
+        run.seen = run.base + count
+        return TokenTree.chain(run.tokens[run.base : run.seen], run.rows[:count])
+
     def rewind(self, state: NestedState, sequence: Sequence, kept: int) -> NestedState:
         """The next proposal follows the tokens, whatever has become of them."""
         return state
@@ -212,12 +219,3 @@ class Nested(Drafter[NestedState]):
             state.run.inner.cancel()
             state.run = None
             self.decoder.admit()
-
-
-def _handed(run: InnerRun, budget: Budget) -> TokenTree:
-    count = min(len(run.rows), budget.depth, budget.nodes)
-    run.seen = run.base + count
-    tree, node = TokenTree(), ROOT
-    for token, row in zip(run.tokens[run.base : run.seen], run.rows, strict=False):
-        node = tree.add(node, token, row)
-    return tree
