@@ -242,9 +242,7 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         first = next(check for check in checks if check.passed is False)
         verdict = f"not lossless: output probabilities are off by {first.max_abs_error:.2g} with {first.name}"
     elif sampled_fails:
-        verdict = (
-            f"not lossless: sampled outputs differ from the distribution of autoregressive decoding, p = {p_value:.2g}"
-        )
+        verdict = f"not lossless: sampled outputs differ in distribution from method none, p = {p_value:.2g}"
     elif not checks:
         verdict = "no setting was run"
     elif p_values:
@@ -254,12 +252,6 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         if errors:
             verdict += f"; {len(errors)} settings exact to {worst:.1g}"
     else:
-        verdict = f"exact: output probabilities equal those of autoregressive
-        decoding to {worst:.1g}
-        in {len(errors)}
-       
-       
-       
-        settings"
+        verdict = f"exact: output probabilities equal those of method none to {worst:.1g} in {len(errors)} settings"
     lossless = None if not checks else not (exact_fails or sampled_fails)
     return Certificate(name, "exact", lossless, verdict, worst, p_value, bias, checks=tuple(checks))
