@@ -23,7 +23,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.combination import hsd as nested
-from outpace.methods.combination.hsd import Handover, Nested
+from outpace.methods.combination.nested_decoder import Handover, Nested
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, find
 from outpace.targets.base import Scores, Sequence, Target
@@ -233,7 +233,7 @@ def test_inner_sequences_stay_in_step(inner: str, temperature: float) -> None:
         plain = decode(target, build("none", context), 60)
         assert [one.tokens for one in running] == [one.tokens for one in plain]
     drafter = method.drafter
-    assert isinstance(drafter, Nested) and not drafter._runs and not drafter.decoder.active
+    assert isinstance(drafter, Nested) and not drafter.decoder.active
 
 
 def test_the_surplus_is_kept_while_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +278,7 @@ def test_auto_takes_the_quickest_hierarchy(monkeypatch: pytest.MonkeyPatch) -> N
         found, drafter = [], parts.drafter
         while isinstance(drafter, Nested):
             found.append(drafter.model)
-            drafter = drafter._recorded.parts[0]
+            drafter = drafter.method.drafter.parts[0]  # type: ignore[attr-defined]
         return found
 
     assert chain(((1, 0.9, 0.2), (0, 1, 0.9), (0, 0, 1))) == [middle, small]

@@ -20,7 +20,7 @@ BLOCK = 8
 @dataclass(slots=True)
 class Pull:
     """One draft that is waiting for its verdict. ``budget``: what any part might have drafted; ``steps``: how long the
-    draft took, in plain steps of the target; ``carried``: whether what is not reached lives on."""
+    draft took, in plain steps of the target; ``keeps_unverified_draws``: whether what is not reached lives on."""
 
     arm: int
     probability: float
@@ -38,13 +38,7 @@ class Pull:
 
 def accepted(tree: TokenTree, committed: Seq[int]) -> int:
     """How many of the ``committed`` tokens a draft foresaw, from the first on."""
-    node, count = ROOT, 0
-    for token in committed:
-        child = tree.child(node, token)
-        if child is None:
-            break
-        node, count = child, count + 1
-    return count
+    return len(tree.follow(committed))
 
 
 def length_reward(pull: Pull, sequence: Sequence) -> float:

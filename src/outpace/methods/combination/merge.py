@@ -37,7 +37,10 @@ class MergeSettings(CombinationSettings):
     summary="The trees of several drafters united: equal nodes once, every draw kept.",
     when_to_use="With parts that are right about different tokens, where rows are cheap. Not in batches that fill a "
     "machine.",
-    tiny={"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
+    tiny={
+        "parts": ("pld", "draft-model"),
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
+    },
 )
 def build(context: Context, settings: MergeSettings) -> Parts:
     """The union of the parts."""
