@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice
 from outpace.controllers.base import Budget
 from outpace.core.sampling import SamplingParams
@@ -62,7 +64,7 @@ def decode(
     """The answer, decoded greedily with the source as the reference (or within the prompt)."""
     prompt = (*PROMPT, *source, 0) if in_prompt else PROMPT
     target = writes(answer, len(prompt))
-    method = registry.build(name, Context(target, lambda: target), {"length": 8, **(settings or {})})
+    method = registry.build(name, Context(target, lambda: target), {"num_draft_tokens": 8, **(settings or {})})
     decoder = Decoder(target)
     one = decoder.submit(
         Request(prompt, method, max_new_tokens=len(answer), references=() if in_prompt else (tuple(source),))
@@ -288,11 +290,11 @@ def test_random_edits_of_random_texts() -> None:
 # ---------------------------------------------------------------------------------------------------- the method
 
 
-def draft(drafter: Drafter, source: Seq[int], output: Seq[int], depth: int = 4) -> list[int]:
+def draft(drafter: Drafter[Any], source: Seq[int], output: Seq[int], depth: int = 4) -> list[int]:
     sequence = TableTarget(100).sequence(PROMPT, references=(tuple(source),))
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     sequence.tokens.extend(output)
-    tree = drafter.propose([sequence], [Budget(depth)])[0]
+    tree = drafter.propose(state, Budget(depth))
     assert tree.is_chain and tree.is_deterministic
     return tree.tokens
 
@@ -317,29 +319,21 @@ def test_it_differs_from_its_neighbours() -> None:
 def test_guesses_have_a_rate_of_their_own() -> None:
     drafter = AlignedCopy()
     sequence = TableTarget(100).sequence(PROMPT, references=(tuple(range(1, 60)),))
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     sequence.tokens.extend([1, 2, 99])
-    rates = drafter._calibrations[sequence].rate
+    rates = state.calibration.rate
     before = rates(("guess", 0)), rates(("", 1))
     for _ in range(5):
-        drafter.propose([sequence], [Budget(1)])
+        drafter.propose(state, Budget(1))
         sequence.tokens.append(99)
-        drafter.observe([sequence], [None], [None])  # type: ignore[list-item]
+        drafter.observe(state, Verdict((), 99, committed=(99,)))
     assert rates(("guess", 0)) < before[0] and rates(("", 1)) == before[1]
-
-
-def test_nothing_is_kept_of_requests_that_left() -> None:
-    for drafter in (AlignedCopy(), PromptLookup(1, 3, own_text=False, align=True)):
-        sequence = TableTarget(100).sequence((1, 2, 3))
-        drafter.begin(sequence)
-        drafter.end(sequence)
-        assert not drafter._alignments and not drafter._fed and not drafter._calibrations
 
 
 @pytest.mark.parametrize("name", ["sad", "llma"])
 def test_exactly_lossless(name: str) -> None:
     def make(context: Context) -> Method:
-        return registry.build(name, context, {"length": 2})
+        return registry.build(name, context, {"num_draft_tokens": 2})
 
     certificate = certify_exact(name, make, rotating_slice(matrix(3), 3, 6))
     assert certificate.lossless is True, certificate.verdict
@@ -349,7 +343,7 @@ def test_sampled_answers_are_drafted_too() -> None:
     words = DraftVocabulary()
     source = words(GRAMMAR)
     target = writes(source)
-    method = registry.build("sad", Context(target, lambda: target), {"length": 4})
+    method = registry.build("sad", Context(target, lambda: target), {"num_draft_tokens": 4})
     decoder = Decoder(target)
     one = decoder.submit(
         Request(PROMPT, method, SamplingParams(temperature=1.0), max_new_tokens=60, references=(source,))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,10 +39,8 @@ def sequence(tokens: Seq[int], references: Seq[Seq[int]] = ()) -> Sequence:
     return TableTarget(100).sequence(tokens, references=tuple(tuple(one) for one in references))
 
 
-def draft(drafter: Drafter, tokens: Seq[int], depth: int = 4, references: Seq[Seq[int]] = ()) -> list[int]:
-    one = sequence(tokens, references)
-    drafter.begin(one)
-    tree = drafter.propose([one], [Budget(depth)])[0]
+def draft(drafter: Drafter[Any], tokens: Seq[int], depth: int = 4, references: Seq[Seq[int]] = ()) -> list[int]:
+    tree = drafter.propose(drafter.begin(sequence(tokens, references)), Budget(depth))
     assert tree.is_chain and tree.is_deterministic
     return tree.tokens
 
@@ -114,12 +114,17 @@ def test_lookup_is_the_longest_ngram_by_brute_force(
 @given(TEXT.filter(bool), TEXT, st.integers(1, 3))
 @SMALL
 def test_a_growing_index_equals_one_built_at_once(prompt: list[int], output: list[int], step: int) -> None:
-    for make in (lambda: PromptLookup(1, 3), SuffixLookup, lambda: SuffixLookup(prefer="earliest")):
+    makers: list[Callable[[], Drafter[Any]]] = [
+        lambda: PromptLookup(1, 3),
+        SuffixLookup,
+        lambda: SuffixLookup(prefer="earliest"),
+    ]
+    for make in makers:
         grown, one = make(), sequence(prompt, [[0, 1, 2, 0]])
-        grown.begin(one)
+        state = grown.begin(one)
         for start in range(0, len(output), step):
             one.tokens.extend(output[start : start + step])
-            tree = grown.propose([one], [Budget(5)])[0]
+            tree = grown.propose(state, Budget(5))
             assert tree.tokens == draft(make(), one.tokens, 5, [[0, 1, 2, 0]])
 
 
@@ -148,10 +153,10 @@ def test_references_are_copied_from_and_never_across() -> None:
 def test_llma_reads_references_only_and_the_prompt_without_them() -> None:
     assert draft(PromptLookup(1, 3, own_text=False), [1, 2, 1], 1, [[9, 9]]) == []
     drafter, one = PromptLookup(1, 3, own_text=False), sequence([1, 2, 3, 1])
-    drafter.begin(one)
-    assert drafter.propose([one], [Budget(9)])[0].tokens == [2, 3, 1]  # the prompt's end is not the text's end
+    state = drafter.begin(one)
+    assert drafter.propose(state, Budget(9)).tokens == [2, 3, 1]  # the prompt's end is not the text's end
     one.tokens.extend([5, 6, 5])
-    assert len(drafter.propose([one], [Budget(9)])[0]) == 0  # the output is not searched
+    assert len(drafter.propose(state, Budget(9))) == 0  # the output is not searched
 
 
 # -------------------------------------------------------------------------------------------- suffix automaton
@@ -229,7 +234,8 @@ def context(target: TableTarget) -> Context:
 def test_greedy_decoding_is_plain_decoding(name: str, seed: int) -> None:
     target = TableTarget(6, random_table(6, seed))
     plain = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
-    copying = registry.build(name, context(target), {"length": 6})  # by measured costs a table need not draft at all
+    # By measured costs a table need not draft at all.
+    copying = registry.build(name, context(target), {"num_draft_tokens": 6})
     prompts = [(seed, 1, 2, 1, last) for last in range(3)]
 
     def decode(method: Method, references: tuple[tuple[int, ...], ...]) -> list[Generation]:
@@ -245,8 +251,6 @@ def test_greedy_decoding_is_plain_decoding(name: str, seed: int) -> None:
     drafted = decode(copying, tuple(tokens[5:] for tokens in expected))
     assert [tuple(one.tokens) for one in drafted] == expected
     assert all(one.metrics.accepted > 0 and one.metrics.rounds < 40 for one in drafted)
-    assert isinstance(copying.drafter, PromptLookup | SuffixLookup)
-    assert not copying.drafter._fed, "nothing is kept of requests that left"
 
 
 def test_settings_are_checked() -> None:
@@ -255,17 +259,17 @@ def test_settings_are_checked() -> None:
         registry.build("pld", context(target), {"min_ngram": 4, "max_ngram": 3})
     with pytest.raises(BadInput, match="min_match"):
         registry.build("sam", context(target), {"min_match": 0})
-    with pytest.raises(BadInput, match="lenght"):
-        registry.build("llma", context(target), {"lenght": 3})
+    with pytest.raises(BadInput, match="num_draft_token"):
+        registry.build("llma", context(target), {"num_draft_token": 3})
 
 
 def test_nothing_is_drafted_beyond_the_budget() -> None:
+    def drafted(drafter: Drafter[Any], budget: Budget) -> int:
+        return len(drafter.propose(drafter.begin(sequence([1, 1, 1])), budget))
+
     for drafter in (PromptLookup(1, 3), SuffixLookup(base=50)):
-        one = sequence([1, 1, 1])
-        drafter.begin(one)
-        assert len(drafter.propose([one], [Budget(0)])[0]) == 0
-        assert len(drafter.propose([one], [Budget(9, nodes=4)])[0]) == 4
-        assert len(drafter.propose([one], [Budget(3)])[0]) == 3
+        for budget, count in ((Budget(0), 0), (Budget(9, nodes=4), 4), (Budget(3), 3)):
+            assert drafted(drafter, budget) == count
 
 
 def test_references_beyond_memory_are_refused() -> None:
@@ -278,7 +282,7 @@ def test_references_beyond_memory_are_refused() -> None:
 
 def test_a_request_with_too_many_references_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TableTarget(6)
-    decoder, method = Decoder(target), registry.build("pld", context(target), {"length": 2})
+    decoder, method = Decoder(target), registry.build("pld", context(target), {"num_draft_tokens": 2})
     first = decoder.submit(Request((1, 2), method, max_new_tokens=3, references=((1, 2, 3),)))
     monkeypatch.setattr("outpace.core.machine.free_memory", lambda: 600)
     with pytest.raises(BadInput, match="references"):

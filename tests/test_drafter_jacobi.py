@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from outpace.acceptance.base import Verdict
 from outpace.certify.exact import SAMPLING, Setting, certify_exact
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.calibration import Calibration
-from outpace.drafting.jacobi_window import FirstGuesses, along
+from outpace.drafting.jacobi_window import FirstGuesses, WindowState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -127,14 +126,14 @@ def test_hybrid_decodes_plainly_after_its_window() -> None:
 
 
 def test_first_guesses() -> None:
-    sequence = TableTarget(50).sequence((7, 1, 2, 3, 4, 9, 2, 3))
-    assert FirstGuesses("pad", 5).fill(sequence, (), 3) == ([5, 5, 5], 0)
-    assert FirstGuesses("last").fill(sequence, (), 2) == ([3, 3], 0)
-    assert FirstGuesses("last").fill(sequence, (8,), 2) == ([8, 8], 0)
+    state = WindowState(TableTarget(50).sequence((7, 1, 2, 3, 4, 9, 2, 3)))
+    assert FirstGuesses("pad", 5).fill(state, (), 3) == ([5, 5, 5], 0)
+    assert FirstGuesses("last").fill(state, (), 2) == ([3, 3], 0)
+    assert FirstGuesses("last").fill(state, (8,), 2) == ([8, 8], 0)
     lookup = FirstGuesses()
-    assert lookup.fill(sequence, (), 4) == ([4, 9, 2, 3], 2)
-    assert lookup.fill(sequence, (1,), 2) == ([2, 3], 1)
-    assert lookup.fill(sequence, (30,), 2) == ([30, 30], 0)
+    assert lookup.fill(state, (), 4) == ([4, 9, 2, 3], 2)
+    assert lookup.fill(state, (1,), 2) == ([2, 3], 1)
+    assert lookup.fill(state, (30,), 2) == ([30, 30], 0)
 
 
 def scripted(script: Sequence[int], vocab: int) -> TableTarget:
@@ -173,22 +172,12 @@ def test_iterates_are_kept_where_they_come_right_more_often(monkeypatch: pytest.
 
 def test_the_window_is_cut_where_guesses_stop_paying() -> None:
     drafter = Jacobi("jacobi", 6, 4, FirstGuesses("last"))
-    sequence = TableTarget(9).sequence((1, 2))
-    drafter.begin(sequence)
+    state = drafter.begin(TableTarget(9).sequence((1, 2)))
     dear = Budget(6, relative_costs=(1.0, 1.001, *(5.0 + n for n in range(6))))
-    assert len(drafter.propose([sequence], [dear])[0]) == 1
-    assert len(drafter.propose([sequence], [Budget(6)])[0]) == 6
-    assert len(drafter.propose([sequence], [Budget(6, nodes=2)])[0]) == 2
-    assert len(drafter.propose([sequence], [Budget(0)])[0]) == 0
-
-
-@given(st.lists(st.integers(0, 2), max_size=6), st.lists(st.integers(0, 2), max_size=6))
-def test_a_chain_is_found_in_a_merged_tree(chain: list[int], other: list[int]) -> None:
-    tree = TokenTree.merge([TokenTree.chain(other), TokenTree.chain(chain)])
-    assert tree.path_tokens(along(tree, chain)[-1]) == chain if chain else not along(tree, chain)
-    assert len(along(TokenTree.chain(other), chain)) == next(
-        (i for i, (a, b) in enumerate(zip(chain, other, strict=False)) if a != b), min(len(chain), len(other))
-    )
+    assert len(drafter.propose(state, dear)) == 1
+    assert len(drafter.propose(state, Budget(6))) == 6
+    assert len(drafter.propose(state, Budget(6, nodes=2))) == 2
+    assert len(drafter.propose(state, Budget(0))) == 0
 
 
 def test_rounds_of_others_are_lived_through() -> None:
@@ -196,14 +185,14 @@ def test_rounds_of_others_are_lived_through() -> None:
     drafter = Jacobi("jacobi", 4, 4, FirstGuesses("pad", 0), restart=False)
     target = TableTarget(6, random_table(6, 2))
     sequence = target.sequence(PROMPT)
-    drafter.begin(sequence)
-    first = drafter.propose([sequence], [Budget(4)])[0].tokens
+    state = drafter.begin(sequence)
+    first = drafter.propose(state, Budget(4)).tokens
     none = target.score([(sequence, TokenTree())])
     sequence.tokens += [5, 4]
-    drafter.observe([sequence], [none[0]], [])
+    drafter.observe(state, Verdict((), 4, none[0], (5, 4)))
     sequence.tokens += [3]
-    drafter.observe([sequence], [none[0]], [])
-    assert drafter.propose([sequence], [Budget(4)])[0].tokens[:1] == first[3:]
+    drafter.observe(state, Verdict((), 3, none[0], (3,)))
+    assert drafter.propose(state, Budget(4)).tokens[:1] == first[3:]
 
 
 # ------------------------------------------------------------------------------------------------------ exactness

@@ -19,7 +19,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
-from outpace.drafting.jacobi_window import FirstGuesses, Slot
+from outpace.drafting.jacobi_window import FirstGuesses, Slot, WindowState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -113,11 +113,11 @@ def test_beside_other_rounds() -> None:
     """Rounds in which it is not asked, or asked and not scored, leave draws whose rows are still theirs."""
 
     class Sometimes(CoupledJacobi):
-        def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-            if len(sequences[0].tokens) % 2:
-                return [TokenTree() for _ in sequences]
-            trees = super().propose(sequences, budgets)
-            return trees if len(sequences[0].tokens) % 4 else [TokenTree() for _ in trees]
+        def propose(self, state: WindowState, budget: Budget) -> TokenTree:
+            if len(state.sequence.tokens) % 2:
+                return TokenTree()
+            tree = super().propose(state, budget)
+            return tree if len(state.sequence.tokens) % 4 else TokenTree()
 
     assert error(coupled(Sometimes), length=5) < 1e-6
 
@@ -159,16 +159,14 @@ class ReusedNumbers(CoupledJacobi):
 class CutByToken(CoupledJacobi):
     """The window ends before a token that it does not like."""
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        out = []
-        for tree in super().propose(sequences, budgets):
-            short, node = TokenTree(), ROOT
-            for draw in tree.draws:
-                if draw.token == 0:
-                    break
-                node = short.add(node, draw.token, None if draw.q_row < 0 else tree.q_rows[draw.q_row])
-            out.append(short)
-        return out
+    def propose(self, state: WindowState, budget: Budget) -> TokenTree:
+        tree = super().propose(state, budget)
+        short, node = TokenTree(), ROOT
+        for draw in tree.draws:
+            if draw.token == 0:
+                break
+            node = short.add(node, draw.token, None if draw.q_row < 0 else tree.q_rows[draw.q_row])
+        return short
 
 
 class ResidualTwice(CoupledJacobi):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +20,6 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.methods.lookup.recycling import Recycling
-from outpace.targets.base import Sequence
 from outpace.targets.dense import binding
 from outpace.targets.table import Table, TableTarget, random_table
 from outpace.targets.top import _top, top
@@ -78,18 +79,18 @@ def test_a_loop_is_drafted_whole_once_the_target_has_been_round_it() -> None:
 def test_rejected_draft_tokens_teach_as_well() -> None:
     """The target ranks what follows every node of the tree, also of those that it did not take."""
     target = TableTarget(9, table_of({(0,): 1, (1,): 2, (5,): 6}, 9))
-    drafter = Recycling(k=2, context=1)
+    drafter = Recycling(topk=2, context=1)
     sequence = target.sequence([0, 3, 0])
     target.prefill([sequence])
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     tree = TokenTree()
     tree.add(tree.add(ROOT, 1), 2)
     tree.add(ROOT, 5)  # will be rejected
     scores = target.score([(sequence, tree)])
     sequence.tokens += [1, 2, 4]
-    drafter.observe([sequence], [scores[0]], [Verdict((0, 1), 4)])
+    drafter.observe(state, Verdict((0, 1), 4, scores[0], (1, 2, 4)))
     sequence.tokens += [5]
-    assert drafter.propose([sequence], [Budget(1, 1)])[0].tokens == [6]
+    assert drafter.propose(state, Budget(1, 1)).tokens == [6]
 
 
 def test_two_tokens_of_context_tell_more_than_one() -> None:
@@ -98,7 +99,7 @@ def test_two_tokens_of_context_tell_more_than_one() -> None:
     target = TableTarget(5, table_of(successors, 5))
 
     def rounds(context: int) -> int:
-        generation = run(target, Recycling(context=context, k=1), (4, 0), 60)
+        generation = run(target, Recycling(context=context, topk=1), (4, 0), 60)
         assert generation.tokens == run(target, Recycling(entries=1), (4, 0), 60).tokens
         return generation.metrics.rounds
 
@@ -109,12 +110,12 @@ def test_what_was_not_used_longest_leaves_first() -> None:
     target = TableTarget(50, random_table(50, 3))
     drafter = Recycling(context=1, entries=10)
     sequence = target.sequence(list(range(30)))
-    drafter.begin(sequence)
-    use = drafter.caches(sequence)[0]
+    state = drafter.begin(sequence)
+    use = drafter.caches(state)[0]
     assert (use.entries, use.bound, use.evicted) == (10, 10, 19)
     for token in range(29):
         sequence.tokens.append(token)
-        drafted = drafter.propose([sequence], [Budget(1, 1)])[0].tokens
+        drafted = drafter.propose(state, Budget(1, 1)).tokens
         assert drafted == ([token + 1] if token >= 19 else [])
 
 
@@ -141,18 +142,19 @@ def drafted_late(table: Table, monkeypatch: pytest.MonkeyPatch | None = None) ->
     if monkeypatch is not None:
         monkeypatch.setattr(Calibration, "learn", lambda *_: None)
     target = TableTarget(8, table)
-    drafter, sequence = Recycling(context=1, k=1), target.sequence([4, 0])
+    drafter, sequence = Recycling(context=1, topk=1), target.sequence([4, 0])
     target.prefill([sequence])
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     drafted = 0
     for number in range(40):
-        tree = drafter.propose([sequence], [PRICED])[0]
+        tree = drafter.propose(state, PRICED)
         drafted += len(tree) if number >= 20 else 0
         scores = target.score([(sequence, tree)])
         verdict = Greedy().decide(scores[0], sequence.chance.at(0, ""))
         target.commit(scores, [verdict.path])
-        sequence.tokens += [*(tree.tokens[node] for node in verdict.path), verdict.token]
-        drafter.observe([sequence], [scores[0]], [verdict])
+        committed = (*(tree.tokens[node] for node in verdict.path), verdict.token)
+        sequence.tokens += committed
+        drafter.observe(state, replace(verdict, scores=scores[0], committed=committed))
     return drafted / 20
 
 
@@ -171,9 +173,8 @@ def test_drafts_that_prove_wrong_are_not_made_any_more(monkeypatch: pytest.Monke
 def test_nothing_is_kept_of_requests_that_left() -> None:
     drafter = Recycling()
     run(TableTarget(6, random_table(6, 1)), drafter, (1, 2), 12)
-    left: dict[Sequence, object] = {**drafter._grown, **drafter._memories._open}
-    assert not left and len(drafter._memories) == 0
+    assert len(drafter._tables) == 0
 
 
 def test_greedy_answers_are_plain_decodings() -> None:
-    greedy_is_plain("recycling", {"nodes": 8})
+    greedy_is_plain("recycling", {"max_nodes": 8})

@@ -9,33 +9,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.datastore import Datastore, build_datastore, open_datastore
 from outpace.datastore.corpus import TokenPiece
+from outpace.drafting.best_first import CandidateState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.lookup.rest import SHARES, Rest, prior
 from outpace.methods.registry import Context
-from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=14), min_size=1, max_size=6).filter(any)
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=10)
 
 
-def begun(drafter: Rest, tokens: Seq[int], namespace: str = "") -> Sequence:
-    sequence = TableTarget(200).sequence(tokens, namespace=namespace)
-    drafter.begin(sequence)
-    return sequence
+def begun(drafter: Rest, tokens: Seq[int], namespace: str = "") -> CandidateState:
+    return drafter.begin(TableTarget(200).sequence(tokens, namespace=namespace))
+
+
+def commit(state: CandidateState, *tokens: int) -> Verdict:
+    """The verdict of a round that committed these tokens."""
+    state.sequence.tokens.extend(tokens)
+    return Verdict((), tokens[-1], committed=tokens)
 
 
 def draft(drafter: Rest, tokens: Seq[int], budget: Budget | None = None) -> TokenTree:
-    return drafter.propose([begun(drafter, tokens)], [budget or Budget(8, nodes=64)])[0]
+    return drafter.propose(begun(drafter, tokens), budget or Budget(8, nodes=64))
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -109,13 +114,11 @@ def test_only_what_pays_is_drafted() -> None:
 
 def test_what_fails_is_believed_less() -> None:
     rest = Rest(Datastore.of([list(range(1, 100))]))
-    sequence = begun(rest, [1, 2, 3])
-    before = rest.propose([sequence], [Budget(1)])[0].path_acceptance_probs[0]
+    state = begun(rest, [1, 2, 3])
+    before = rest.propose(state, Budget(1)).path_acceptance_probs[0]
     for _ in range(20):
-        sequence.tokens.append(150)
-        rest.observe([sequence], [None], [None])  # type: ignore[list-item]
-        sequence.tokens.extend([1, 2, 3])
-        after = rest.propose([sequence], [Budget(1)])[0].path_acceptance_probs[0]
+        rest.observe(state, commit(state, 150, 1, 2, 3))
+        after = rest.propose(state, Budget(1)).path_acceptance_probs[0]
     assert after < 0.5 * before
 
 
@@ -124,17 +127,12 @@ def test_rates_stay_within_their_namespace() -> None:
     rest = Rest(Datastore.of([list(range(1, 100))]))
     first = begun(rest, [1, 2, 3], "a")
     for _ in range(20):
-        rest.propose([first], [Budget(1)])
-        first.tokens.extend([150, 1, 2, 3])
-        rest.observe([first], [None], [None])  # type: ignore[list-item]
+        rest.propose(first, Budget(1))
+        rest.observe(first, commit(first, 150, 1, 2, 3))
     seen = {}
     for name in ("a", "b", ""):
-        other = begun(rest, [1, 2, 3], name)
-        seen[name] = rest.propose([other], [Budget(1)])[0].path_acceptance_probs[0]
-        rest.end(other)
+        seen[name] = rest.propose(begun(rest, [1, 2, 3], name), Budget(1)).path_acceptance_probs[0]
     assert seen["a"] < seen["b"] == seen[""]
-    rest.end(first)
-    assert not rest._grown
 
 
 def test_priors_ascend_with_what_speaks_for_a_branch() -> None:
@@ -170,7 +168,7 @@ def test_greedy_decoding_is_plain_decoding_in_fewer_rounds(tmp_path: Path) -> No
     path = tmp_path / "store"
     build_datastore(path, (TokenPiece(one, True) for one in [expected.tokens, *others]), "toy")
     decoder = Decoder(target)
-    method = registry.build("rest", context(target, open_datastore(path, "toy")), {"nodes": 12, "depth": 6})
+    method = registry.build("rest", context(target, open_datastore(path, "toy")), {"max_nodes": 12, "depth": 6})
     running = [decoder.submit(Request((1, 2), method, max_new_tokens=80)) for _ in range(2)]
     decoder.run()
     for one in running:
@@ -185,7 +183,7 @@ def test_it_differs_from_a_chain() -> None:
     assert set(tree.tokens) == {3, 4} and not tree.is_chain
 
 
-@pytest.mark.parametrize("settings", [{"nodes": 3, "depth": 2, "occurrences": 4}, {"nodes": 5, "depth": 1}])
+@pytest.mark.parametrize("settings", [{"max_nodes": 3, "depth": 2, "occurrences": 4}, {"max_nodes": 5, "depth": 1}])
 def test_exactly_lossless(settings: dict[str, int]) -> None:
     def make(context: Context) -> Method:
         return registry.build("rest", context, settings)
@@ -196,6 +194,6 @@ def test_exactly_lossless(settings: dict[str, int]) -> None:
 
 def test_settings_are_checked() -> None:
     store = Datastore.of([[1, 2]])
-    for name in ("nodes", "depth", "min_match", "occurrences"):
+    for name in ("max_nodes", "depth", "min_match", "occurrences"):
         with pytest.raises(BadInput, match=name):
             registry.build("rest", context(TableTarget(6), store), {name: -1})

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice, tiny_context
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
@@ -99,9 +100,7 @@ def test_a_token_moves_the_cursor_in_amortised_constant_time() -> None:
 
 def draft(static: StaticAutomaton | None, tokens: Seq[int], depth: int = 4, **options: int) -> list[int]:
     drafter = SuffixLookup(base=depth, static=static, **options)  # type: ignore[arg-type]
-    one = TableTarget(200).sequence(tokens)
-    drafter.begin(one)
-    return drafter.propose([one], [Budget(depth)])[0].tokens
+    return drafter.propose(drafter.begin(TableTarget(200).sequence(tokens)), Budget(depth)).tokens
 
 
 CORPUS = list(range(50, 90))
@@ -122,28 +121,27 @@ def test_the_longer_match_wins_with_a_bias_to_the_text_s_own(own: int) -> None:
 def test_matches_in_the_corpus_have_rates_of_their_own() -> None:
     drafter = SuffixLookup(static=StaticAutomaton([CORPUS]), bias=0)
     one = TableTarget(200).sequence(CORPUS[:3])
-    drafter.begin(one)
-    before = drafter._calibrations[one].rate(("corpus", 3)), drafter._calibrations[one].rate(("", 3))
-    drafter.propose([one], [Budget(4)])
+    state = drafter.begin(one)
+    rate = state.calibration.rate
+    before = rate(("corpus", 3)), rate(("", 3))
+    drafter.propose(state, Budget(4))
     one.tokens.append(199)
-    drafter.observe([one], [None], [None])  # type: ignore[list-item]
-    after = drafter._calibrations[one].rate(("corpus", 3)), drafter._calibrations[one].rate(("", 3))
+    drafter.observe(state, Verdict((), 199, committed=(199,)))
+    after = rate(("corpus", 3)), rate(("", 3))
     assert after[0] < before[0] and after[1] == before[1]
-    drafter.end(one)
-    assert not drafter._cursors
 
 
 @given(TEXT.filter(bool), TEXT, st.integers(1, 3))
 def test_steps_of_any_size_lead_to_the_same_draft(prompt: list[int], output: list[int], step: int) -> None:
     static = StaticAutomaton([[0, 1, 2, 0, 1, 1, 2, 2, 3], [3, 2, 1, 0]])
     grown, one = SuffixLookup(static=static, bias=0), TableTarget(9).sequence(prompt)
-    grown.begin(one)
+    state = grown.begin(one)
     for start in range(0, len(output), step):
         one.tokens.extend(output[start : start + step])
-        grown.match(one)
-    whole, other = SuffixLookup(static=static, bias=0), TableTarget(9).sequence([*prompt, *output])
-    whole.begin(other)
-    assert grown.propose([one], [Budget(5)])[0].tokens == whole.propose([other], [Budget(5)])[0].tokens
+        grown.match(state)
+    whole = SuffixLookup(static=static, bias=0)
+    other = whole.begin(TableTarget(9).sequence([*prompt, *output]))
+    assert grown.propose(state, Budget(5)).tokens == whole.propose(other, Budget(5)).tokens
 
 
 # ------------------------------------------------------------------------------------------------ from a datastore
@@ -183,7 +181,7 @@ def test_greedy_decoding_with_a_corpus_is_plain_decoding_in_fewer_rounds() -> No
     rounds = {}
     for store in (None, Datastore.of([expected.tokens, [1, 1, 1]])):
         decoder = Decoder(target)
-        method = registry.build("sam", context(target, store), {"length": 6, "bias": 0})
+        method = registry.build("sam", context(target, store), {"num_draft_tokens": 6, "bias": 0})
         one = decoder.submit(Request((1, 2), method, max_new_tokens=60))
         decoder.run()
         assert one.tokens == expected.tokens
@@ -193,7 +191,7 @@ def test_greedy_decoding_with_a_corpus_is_plain_decoding_in_fewer_rounds() -> No
 
 def test_exactly_lossless_with_a_corpus() -> None:
     def make(context: Context) -> Method:
-        return registry.build("sam", context, {"length": 2, "bias": 0})
+        return registry.build("sam", context, {"num_draft_tokens": 2, "bias": 0})
 
     drafter = make(tiny_context(3, 0)).drafter
     assert isinstance(drafter, SuffixLookup) and drafter.static is not None

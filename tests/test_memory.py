@@ -38,11 +38,10 @@ def sequence(namespace: str = "") -> Sequence:
 def test_one_namespace_has_one_state_and_another_has_another() -> None:
     states = Namespaces[list[str]](list)
     ours, again, theirs = sequence("us"), sequence("us"), sequence("them")
-    states.open(ours).append("secret")
-    assert states.open(again) is states[ours]
+    opened = states.open(ours)
+    opened.append("secret")
+    assert states.open(again) is opened
     assert states.open(theirs) == []
-    for one in (ours, again, theirs):
-        states.close(one)
     assert states.open(sequence("us")) == ["secret"], "it outlives its requests"
     assert states.open(sequence("them")) == []
 
@@ -52,62 +51,48 @@ def test_a_request_without_a_namespace_has_a_state_of_its_own_that_goes_with_it(
     one, other = sequence(), sequence()
     states.open(one).append(1)
     assert states.open(other) == []
-    states.close(one)
     assert states.open(one) == []
     assert len(states) == 0
 
 
-Step = tuple[str, str]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["open", "close"]), st.sampled_from("abcd"))), st.integers(1, 3))
-def test_the_least_recently_used_namespace_leaves_first_but_never_a_running_one(steps: list[Step], most: int) -> None:
+@given(st.lists(st.sampled_from("abcd")), st.integers(1, 3))
+def test_the_least_recently_opened_namespace_leaves_first(names: list[str], most: int) -> None:
     """Against a list: the names in the order of their last opening."""
     states = Namespaces[list[str]](list, most)
     kept: list[str] = []
-    running: list[Sequence] = []
-    for what, name in steps:
-        if what == "open":
-            one = sequence(name)
-            state = states.open(one)
-            assert state == ([name] if name in kept else []), "its own or a new one"
-            state[:] = [name]
-            running.append(one)
-            kept = [*(old for old in kept if old != name), name]
-        elif open_ones := [one for one in running if one.namespace == name]:
-            running.remove(open_ones[0])
-            states.close(open_ones[0])
-        busy = {one.namespace for one in running}
-        while len(kept) > most and (idle := [old for old in kept if old not in busy]):
-            kept.remove(idle[0])
+    for name in names:
+        state = states.open(sequence(name))
+        assert state == ([name] if name in kept else []), "its own or a new one"
+        state[:] = [name]
+        kept = [*(old for old in kept if old != name), name][-most:]
         assert len(states) == len(kept)
 
 
-@dataclass(slots=True)
-class Heard(DraftState):
-    """What was heard in the namespace."""
+@dataclass(slots=True, kw_only=True)
+class GossipState(DraftState):
+    """The answers of the request's namespace."""
 
     heard: list[int]
 
 
-class Gossip(Drafter[Heard]):
+class Gossip(Drafter[GossipState]):
     """Drafts the answers that it heard in the namespace before."""
 
     def __init__(self) -> None:
         self.heard = Namespaces[list[int]](list)
 
-    def begin(self, sequence: Sequence) -> Heard:
-        return Heard(sequence, self.heard.open(sequence))
+    def begin(self, sequence: Sequence) -> GossipState:
+        return GossipState(sequence, heard=self.heard.open(sequence))
 
-    def propose(self, state: Heard, budget: Budget) -> TokenTree:
+    def propose(self, state: GossipState, budget: Budget) -> TokenTree:
         at = len(state.sequence.tokens) - state.sequence.prompt_length
         return TokenTree.chain(state.heard[at : at + budget.depth])
 
-    def observe(self, state: Heard, verdict: Verdict) -> None:
+    def observe(self, state: GossipState, verdict: Verdict) -> None:
         answer = state.sequence.tokens[state.sequence.prompt_length :]
         state.heard[: len(answer)] = answer
 
-    def caches(self, state: Heard) -> tuple[CacheUse, ...]:
+    def caches(self, state: GossipState) -> tuple[CacheUse, ...]:
         return (CacheUse("heard", len(state.heard), 1000),)
 
 
@@ -177,7 +162,7 @@ def test_reading_an_entry_saves_it(bound: int) -> None:
 
 
 def test_drafters_without_memory_report_none() -> None:
-    assert NoDraft().caches(sequence("us")) == ()
+    assert NoDraft().caches(None) == ()
 
 
 def test_greedy_and_sampled_requests_of_a_name_learn_apart() -> None:

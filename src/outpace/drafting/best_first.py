@@ -50,7 +50,7 @@ Rated = Iterable[tuple[float, Successor]]
 """Siblings with their acceptance rates; of equal rates the first is preferred."""
 
 
-def grow(root: Any, rated: Callable[[Any], Rated], depth: int, nodes: int, floor: float = FLOOR) -> Grown:
+def grow(root: Any, rated: Callable[[Any], Rated], depth: int, nodes: int, floor: float) -> Grown:
     """The tree of at most ``nodes`` likeliest paths of at most ``depth`` tokens, best first; of equals the earlier.
 
     ``rated(place)``: what may follow a place. The probability of a path is the product of its tokens' rates; paths
@@ -138,7 +138,7 @@ class BestFirst(Drafter[S], ABC):
         def rated(place: Any) -> Rated:
             return [(rate(one.kind), one) for one in self.successors(state, place)]
 
-        return state.draft(grow(place, rated, budget.depth, budget.nodes), budget)
+        return state.draft(grow(place, rated, budget.depth, budget.nodes, FLOOR), budget)
 
     def observe(self, state: S, verdict: Verdict) -> None:
         state.learn(verdict)
