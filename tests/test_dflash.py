@@ -22,7 +22,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.heads.base import Batch, TargetFacts, Teacher, find_kind, plan
 from outpace.heads.untrained import as_training_begins, random_head
-from outpace.methods.learned.dflash.drafter import DFlashDrafter
+from outpace.methods.learned.dflash.drafter import DFlashDrafter, DFlashState
 from outpace.methods.learned.dflash.network import DFlash
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence, Target
@@ -75,21 +75,22 @@ def said(head: DFlash, target: Target, tokens: Seq[int], depth: int | None = Non
     return logits
 
 
-def begun(drafter: DFlashDrafter, target: Target, tokens: Seq[int], **more: Any) -> Sequence:
-    sequence = target.sequence(tokens, **more)
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    return sequence
+def begun(drafter: DFlashDrafter, target: Target, tokens: Seq[int]) -> DFlashState:
+    state = drafter.begin(target.sequence(tokens))
+    layers = drafter.aux_hidden_state_layers
+    target.prefill([state.sequence], layers, lambda _, *shown: drafter.on_prefill(state, *shown))
+    return state
 
 
 def commit(
-    drafter: DFlashDrafter, target: Target, sequence: Sequence, tree: TokenTree, path: list[int], token: int
+    drafter: DFlashDrafter, target: Target, state: DFlashState, tree: TokenTree, path: list[int], token: int
 ) -> None:
     """A round in which ``path`` was accepted."""
-    scores = target.score([(sequence, tree)], drafter.aux_hidden_state_layers)
+    scores = target.score([(state.sequence, tree)], drafter.aux_hidden_state_layers)
     target.commit(scores, [path])
-    sequence.tokens += [*(tree.tokens[node] for node in path), token]
-    drafter.observe([sequence], scores.parts, [Verdict(tuple(path), token)])
+    committed = (*(tree.tokens[node] for node in path), token)
+    state.sequence.tokens += committed
+    drafter.observe_batch([state], [Verdict(tuple(path), token, scores[0], committed)])
 
 
 def close(found: Tensor | None, expected: Tensor) -> None:
@@ -103,32 +104,32 @@ def close(found: Tensor | None, expected: Tensor) -> None:
 @pytest.mark.parametrize("shape", HEADS)
 @pytest.mark.parametrize("where", ["table", "kernels"])
 def test_beside_a_target_the_network_says_what_the_module_says(where: str, shape: str) -> None:
-    """After the prompt, after a round of its own, one that it did not draft, and a plain step."""
+    """After the prompt, after a round of its own, one that it did not draft, and an autoregressive step."""
     target = toy() if where == "table" else target_of("heads-of-64-in-threes", "float32")
     head = head_of(target, shape)
     drafter = DFlashDrafter(head, target, 2)
-    sequence = begun(drafter, target, [5, 3, 8, 8, 1, 0])
-    close(drafter.rows([sequence], [3])[0], said(head, target, sequence.tokens))
-    commit(drafter, target, sequence, drafter.propose([sequence], [Budget(3, 6, 2)])[0], [0], 4)
-    close(drafter.rows([sequence], [3])[0], said(head, target, sequence.tokens))
+    state = begun(drafter, target, [5, 3, 8, 8, 1, 0])
+    close(drafter.rows([state], [3])[0], said(head, target, state.sequence.tokens))
+    commit(drafter, target, state, drafter.propose_batch([state], [Budget(3, 6, 2)])[0], [0], 4)
+    close(drafter.rows([state], [3])[0], said(head, target, state.sequence.tokens))
     other = TokenTree()
     for parent, token in ((-1, 2), (-1, 7), (1, 6), (2, 9)):
         other.add(parent, token)
-    commit(drafter, target, sequence, other, [1, 2], 11)
-    close(drafter.rows([sequence], [3])[0], said(head, target, sequence.tokens))
-    commit(drafter, target, sequence, TokenTree(), [], 3)
-    close(drafter.rows([sequence], [3])[0], said(head, target, sequence.tokens))
+    commit(drafter, target, state, other, [1, 2], 11)
+    close(drafter.rows([state], [3])[0], said(head, target, state.sequence.tokens))
+    commit(drafter, target, state, TokenTree(), [], 3)
+    close(drafter.rows([state], [3])[0], said(head, target, state.sequence.tokens))
 
 
 def test_of_a_causal_block_no_more_rows_run_than_are_asked_for() -> None:
     target = toy()
     head = head_of(target, "causal")
     drafter = DFlashDrafter(head, target)
-    sequence = begun(drafter, target, [5, 3, 8])
+    state = begun(drafter, target, [5, 3, 8])
     for depth in (1, 2, 3):
-        found = drafter.rows([sequence], [depth])[0]
+        found = drafter.rows([state], [depth])[0]
         assert found is not None and len(found) == depth
-        close(found, said(head, target, sequence.tokens, depth))
+        close(found, said(head, target, state.sequence.tokens, depth))
 
 
 def test_requests_are_drafted_for_together_as_alone() -> None:
@@ -138,11 +139,11 @@ def test_requests_are_drafted_for_together_as_alone() -> None:
     drafter = DFlashDrafter(head, target, 3)
     batch = [begun(drafter, target, prompt) for prompt in prompts]
     together = drafter.rows(batch, [3, 2, 3])
-    for sequence, found in zip(batch, together, strict=True):
+    for state, found in zip(batch, together, strict=True):
         alone = DFlashDrafter(head, target, 3)
-        close(found, alone.rows([begun(alone, target, sequence.tokens)], [3])[0])  # type: ignore[arg-type]
+        close(found, alone.rows([begun(alone, target, state.sequence.tokens)], [3])[0])  # type: ignore[arg-type]
     for name in ("dflash", "ddtree"):
-        method = made(name, target, head, **({"length": 3} if name == "dflash" else {"nodes": 5}))
+        method = made(name, target, head, **({"num_draft_tokens": 3} if name == "dflash" else {"max_nodes": 5}))
         requests = [Request(prompt, method, max_new_tokens=20) for prompt in prompts]
         apart = [decoded(target, [request])[0].tokens for request in requests]
         assert [one.tokens for one in decoded(target, requests)] == apart
@@ -199,7 +200,7 @@ def test_training_learns_what_comes_and_decoding_profits() -> None:
     target = toy()
     figures = head.losses(texts(target, 24, 12), teacher_for(target, head))
     assert min(float(figures[f"agree_{step}"]) for step in (1, 2, 3)) > 0.9
-    for name, settings in (("dflash", {"length": 3}), ("ddtree", {"nodes": 6, "k": 2})):
+    for name, settings in (("dflash", {"num_draft_tokens": 3}), ("ddtree", {"max_nodes": 6, "topk": 2})):
         generation = decoded(target, [Request((3, 4), made(name, target, head, **settings), max_new_tokens=40)])[0]
         assert generation.metrics.rounds <= 20  # texts are longer than those that it has learned from
 
@@ -297,7 +298,9 @@ def decoded(target: Target, requests: Seq[Request]) -> list[Generation]:
 
 
 @pytest.mark.parametrize("shape", HEADS)
-@pytest.mark.parametrize("name, settings", [("dflash", {"length": 3}), ("ddtree", {"nodes": 6, "k": 3})])
+@pytest.mark.parametrize(
+    "name, settings", [("dflash", {"num_draft_tokens": 3}), ("ddtree", {"max_nodes": 6, "topk": 3})]
+)
 def test_greedy_answers_are_plain_decoding_s(name: str, settings: dict[str, Any], shape: str) -> None:
     target = toy()
     method = made(name, target, head_of(target, shape), **settings)
@@ -312,9 +315,9 @@ def test_greedy_answers_are_plain_decoding_s(name: str, settings: dict[str, Any]
 @pytest.mark.parametrize(
     "name, settings",
     [
-        ("dflash", {"length": 2}),
-        ("dflash", {"length": 2, "sampled": False}),
-        ("ddtree", {"nodes": 3, "k": 2}),
+        ("dflash", {"num_draft_tokens": 2}),
+        ("dflash", {"num_draft_tokens": 2, "sampled": False}),
+        ("ddtree", {"max_nodes": 3, "topk": 2}),
     ],
 )
 @pytest.mark.parametrize("shape", ["whole blocks", "causal"])
@@ -324,22 +327,6 @@ def test_a_sampled_round_keeps_the_law(name: str, settings: dict[str, Any], para
     head = random_head(["dflash"], target, seed=1, **HEADS[shape])
     assert isinstance(head, DFlash)
     assert round_error(made(name, target, head, **settings), params, table=table) < 1e-6
-
-
-def test_a_fork_goes_its_own_way() -> None:
-    target = toy()
-    drafter = DFlashDrafter(head_of(target), target, 2)
-    sequence = begun(drafter, target, [5, 3, 8, 1])
-    twin = target.sequence([5, 3, 9])
-    drafter.fork(sequence, twin)
-    target.prefill([twin])
-    close(drafter.rows([twin], [3])[0], said(head_of(target), target, [5, 3, 9]))
-    commit(drafter, target, twin, TokenTree(), [], 7)
-    commit(drafter, target, sequence, TokenTree(), [], 6)
-    for one in (twin, sequence):
-        close(drafter.rows([one], [3])[0], said(head_of(target), target, one.tokens))
-    drafter.end(sequence)
-    close(drafter.rows([twin], [3])[0], said(head_of(target), target, twin.tokens))
 
 
 def test_tokens_that_are_taken_back_leave_nothing() -> None:
@@ -353,27 +340,29 @@ def test_tokens_that_are_taken_back_leave_nothing() -> None:
     tokens = generation.sequence.tokens
     for moved in ([*tokens[:5], 9, 9, 2], tokens[:4]):
         decoder.rewind([(generation, list(moved))])
-        close(drafter.rows([generation.sequence], [3])[0], said(head_of(target), target, list(moved)))
+        close(drafter.rows([generation.draft_state], [3])[0], said(head_of(target), target, list(moved)))
         decoder.step()
-        close(drafter.rows([generation.sequence], [3])[0], said(head_of(target), target, generation.sequence.tokens))
+        close(drafter.rows([generation.draft_state], [3])[0], said(head_of(target), target, generation.sequence.tokens))
 
 
 def test_nothing_is_drafted_from_states_that_are_behind() -> None:
     """Where states were left out a request goes on without a draft, and later from what it has seen since."""
     target = toy()
     drafter = DFlashDrafter(head_of(target), target)
-    sequence = target.sequence([5, 3, 8, 1])
-    drafter.begin(sequence)
-    target.prefill([sequence])
-    assert drafter.rows([sequence], [3]) == [None]
-    assert len(drafter.propose([sequence], [Budget(3, 3)])[0]) == 0
-    commit(drafter, target, sequence, TokenTree(), [], 6)
-    assert drafter.rows([sequence], [3])[0] is not None
+    state = drafter.begin(target.sequence([5, 3, 8, 1]))
+    target.prefill([state.sequence])
+    assert drafter.rows([state], [3]) == [None]
+    assert len(drafter.propose_batch([state], [Budget(3, 3)])[0]) == 0
+    commit(drafter, target, state, TokenTree(), [], 6)
+    assert drafter.rows([state], [3])[0] is not None
 
 
-def test_no_state_is_left_after_the_end() -> None:
+def test_keys_and_values_are_released_with_their_request() -> None:
     target = toy()
-    drafter = DFlashDrafter(head_of(target), target, 2)
+    drafter: Any = DFlashDrafter(head_of(target), target, 2)
+    opened, closed, held = drafter._runner.open, drafter._runner.close, list[int]()
+    drafter._runner.open = lambda: held.append(1) or opened()  # type: ignore[func-returns-value]
+    drafter._runner.close = lambda kv: held.pop() and closed(kv)
     method = Method("dflash", drafter, made("ddtree", target, head_of(target)).rule, Fixed(3, 2, 4))
     decoded(target, [Request(prompt, method, max_new_tokens=9) for prompt in ((1, 2), (4,))])
-    assert not drafter._kept and not drafter._grown and not drafter._calibrations._open
+    assert not held

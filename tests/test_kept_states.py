@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 
 import torch
 from hypothesis import given, settings
@@ -15,10 +14,11 @@ from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
+from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.targets.base import FULL, Sequence, TreeScores
+from outpace.targets.base import FULL, Sequence
 from outpace.targets.states import States
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, Toy, certain_tree, method
@@ -27,41 +27,47 @@ VOCAB = 6
 TARGET = TableTarget(VOCAB, random_table(VOCAB, 2))
 
 
+@dataclasses.dataclass(slots=True)
+class ReaderState(DraftState):
+    """``shown``: hidden states by position, each by layer."""
+
+    shown: list[dict[int, Tensor]] = dataclasses.field(default_factory=list)
+
+
 class Reader(Toy):
     """Drafts certain trees, and writes down the states that it is shown, by position."""
 
     def __init__(self, aux_hidden_state_layers: tuple[int, ...]) -> None:
         super().__init__(certain_tree(1, VOCAB), CERTAIN_TREE)
         self.aux_hidden_state_layers = aux_hidden_state_layers
-        self.shown: dict[Sequence, list[dict[int, Tensor]]] = {}
+        self.begun: list[ReaderState] = []
 
-    def begin(self, sequence: Sequence) -> None:
-        self.shown[sequence] = []
+    def begin(self, sequence: Sequence) -> ReaderState:
+        self.begun.append(ReaderState(sequence))
+        return self.begun[-1]
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+    def on_prefill(self, state: DraftState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        assert isinstance(state, ReaderState)
         assert set(hidden_states) == set(self.aux_hidden_state_layers)
-        assert position == len(self.shown[sequence]), "in order, without a gap"
+        assert position == len(state.shown), "in order, without a gap"
         rows = len(hidden_states[self.aux_hidden_state_layers[0]])
-        self.shown[sequence] += [
+        state.shown += [
             {layer: hidden_states[layer][row] for layer in self.aux_hidden_state_layers} for row in range(rows)
         ]
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, scored, verdict in zip(sequences, scores, verdicts, strict=True):
-            path = verdict.path[: len(sequence.tokens) - scored.length - 1]
-            for row in (0, *(1 + node for node in path)):
-                self.shown[sequence].append(
-                    {layer: scored.hidden_states[layer][row] for layer in self.aux_hidden_state_layers}
-                )
+    def observe(self, state: DraftState, verdict: Verdict) -> None:
+        assert isinstance(state, ReaderState)
+        rows = verdict.hidden_states(self.aux_hidden_state_layers).chunk(len(self.aux_hidden_state_layers), -1)
+        assert verdict.scores.length - 1 == len(state.shown)
+        state.shown += [dict(zip(self.aux_hidden_state_layers, one, strict=True)) for one in zip(*rows, strict=True)]
 
-    def check(self, sequence: Sequence) -> None:
-        """What was shown is the target's state at every token but the last."""
-        shown = self.shown[sequence]
-        assert len(shown) == len(sequence.tokens) - 1
+    def check(self) -> None:
+        """What the last request was shown is the target's state at every token but the last."""
+        tokens, shown = self.begun[-1].sequence.tokens, self.begun[-1].shown
+        assert len(shown) == len(tokens) - 1
         for position, states in enumerate(shown):
             for layer, state in states.items():
-                path = tuple(sequence.tokens[: position + 1])
-                assert torch.equal(state, TARGET._state(path, FULL, layer))
+                assert torch.equal(state, TARGET._state(tuple(tokens[: position + 1]), FULL, layer))
 
 
 def reading(*aux_hidden_state_layers: int) -> tuple[Reader, Method]:
@@ -84,7 +90,7 @@ def test_a_turn_that_continues_shows_all_states_and_computes_none_again(data: st
             same = next((i for i, (a, b) in enumerate(zip(prompt, kept.tokens, strict=False)) if a != b), len(prompt))
             assert TARGET.length(generation.sequence.kv) == min(same, len(prompt) - 1, TARGET.length(kept.kv))
         decoder.run()
-        reader.check(generation.sequence)
+        reader.check()
         fresh = Decoder(TARGET)
         again = fresh.submit(dataclasses.replace(request, keep=False, kept=None))
         fresh.run()
@@ -105,7 +111,7 @@ def continued(first: Method, then: Method) -> Sequence:
     reused = TARGET.length(sequence.kv)
     decoder.run()
     if isinstance(then.drafter, Reader):
-        then.drafter.check(sequence)
+        then.drafter.check()
     assert reused in (0, len(kept.sequence.tokens) - 1)
     sequence.prompt_length = reused
     return sequence

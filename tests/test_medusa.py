@@ -21,12 +21,12 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.heads.base import Batch, Head, TargetFacts, Teacher, find_kind, plan
-from outpace.heads.parallel_drafter import RECENT, HeadsDrafter, LastStates, rank_prior
+from outpace.heads.parallel_drafter import HeadsDrafter, ParallelState, rank_prior
 from outpace.heads.parallel_heads import ParallelHeads
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.learned.medusa.network import Medusa
 from outpace.methods.registry import Context, build
-from outpace.targets.base import Sequence, Target
+from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 from support import autoregressive_distribution, distance, whole_law
 
@@ -221,7 +221,7 @@ def test_every_draft_reads_the_state_of_the_token_before_the_last(shape: str) ->
 
 def test_a_prompt_of_one_token_has_no_state_before_it() -> None:
     target = toy()
-    method = made(target, head_of("medusa", target), {"nodes": 4})
+    method = made(target, head_of("medusa", target), {"max_nodes": 4})
     [generation] = decoded(target, [Request((3,), method, max_new_tokens=10, trace=True)])
     assert [len(one.tree) > 0 for one in generation.rounds][:2] == [False, True]
 
@@ -230,12 +230,15 @@ def test_a_prompt_of_one_token_has_no_state_before_it() -> None:
 
 
 def drafted(drafter: HeadsDrafter, target: TableTarget, tokens: Seq[int], budget: Budget) -> TokenTree:
-    sequence = target.sequence(tokens)
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    [tree] = drafter.propose([sequence], [budget])
-    drafter.end(sequence)
+    [tree] = drafter.propose_batch([begun(drafter, target, tokens)], [budget])
     return tree
+
+
+def begun(drafter: HeadsDrafter, target: TableTarget, tokens: Seq[int]) -> ParallelState:
+    sequence = target.sequence(tokens)
+    state = drafter.begin(sequence)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, lambda _, *shown: drafter.on_prefill(state, *shown))
+    return state
 
 
 def test_medusas_tree_holds_the_likeliest_combinations_first() -> None:
@@ -282,10 +285,10 @@ def test_what_is_dear_is_not_drafted() -> None:
 # ------------------------------------------------------------------------------------------------------ exactness
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "medusa": ("medusa", {"nodes": 5, "k": 3}),
-    "what pays": ("medusa", {}),
-    "sparse": ("medusa", {"nodes": 5, "k": 3, "tree": "sparse"}),
-    "bpd": ("bpd", {"length": 3}),
+    "medusa": ("medusa", {"max_nodes": 5, "topk": 3}),
+    "by costs": ("medusa", {}),
+    "sparse": ("medusa", {"max_nodes": 5, "topk": 3, "tree": "sparse"}),
+    "bpd": ("bpd", {"num_draft_tokens": 3}),
 }
 
 
@@ -298,17 +301,17 @@ def test_greedy_answers_are_plain_decodings(name: str) -> None:
         [one] = decoded(target, [Request(prompt, plain, max_new_tokens=50)])
         [other] = decoded(target, [Request(prompt, method, max_new_tokens=50)])
         assert one.tokens == other.tokens
-        assert other.metrics.accepted > (0 if name == "what pays" else 10)
+        assert other.metrics.accepted > (0 if name == "by costs" else 10)
 
 
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [
-        ("medusa", {"nodes": 3, "k": 2}),
-        ("two blocks", {"nodes": 3, "k": 2, "tree": "sparse"}),
-        ("bpd", {"length": 2}),
-        ("low rank", {"nodes": 2, "k": 2}),
-        ("few words", {"nodes": 3, "k": 2}),
+        ("medusa", {"max_nodes": 3, "topk": 2}),
+        ("two blocks", {"max_nodes": 3, "topk": 2, "tree": "sparse"}),
+        ("bpd", {"num_draft_tokens": 2}),
+        ("low rank", {"max_nodes": 2, "topk": 2}),
+        ("few words", {"max_nodes": 3, "topk": 2}),
     ],
 )
 def test_sampled_answers_have_plain_decodings_law(shape: str, settings: dict[str, Any]) -> None:
@@ -325,7 +328,12 @@ def test_sampled_answers_have_plain_decodings_law(shape: str, settings: dict[str
 def test_requests_draft_side_by_side_as_they_do_alone(kind: str) -> None:
     target, head, _ = trained(kind)
     requests = [
-        Request(prompt, made(target, head, {"nodes": 5} if kind == "medusa" else {"length": 3}), params, trace=True)
+        Request(
+            prompt,
+            made(target, head, {"max_nodes": 5} if kind == "medusa" else {"num_draft_tokens": 3}),
+            params,
+            trace=True,
+        )
         for prompt, params in (
             ((1, 2), SamplingParams()),
             ((7,), SamplingParams(temperature=1.0, seed=3)),
@@ -346,22 +354,21 @@ def test_requests_draft_side_by_side_as_they_do_alone(kind: str) -> None:
 # ------------------------------------------------------------------------------------------ a drafter among others
 
 
-class Follower:
-    """A sequence, its drafter, and rounds by hand."""
+class ByHand:
+    """A request, its drafter, and rounds by hand."""
 
     def __init__(self, tokens: Seq[int] = (3, 1, 4)) -> None:
         self.target = toy(order=2)
         self.head = head_of("medusa", self.target)
         self.drafter = HeadsDrafter(self.head, self.target, 1)
-        self.sequence = self.target.sequence(tokens)
-        self.drafter.begin(self.sequence)
-        self.target.prefill([self.sequence], self.drafter.aux_hidden_state_layers, self.drafter.on_prefill)
+        self.state = begun(self.drafter, self.target, tokens)
+        self.sequence = self.state.sequence
 
-    def proposed(self, sequence: Sequence | None = None) -> list[int]:
-        return self.drafter.propose([sequence or self.sequence], [Budget(4, 4)])[0].tokens[:2]
+    def proposed(self) -> list[int]:
+        return self.drafter.propose_batch([self.state], [Budget(4, 4)])[0].tokens[:2]
 
-    def expected(self, tokens: Seq[int] | None = None) -> list[int]:
-        before = (self.sequence.tokens if tokens is None else tokens)[:-1]
+    def expected(self) -> list[int]:
+        before = self.sequence.tokens[:-1]
         best: list[int] = self.head.words.ids[best_words(self.target, self.head, before).argmax(-1)].tolist()
         return best[:2]
 
@@ -370,7 +377,7 @@ class Follower:
         committed = [*(tree.tokens[node] for node in path), token][:cut]
         self.target.commit(scores, [path[: len(committed) - 1]])
         self.sequence.tokens += committed
-        self.drafter.observe([self.sequence], [scores[0]], [Verdict(path, token)])
+        self.drafter.observe(self.state, Verdict(path, token, scores[0], tuple(committed)))
 
 
 def others() -> TokenTree:
@@ -387,7 +394,7 @@ def others() -> TokenTree:
 @pytest.mark.parametrize("proposes", [True, False])
 def test_rounds_of_other_drafters_are_followed(proposes: bool) -> None:
     """Also those in which it was not asked."""
-    here = Follower()
+    here = ByHand()
     for _ in range(3):
         if proposes:
             assert here.proposed() == here.expected()
@@ -398,60 +405,18 @@ def test_rounds_of_other_drafters_are_followed(proposes: bool) -> None:
 
 
 def test_an_answer_that_was_cut_short_leaves_no_states_of_what_was_cut() -> None:
-    here = Follower()
+    here = ByHand()
     here.round(others(), (1, 3, 5), 6, cut=2)
     assert here.sequence.tokens == [3, 1, 4, 2, 0]
     assert here.proposed() == here.expected()
 
 
-def test_twins_go_their_own_ways() -> None:
-    here = Follower()
-    here.round(others(), (1, 3), 6)
-    twin = here.target.sequence(here.sequence.tokens, kv=here.target.fork(here.sequence.kv))
-    here.drafter.fork(here.sequence, twin)
-    here.round(others(), (1,), 8)
-    assert here.proposed(twin) == here.expected(twin.tokens)
-    assert here.proposed() == here.expected() != here.expected(twin.tokens)
-    here.drafter.end(here.sequence)
-    assert here.proposed(twin) == here.expected(twin.tokens)
-
-
-def test_tokens_that_are_taken_back() -> None:
-    here = Follower()
-    for _ in range(4):
-        here.round(others(), (1, 3, 5), 6)
-    tokens = here.sequence.tokens
-    for kept in (len(tokens) - 1, len(tokens) - 6):
-        del tokens[kept:]
-        here.drafter.rewind(here.sequence, kept)
-        assert here.proposed() == here.expected()
-        tokens.append(11)  # another token in place of what was taken back; what is before it is known
-        assert here.proposed() == here.expected()
-        tokens.append(10)  # and another: its predecessor was never scored
-        assert here.proposed() == []
-        del tokens[kept:]
-    here.sequence.kv = here.target.truncate(here.sequence.kv, len(tokens) - 1)
+def test_after_a_rewind_it_waits_for_the_next_state() -> None:
+    here = ByHand()
+    here.round(others(), (1, 3, 5), 6)
+    del here.sequence.tokens[-2:]
+    here.state = here.drafter.rewind(here.state, here.sequence, len(here.sequence.tokens))
+    here.sequence.kv = here.target.truncate(here.sequence.kv, len(here.sequence.tokens) - 1)
+    assert here.proposed() == []
     here.round(others(), (1, 3, 5), 6)
     assert here.proposed() == here.expected()
-
-
-def test_states_are_replaced_forgotten_and_bounded() -> None:
-    states, rows = LastStates(), torch.arange(100.0)[:, None]
-    states.put(0, rows[:40])
-    assert [float(one) for at in range(40) if (one := states.at(at)) is not None] == list(range(40 - RECENT, 40))
-    states.put(38, rows[50:53])
-    assert [float(one) for at in range(36, 42) if (one := states.at(at)) is not None] == [36, 37, 50, 51, 52]
-    states.put(70, rows[:1])  # a gap: nothing before it counts
-    assert states.at(40) is None and states.at(70) is not None
-    states.cut(20)
-    assert states.at(70) is None and states.at(19) is None
-    states.put(20, rows[20:22])
-    assert [states.at(at) is not None for at in (19, 20, 21, 22)] == [False, True, True, False]
-
-
-def test_nothing_is_kept_of_requests_that_left() -> None:
-    target = toy()
-    drafter = HeadsDrafter(head_of("medusa", target), target, 2)
-    method = Method("medusa", drafter, build("pld", Context(target, lambda: target)).rule, Fixed(3, nodes=5))
-    decoded(target, [Request((1, 2), method, max_new_tokens=12), Request((4,), method, max_new_tokens=5)])
-    assert not drafter._states and not drafter._grown and not drafter._calibrations._open

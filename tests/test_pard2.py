@@ -17,18 +17,18 @@ from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
 from outpace.heads.untrained import random_head
-from outpace.methods.learned.pard2.drafter import CATCH_UP, RECENT, ParallelDraft
+from outpace.methods.learned.pard2.drafter import CATCH_UP, RECENT, Pard2Drafter, Pard2State
 from outpace.methods.learned.pard2.network import FLOOR, Masks, Pard2, reach
 from outpace.methods.registry import build
-from outpace.targets.base import Sequence, Target
+from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 from target_suite import near
 
 MODES: dict[str, dict[str, Any]] = {
-    "tree": {"nodes": 4, "depth": 2, "width": 2},
-    "chain": {"nodes": 2, "depth": 2, "width": 1},
-    "without states": {"nodes": 4, "depth": 2, "width": 2, "features": False},
-    "sampled": {"nodes": 2, "depth": 2, "sampled": True, "width": 1},
+    "tree": {"max_nodes": 4, "depth": 2, "topk": 2},
+    "chain": {"max_nodes": 2, "depth": 2, "topk": 1},
+    "without states": {"max_nodes": 4, "depth": 2, "topk": 2, "features": False},
+    "sampled": {"max_nodes": 2, "depth": 2, "sampled": True, "topk": 1},
 }
 
 
@@ -72,8 +72,6 @@ def test_a_trained_one_drafts_well_and_answers_stay_plain(settings: dict[str, An
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
     if "depth" in settings or "branching" in settings:  # otherwise how much pays depends on the machine
         assert sum(one.metrics.accepted for one in drafted) > 40
-    assert isinstance(method.drafter, ParallelDraft)
-    assert not method.drafter._requests
 
 
 # ------------------------------------------------------------------------------------------- beside the target
@@ -97,21 +95,26 @@ def module_rows(head: Pard2, target: Target, tokens: Seq[int], count: int, *, fe
     return found
 
 
-def said(drafter: ParallelDraft, sequence: Sequence, count: int) -> Tensor:
-    """What the drafter says of the next tokens of a sequence."""
-    found = drafter.rows([sequence], [count])[0]
+def said(drafter: Pard2Drafter, state: Pard2State, count: int) -> Tensor:
+    """The drafter's logits for the next tokens of a request."""
+    found = drafter.rows([state], [count])[0]
     assert found is not None
     return found
 
 
-def drafted_rows(drafter: ParallelDraft, target: Target, tokens: Seq[int], count: int = 4) -> Tensor:
-    """What the drafter says of the tokens after a prompt."""
-    sequence = target.sequence(tokens)
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    found = said(drafter, sequence, count)
-    drafter.end(sequence)
+def drafted_rows(drafter: Pard2Drafter, target: Target, tokens: Seq[int], count: int = 4) -> Tensor:
+    """The drafter's logits for the tokens after a prompt."""
+    state = begun(drafter, target, tokens)
+    found = said(drafter, state, count)
+    drafter.end(state)
     return found
+
+
+def begun(drafter: Pard2Drafter, target: Target, tokens: Seq[int]) -> Pard2State:
+    state = drafter.begin(target.sequence(tokens))
+    layers = drafter.aux_hidden_state_layers
+    target.prefill([state.sequence], layers, (lambda _, *shown: drafter.on_prefill(state, *shown)) if layers else None)
+    return state
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -120,7 +123,7 @@ def drafted_rows(drafter: ParallelDraft, target: Target, tokens: Seq[int], count
 def test_what_runs_beside_a_target_is_what_was_trained(kind: str, features: bool, rank: int) -> None:
     target = TARGETS[kind]()
     head = pard2(target, rank=rank)
-    drafter = ParallelDraft(head, target, features=features)
+    drafter = Pard2Drafter(head, target, features=features)
     assert bool(drafter.aux_hidden_state_layers) is features
     for tokens in ([5, 60, 7, 88, 13, 2, 41], [9]):
         near(drafted_rows(drafter, target, tokens), module_rows(head, target, tokens, 4, features=features))
@@ -131,7 +134,7 @@ def test_the_targets_states_make_a_difference() -> None:
     head = pard2(target)
     tokens = [5, 60, 7, 88]
     with_states, without = (
-        drafted_rows(ParallelDraft(head, target, features=on), target, tokens) for on in (True, False)
+        drafted_rows(Pard2Drafter(head, target, features=on), target, tokens) for on in (True, False)
     )
     assert float((with_states - without).abs().max()) > 0.1
 
@@ -140,18 +143,18 @@ def test_the_targets_states_make_a_difference() -> None:
 def test_rows_after_some_rounds_are_those_of_the_whole_text(features: bool) -> None:
     target = TARGETS["dense"]()
     head = pard2(target)
-    method = build("pard2", context(target, head), {"nodes": 6, "depth": 3, "width": 2, "features": features})
+    method = build("pard2", context(target, head), {"max_nodes": 6, "depth": 3, "topk": 2, "features": features})
     drafter = method.drafter
-    assert isinstance(drafter, ParallelDraft)
+    assert isinstance(drafter, Pard2Drafter)
     seen = 0
 
-    def checked(sequences: Any, depths: Any) -> Any:
+    def checked(states: Any, depths: Any) -> Any:
         nonlocal seen
-        found = ParallelDraft.rows(drafter, sequences, depths)
-        for sequence, rows in zip(sequences, found, strict=True):
+        found = Pard2Drafter.rows(drafter, states, depths)
+        for state, rows in zip(states, found, strict=True):
             assert rows is not None
-            fresh = ParallelDraft(head, target, features=features)
-            near(rows, drafted_rows(fresh, target, sequence.tokens, depths[0]))
+            fresh = Pard2Drafter(head, target, features=features)
+            near(rows, drafted_rows(fresh, target, state.sequence.tokens, depths[0]))
             seen += 1
         return found
 
@@ -162,67 +165,44 @@ def test_rows_after_some_rounds_are_those_of_the_whole_text(features: bool) -> N
 
 def test_a_batch_drafts_what_each_drafts_alone() -> None:
     target = TARGETS["dense"]()
-    drafter = ParallelDraft(pard2(target), target, 3)
+    drafter = Pard2Drafter(pard2(target), target, 3)
     prompts = [[3, 4, 5], list(range(2, 2 + 3 * CATCH_UP)), [9]]
-    together, apart = ([target.sequence(one) for one in prompts] for _ in range(2))
-    for one in (*together, *apart):
-        drafter.begin(one)
-    target.prefill([*together, *apart], drafter.aux_hidden_state_layers, drafter.on_prefill)
+    together, apart = ([begun(drafter, target, one) for one in prompts] for _ in range(2))
     budget = Budget(3, 6, 3)
-    for tree, one in zip(drafter.propose(together, [budget] * 3), apart, strict=True):
-        alone = drafter.propose([one], [budget])[0]
+    for tree, one in zip(drafter.propose_batch(together, [budget] * 3), apart, strict=True):
+        alone = drafter.propose_batch([one], [budget])[0]
         assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
 
 
 def test_proposals_that_are_not_observed_leave_no_trace() -> None:
     target = TARGETS["dense"]()
-    drafter = ParallelDraft(pard2(target), target, 3)
-    sequence = target.sequence([3, 4, 5, 6])
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    assert torch.equal(said(drafter, sequence, 4), said(drafter, sequence, 4))
-    assert drafter._runner.length(drafter._requests[sequence].kv) == 4
+    drafter = Pard2Drafter(pard2(target), target, 3)
+    state = begun(drafter, target, [3, 4, 5, 6])
+    assert torch.equal(said(drafter, state, 4), said(drafter, state, 4))
+    assert drafter._runner.length(state.kv) == 4
 
 
-def test_a_fork_and_a_rewind_go_their_own_way_and_nothing_stays() -> None:
+def test_a_rewound_request_keeps_what_still_holds() -> None:
     target = TARGETS["dense"]()
-    head = pard2(target)
-    drafter = ParallelDraft(head, target, 2, features=False)
-    one = target.sequence(list(range(2, 30)))
-    drafter.begin(one)
-    drafter.propose([one], [Budget(3, 4, 2)])
-    twin = target.sequence([*one.tokens])
-    drafter.fork(one, twin)
-    one.tokens.append(7)
-    twin.tokens += [8, 9]
-    for sequence in (one, twin):
-        near(said(drafter, sequence, 3), drafted_rows(drafter, target, sequence.tokens, 3))
-    del one.tokens[12:]
-    drafter.rewind(one, 12)
-    one.tokens += [50, 51]
-    near(said(drafter, one, 3), drafted_rows(drafter, target, one.tokens, 3))
-    drafter.end(one)
-    drafter.end(twin)
-    assert not drafter._requests
-    assert not drafter._grown
-    assert not drafter._calibrations._open
+    drafter = Pard2Drafter(pard2(target), target, 2, features=False)
+    state = begun(drafter, target, list(range(2, 30)))
+    drafter.propose_batch([state], [Budget(3, 4, 2)])
+    del state.sequence.tokens[12:]
+    state = drafter.rewind(state, state.sequence, 12)
+    assert drafter._runner.length(state.kv) == 12
+    state.sequence.tokens += [50, 51]
+    near(said(drafter, state, 3), drafted_rows(drafter, target, state.sequence.tokens, 3))
 
 
-def test_states_live_on_through_a_fork_and_a_rewind_and_old_ones_are_dropped() -> None:
+def test_states_live_on_through_a_rewind_and_old_ones_are_dropped() -> None:
     target = TARGETS["dense"]()
-    drafter = ParallelDraft(pard2(target), target, 2)
-    tokens = [(7 * at) % 97 for at in range(2 * RECENT)]
-    one = target.sequence(tokens)
-    drafter.begin(one)
-    target.prefill([one], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    drafter.propose([one], [Budget(3, 4, 2)])
-    assert len(drafter._requests[one].states) <= RECENT + 1
-    twin = target.sequence([*tokens])
-    drafter.fork(one, twin)
-    near(said(drafter, twin, 3), drafted_rows(drafter, target, tokens, 3))
-    del one.tokens[-5:]
-    drafter.rewind(one, len(one.tokens))
-    near(said(drafter, one, 3), drafted_rows(drafter, target, one.tokens, 3))
+    drafter = Pard2Drafter(pard2(target), target, 2)
+    state = begun(drafter, target, [(7 * at) % 97 for at in range(2 * RECENT)])
+    drafter.propose_batch([state], [Budget(3, 4, 2)])
+    assert len(state.carried) <= RECENT + 1
+    del state.sequence.tokens[-5:]
+    state = drafter.rewind(state, state.sequence, len(state.sequence.tokens))
+    near(said(drafter, state, 3), drafted_rows(drafter, target, state.sequence.tokens, 3))
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -315,7 +295,7 @@ def test_it_learns_to_look_ahead_with_states_and_without(weights: str) -> None:
     assert min(float(found[f"agree_{ahead}"]) for ahead in (1, 2, 3)) > 0.8
     tokens = batch.tokens[0, :12].tolist()
     for features in (True, False):
-        rows = drafted_rows(ParallelDraft(head, target, features=features), target, tokens, 3)
+        rows = drafted_rows(Pard2Drafter(head, target, features=features), target, tokens, 3)
         assert head.words.ids[rows.argmax(-1)].tolist() == batch.tokens[0, 12:15].tolist()
 
 

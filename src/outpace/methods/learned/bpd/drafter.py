@@ -1,6 +1,6 @@
 """Blockwise parallel decoding (``bpd``, Stern et al. 2018, arXiv 1811.03115): a chain of every head's likeliest token.
 
-Judged exactly; the looser criteria of the paper are another matter.
+The acceptance rule is an exact one; the paper's looser criteria are not used.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ class BpdSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int | None = Field(None, ge=0, le=16, description="draft tokens a round; by default what pays")
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=16, description="draft tokens a round; by default from measured costs and acceptance"
+    )
 
 
 @register(
     "bpd",
     family="trained",
     paper="Stern et al. 2018, arXiv 1811.03115",
-    summary="One feed-forward layer on the target's last state says the next tokens at once, a chain.",
+    summary="One feed-forward layer on the target's last state predicts the next tokens at once, a chain.",
     head="bpd",
-    when_to_use="As medusa's heads do, on machines where scoring more than a few rows is dear. A tree accepts more "
-    "elsewhere.",
-    tiny={"length": 2},
+    when_to_use="Where medusa is used, on machines where scoring more than a few tokens is expensive. Elsewhere more "
+    "of a tree is accepted.",
+    tiny={"num_draft_tokens": 2},
 )
-def build_bpd(context: Context, settings: BpdSettings) -> Parts:
-    """The chain of the heads' likeliest tokens."""
+def build(context: Context, settings: BpdSettings) -> Parts:
+    """The chain of the heads' likeliest tokens. Raises BadInput where no head fits the target."""
     head = context.head("bpd")
     assert isinstance(head, Bpd)
     drafter = HeadsDrafter(head, context.target, 1)
-    if settings.length is None:
+    if settings.num_draft_tokens is None:
         return Parts(drafter, CostModel(context.target.costs))
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))

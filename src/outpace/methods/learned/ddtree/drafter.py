@@ -1,8 +1,8 @@
 """DDTree (Ringel and Romano 2026, arXiv 2604.12989): a tree from the rows of one DFlash block.
 
-A block says for every position what may stand there, whatever stands before; so any choice of one candidate a row is a
-draft, as likely as the product of its candidates' probabilities. The tree holds the likeliest beginnings of such
-drafts, found best first (:mod:`outpace.drafting.marginals`, which also says what is ours).
+Each row of a block is a distribution of the token at its position, independent of the tokens before it. So any choice
+of one candidate a row is a draft, with the product of the candidates' probabilities. The tree holds the likeliest
+prefixes of such drafts, found best first (:mod:`outpace.drafting.marginals`, which lists what differs from the paper).
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ class DDTreeSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    k: int = Field(8, ge=2, le=64, description="likeliest tokens of each position that are looked at")
+    max_nodes: int | None = Field(
+        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+    )
+    topk: int = Field(8, ge=2, le=64, description="likeliest tokens of each position that are candidates")
 
 
 @register(
     "ddtree",
     family="trained",
     paper="Ringel and Romano 2026, arXiv 2604.12989",
-    summary="The likeliest prefixes that the rows of one dflash block spell, as a tree.",
+    summary="The likeliest prefixes from the rows of one dflash block, as a tree.",
     head="dflash",
-    when_to_use="Wherever dflash does and the target scores a few more rows at little cost.",
-    tiny={"nodes": 3, "k": 2},
+    when_to_use="Wherever dflash is used and scoring a few more tokens costs the target little.",
+    tiny={"max_nodes": 3, "topk": 2},
 )
 def build(context: Context, settings: DDTreeSettings) -> Parts:
-    """A tree from one block."""
-    drafter = DFlashDrafter(head_of(context), context.target, settings.k)
-    controller: Controller = CostModel(context.target.costs, width=settings.k)
-    if settings.nodes is not None:
-        controller = Fixed(drafter.most, width=settings.k, nodes=settings.nodes)
+    """A tree from one block. Raises BadInput where no head fits the target."""
+    drafter = DFlashDrafter(head_of(context), context.target, settings.topk)
+    controller: Controller = CostModel(context.target.costs, width=settings.topk)
+    if settings.max_nodes is not None:
+        controller = Fixed(drafter.most, width=settings.topk, nodes=settings.max_nodes)
     return Parts(drafter, controller)

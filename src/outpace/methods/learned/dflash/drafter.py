@@ -1,8 +1,8 @@
-"""DFlash: a small network over the target's states drafts a block in one forward.
+"""DFlash at decoding (Chen et al. 2026, arXiv 2602.06036): a small network drafts a block of tokens in one forward.
 
-What the network's layers read of a committed token are a key and a value each, functions of the token's states alone.
-They are made when the target has run the token, all layers' by one product, and kept beside the target's own K/V. A
-round then runs the block's rows and nothing else: the last committed token, and a mask for every token to come.
+Each of its layers reads one key and one value of a committed token, which depend on the target's hidden states of that
+token alone. They are computed once the target has run the token, for all layers by one product, and kept. A round then
+runs the rows of the block and nothing else: the last committed token, and a mask for every token to come.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.drafting.marginals import FromMarginals
+from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.blocks import turns
 from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.runner import HeadRunner, Rows, head_spec
 from outpace.methods.learned.dflash.network import DFlash
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Sequence, Target
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Keys and values of a request's tokens; row i is of the token at position ``start + i``."""
+class DFlashState(MarginalState):
+    """What it keeps of one request: ``kv``, of whose rows the i-th is of the token at position ``start + i``."""
 
-    kv: Any
+    kv: Any = None
     start: int = 0
 
 
 class ContextKV:
-    """From the target's states to what the network's layers read of them, (layers, 2, kv_heads, n, head_size)."""
+    """From the target's hidden states to keys and values of all layers: (layers, 2, kv_heads, n, head_size)."""
 
     def __init__(self, head: DFlash, target: Target) -> None:
         config = head.config
@@ -57,7 +57,8 @@ class ContextKV:
         return self._fuse.device
 
     def __call__(self, states: Tensor, positions: Tensor, last: int) -> Tensor:
-        """Of tokens' states, those of all taps side by side (n, taps * hidden), at ``positions`` (n) up to ``last``."""
+        """``states`` (n, layers * hidden), auxiliary layers side by side, at ``positions`` (n), of which none is after
+        ``last``."""
         made = self._project(self._fuse(states.to(self.device).float())).view(-1, *self._shape)
         keys = made[:, :, 0]
         keys = keys * torch.rsqrt(keys.square().mean(-1, keepdim=True) + self._config.epsilon) * self._norms
@@ -74,11 +75,11 @@ class ContextKV:
         return self._turns
 
 
-class DFlashDrafter(FromMarginals):
-    """Drafts blocks: chains (``k`` = 1) of their likeliest tokens or of draws, or trees of ``k`` candidates a row."""
+class DFlashDrafter(FromMarginals[DFlashState]):
+    """Drafts from blocks: chains (``topk`` = 1) of likeliest or of drawn tokens, or trees of ``topk`` tokens a row."""
 
-    def __init__(self, head: DFlash, target: Target, k: int = 1, *, sampled: bool = False) -> None:
-        super().__init__(head.words.ids, k, sampled=sampled)
+    def __init__(self, head: DFlash, target: Target, topk: int = 1, *, sampled: bool = False) -> None:
+        super().__init__(head.words.ids, topk, sampled=sampled)
         self.target = target
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers
         self.most: int = head.options.block - 1
@@ -93,103 +94,82 @@ class DFlashDrafter(FromMarginals):
         self._causal: bool = head.options.causal
         self._seen = [row.nonzero()[:, 0].tolist() for row in head.seen()]
         self._masks = head.mask_embedding.detach().float().to(self._runner.device).expand(self.most, -1)
-        self._kept: dict[Sequence, _Kept] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self._kept[sequence] = _Kept(self._runner.open())
+    def begin(self, sequence: Sequence) -> DFlashState:
+        return DFlashState(sequence, self.calibration_of(sequence), kv=self._runner.open())
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        self._keep(
-            [(sequence, position, torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1))]
-        )
+    def on_prefill(self, state: DFlashState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        states = torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1)
+        self._keep([(state, position, states)])
 
     @torch.inference_mode()
-    def _keep(self, found: Seq[tuple[Sequence, int, Tensor]]) -> None:
-        """Keep the context of tokens from a position on, by their states: one product for all sequences."""
-        states = torch.cat([rows for _, _, rows in found]) if len(found) > 1 else found[0][2]
+    def _keep(self, found: Seq[tuple[DFlashState, int, Tensor]]) -> None:
+        """Keep the context of tokens from a position on, by their hidden states: one product for all requests."""
+        hidden = torch.cat([rows for _, _, rows in found]) if len(found) > 1 else found[0][2]
         positions = [at for _, start, rows in found for at in range(start, start + len(rows))]
         where = torch.tensor(positions, device=self._context.device)
-        made = self._context(states, where, max(positions, default=0))
+        made = self._context(hidden, where, max(positions, default=0))
         first = 0
-        for sequence, start, rows in found:
-            kept = self._kept[sequence]
-            self._cut(kept, start)
-            if (
-                kept.start + self._runner.length(kept.kv) != start
-            ):  # states were left out: what is before is out of reach
-                self._runner.close(kept.kv)
-                kept.kv, kept.start = self._runner.open(), start
-            self._runner.put(kept.kv, made[:, :, :, first : first + len(rows)])
+        for state, start, rows in found:
+            self._cut(state, start)
+            if self._end(state) != start:  # hidden states were left out: K/V before the gap cannot be used
+                self._runner.close(state.kv)
+                state.kv, state.start = self._runner.open(), start
+            self._runner.put(state.kv, made[:, :, :, first : first + len(rows)])
             first += len(rows)
 
-    def _cut(self, kept: _Kept, length: int) -> None:
+    def _end(self, state: DFlashState) -> int:
+        """The first token of which nothing is kept."""
+        return state.start + self._runner.length(state.kv)
+
+    def _cut(self, state: DFlashState, length: int) -> None:
         """Forget tokens from ``length`` on."""
-        rows = max(0, length - kept.start)
-        if rows < self._runner.length(kept.kv):
-            kept.kv = self._runner.truncate(kept.kv, rows)
+        if length < self._end(state):
+            state.kv = self._runner.truncate(state.kv, max(0, length - state.start))
 
     @torch.inference_mode()
-    def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:
-        logits: list[Tensor | None] = [None] * len(sequences)
-        ready = [at for at, one in enumerate(sequences) if self._is_complete(one)]
+    def rows(self, states: Seq[DFlashState], depths: Seq[int]) -> list[Tensor | None]:
+        logits: list[Tensor | None] = [None] * len(states)
+        ready = [at for at, one in enumerate(states) if self._end(one) == len(one.sequence.tokens) - 1]
         if not ready:
             return logits
-        tokens = torch.tensor([sequences[at].tokens[-1] for at in ready])
+        tokens = torch.tensor([states[at].sequence.tokens[-1] for at in ready])
         embedded = self.target.embed(tokens).to(self._masks)
         batch = [
-            self._block(sequences[at], row, depths[at]) for at, row in zip(ready, torch.split(embedded, 1), strict=True)
+            self._block(states[at], row, depths[at]) for at, row in zip(ready, torch.split(embedded, 1), strict=True)
         ]
         out = self._runner.run(batch, logits=self._lm_head is None)
-        for at, one in zip(ready, out, strict=True):
-            logits[at] = one.logits[1:] if self._lm_head is None and one.logits is not None else one.states[1:]
-        if self._lm_head is not None:
-            said = self._lm_head(torch.cat([one.states[1:] for one in out]))
-            parts = torch.split(said, [len(one.states) - 1 for one in out])
-            for at, part in zip(ready, parts, strict=True):
-                logits[at] = part
+        if self._lm_head is None:
+            found = [one.logits[1:] for one in out if one.logits is not None]
+        else:
+            rows = [one.states[1:] for one in out]
+            found = list(torch.split(self._lm_head(torch.cat(rows)), [len(one) for one in rows]))
+        for at, part in zip(ready, found, strict=True):
+            logits[at] = part
         return logits
 
-    def _is_complete(self, sequence: Sequence) -> bool:
-        kept = self._kept[sequence]
-        return kept.start + self._runner.length(kept.kv) == len(sequence.tokens) - 1
-
-    def _block(self, sequence: Sequence, embedded: Tensor, depth: int) -> Rows:
+    def _block(self, state: DFlashState, embedded: Tensor, depth: int) -> Rows:
         """A whole block, as it was trained; of causal ones the rows that are wanted."""
         count = min(depth, self.most) if self._causal else self.most
-        first = len(sequence.tokens) - 1
-        states = torch.cat([embedded, self._masks[:count]])
-        positions = list(range(first, first + 1 + count))
-        return Rows(self._kept[sequence].kv, states, positions, seen=self._seen[: 1 + count])
+        first = len(state.sequence.tokens) - 1
+        rows = torch.cat([embedded, self._masks[:count]])
+        return Rows(state.kv, rows, list(range(first, first + 1 + count)), seen=self._seen[: 1 + count])
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        super().observe(sequences, scores, verdicts)
-        found = []
-        for sequence, part, verdict in zip(sequences, scores, verdicts, strict=True):
-            # An answer that ended may have been cut short of the path; its last token has no state.
-            path = verdict.path[: max(0, len(sequence.tokens) - part.length - 1)]
-            rows = [0, *(1 + node for node in path)]
-            chosen: Any = slice(0, len(rows)) if rows[-1] == len(path) else rows  # a chain's path is its first rows
-            states = torch.cat([part.hidden_states[layer][chosen] for layer in self.aux_hidden_state_layers], -1)
-            found.append((sequence, part.length - 1, states))
-        if found:
-            self._keep(found)
+    def observe_batch(self, states: Seq[DFlashState], verdicts: Seq[Verdict]) -> None:
+        super().observe_batch(states, verdicts)
+        layers = self.aux_hidden_state_layers
+        if states:
+            self._keep(
+                [(s, v.scores.length - 1, v.hidden_states(layers)) for s, v in zip(states, verdicts, strict=True)]
+            )
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        kept = self._kept[sequence]
-        rows = min(self._runner.length(kept.kv), max(0, len(twin.tokens) - 1 - kept.start))
-        self._kept[twin] = _Kept(self._runner.fork(kept.kv, rows), kept.start)
+    def rewind(self, state: DFlashState, sequence: Sequence, kept: int) -> DFlashState:
+        self._cut(state, min(kept, len(sequence.tokens) - 1))
+        state.grown = None
+        return state
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        super().rewind(sequence, kept)
-        self._cut(self._kept[sequence], min(kept, len(sequence.tokens) - 1))
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        kept = self._kept.pop(sequence, None)
-        if kept is not None:
-            self._runner.close(kept.kv)
+    def end(self, state: DFlashState) -> None:
+        self._runner.close(state.kv)
 
 
 def head_of(context: Context) -> DFlash:
@@ -204,10 +184,10 @@ class DFlashSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int | None = Field(None, ge=0, le=63, description="draft tokens a round; by default what pays")
-    sampled: bool = Field(
-        True, description="above temperature 0, whether tokens are drawn from the rows; otherwise the likeliest"
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=63, description="draft tokens a round; by default from measured costs and acceptance"
     )
+    sampled: bool = Field(True, description="whether tokens are sampled above temperature 0, or always the likeliest")
 
 
 @register(
@@ -216,14 +196,14 @@ class DFlashSettings(BaseModel):
     paper="Chen et al. 2026, arXiv 2602.06036",
     summary="A few layers over the target's states fill in a block of masked tokens in one forward; a chain.",
     head="dflash",
-    when_to_use="Where a draft's forwards are dear, for it is always one. "
-    "Positions are said without knowing the ones between, so that long blocks need a well trained head.",
-    tiny={"length": 2},
+    when_to_use="Where forwards of a drafter are expensive: a draft is always one. "
+    "Each token is predicted without knowing those between, so that long blocks need a well trained head.",
+    tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: DFlashSettings) -> Parts:
-    """A chain from one block."""
+    """A chain from one block. Raises BadInput where no head fits the target."""
     drafter = DFlashDrafter(head_of(context), context.target, sampled=settings.sampled)
     controller: Controller = CostModel(context.target.costs, drafter.most)
-    if settings.length is not None:
-        controller = Fixed(settings.length, nodes=settings.length)
+    if settings.num_draft_tokens is not None:
+        controller = Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens)
     return Parts(drafter, controller)

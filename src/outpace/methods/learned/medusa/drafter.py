@@ -1,13 +1,9 @@
-"""Drafts of parallel heads: what the target's last known state says of the positions to come, one forward a round.
+"""Medusa at decoding (Cai et al. 2024, arXiv 2401.10774): a tree over the likeliest tokens of parallel heads.
 
-The newest state is that of the token before the last: the last committed token came out of it and has none yet. So the
-first head, which says what stands two positions behind its state, says the first draft token.
-
-``medusa`` (Cai et al. 2024, arXiv 2401.10774) spans a tree over the heads' likeliest tokens. The paper's tree is chosen
-once, node by node, by how often the i-th choice of each head was right; ``tree="sparse"`` chooses it by those rates as
-the request itself has them. By default it is chosen in every round, by the rates that candidates as sure as these have
-had. ``bpd`` (Stern et al. 2018, arXiv 1811.03115) drafts the chain of every head's likeliest token. Judged exactly,
-both: the papers' looser criteria are another matter.
+The paper's tree is fixed in advance, chosen node by node by how often the i-th choice of each head was right;
+``tree="sparse"`` chooses it by these rates as they are observed in the request itself. By default every round chooses
+its tree by the acceptance rates of candidates of similar probability. The acceptance rule is an exact one, not the
+paper's typical acceptance.
 """
 
 from __future__ import annotations
@@ -29,10 +25,12 @@ class MedusaSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    k: int = Field(8, ge=1, le=64, description="likeliest tokens of each head that are looked at")
+    max_nodes: int | None = Field(
+        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+    )
+    topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each head that are candidates")
     tree: Literal["dynamic", "sparse"] = Field(
-        "dynamic", description="chosen by how sure the heads are, or by the rank of their tokens alone"
+        "dynamic", description="chosen by the heads' probabilities, or by the ranks of their tokens alone"
     )
 
 
@@ -40,18 +38,18 @@ class MedusaSettings(BaseModel):
     "medusa",
     family="trained",
     paper="Cai et al. 2024, arXiv 2401.10774",
-    summary="Heads on the target's last state each say one of the next tokens; a tree is spanned over their choices.",
+    summary="Heads on the target's last state each predict one of the next tokens; a tree combines their choices.",
     head="medusa",
-    when_to_use="Where a draft must cost next to nothing: all heads are one small forward a round. "
-    "Later positions are said without knowing the earlier ones, so accepted paths stay short.",
-    tiny={"nodes": 3, "k": 2},
+    when_to_use="Where drafting must cost next to nothing: all heads are one small forward a round. "
+    "Later tokens are predicted without knowing the earlier ones, so accepted paths stay short.",
+    tiny={"max_nodes": 3, "topk": 2},
 )
-def build_medusa(context: Context, settings: MedusaSettings) -> Parts:
-    """A tree over the heads' likeliest tokens."""
+def build(context: Context, settings: MedusaSettings) -> Parts:
+    """A tree over the heads' likeliest tokens. Raises BadInput where no head fits the target."""
     head = context.head("medusa")
     assert isinstance(head, Medusa)
-    drafter = HeadsDrafter(head, context.target, settings.k, by_rank=settings.tree == "sparse")
-    controller: Controller = CostModel(context.target.costs, width=settings.k)
-    if settings.nodes is not None:
-        controller = Fixed(drafter.heads, width=settings.k, nodes=settings.nodes)
+    drafter = HeadsDrafter(head, context.target, settings.topk, by_rank=settings.tree == "sparse")
+    controller: Controller = CostModel(context.target.costs, width=settings.topk)
+    if settings.max_nodes is not None:
+        controller = Fixed(drafter.heads, width=settings.topk, nodes=settings.max_nodes)
     return Parts(drafter, controller)

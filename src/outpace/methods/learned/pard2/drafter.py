@@ -1,12 +1,12 @@
-"""PARD-2: masks behind the last token, filled in by one forward of a small LM.
+"""PARD-2 at decoding (An et al. 2026, arXiv 2605.08632): masks after the last token, filled in by one forward.
 
-A round runs the tokens that were committed since the last one, the last of them is the anchor, and behind it a mask for
-every further position. All of it is one causal chunk: the masks see the text and the masks before them. Their keys and
-values are given up at once, those of the tokens stay.
+A round runs a small LM over the tokens that were committed since the round before (the last of them is the anchor) and
+a mask for every further position. All of it is one causal chunk: the masks see the text and the masks before them.
+Their keys and values are dropped at once, those of the tokens are kept.
 
-With ``features`` every row carries the target's states before its token, the masks the anchor's; without, the very same
-drafter reads nothing of the target. A row whose states are not known (they are of tokens that another decoder put out)
-carries none.
+With ``features`` each row carries the target's hidden states of the token before its own, and masks carry the anchor's;
+without, the same drafter reads nothing of the target. A row whose hidden states are not known carries
+none: that of a request's first token, say.
 """
 
 from __future__ import annotations
@@ -24,36 +24,48 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.drafting.marginals import FromMarginals
+from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.runner import HeadRunner, Rows, head_spec
 from outpace.methods.learned.pard2.network import Pard2
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Sequence, Target
 
 CATCH_UP = 16
-"""Committed tokens that ride along with the masks, unless there are more."""
+"""So many committed tokens at most run in one forward with the masks; more run in a forward of their own before."""
 RECENT = 32
-"""States of the last tokens that are kept beyond their use: a decoder inside a drafter takes some tokens back."""
+"""Hidden states that are kept after their use, for requests that are rewound by a few tokens."""
 
 
 @dataclass(slots=True)
-class _Request:
-    """``kv``: of the beginning of the committed tokens. ``states[j]``, (taps * hidden): those of token j - 1, which the
-    row of token j carries."""
+class Pard2State(MarginalState):
+    """What it keeps of one request: ``kv`` of the first committed tokens.
 
-    kv: Any
-    states: dict[int, Tensor] = field(default_factory=dict)
+    ``carried[j]``, (layers * hidden): the target's hidden states of token j - 1, which the row of token j carries.
+    """
+
+    kv: Any = None
+    carried: dict[int, Tensor] = field(default_factory=dict)
+
+    def put(self, position: int, states: Tensor) -> None:
+        """Hidden states (n, layers * hidden) of the tokens from ``position`` on."""
+        self.carried.update(enumerate(states, start=position + 1))
+
+    def forget_old(self) -> None:
+        """Drop hidden states that no row will carry again."""
+        oldest = max(self.carried, default=0) - RECENT
+        for at in [at for at in self.carried if at < oldest]:
+            del self.carried[at]
 
 
 class Fusion:
-    """The target's states to what a row carries: each tap normed, side by side through one product."""
+    """From the target's hidden states to what a row carries: each layer's normed, side by side through one product."""
 
     def __init__(self, head: Pard2, target: Target) -> None:
         norms: list[Any] = list(head.tap_norms)
         weights = torch.cat([norm.weight.detach().float() for norm in norms])
         self._product = Product(head.config, head.fc.weight.detach().float() * weights, target)
-        self._taps, self._epsilon = len(norms), head.config.epsilon
+        self._layers, self._epsilon = len(norms), head.config.epsilon
 
     @property
     def device(self) -> torch.device:
@@ -61,19 +73,22 @@ class Fusion:
         return self._product.device
 
     def __call__(self, states: Tensor) -> Tensor:
-        """(n, taps * hidden) to (n, hidden)."""
-        apart = states.to(self.device).float().view(len(states), self._taps, -1)
+        """(n, layers * hidden) to (n, hidden)."""
+        apart = states.to(self.device).float().view(len(states), self._layers, -1)
         normed = apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + self._epsilon)
         return self._product(normed.flatten(1))
 
 
-class ParallelDraft(FromMarginals):
-    """Drafts chains (``k`` = 1) or trees of ``k`` candidates a position from one forward."""
+class Pard2Drafter(FromMarginals[Pard2State]):
+    """Drafts chains (``topk`` = 1) or trees of ``topk`` candidates a position from one forward.
+
+    ``features``: whether rows carry the target's hidden states. ``sampled``: as for FromMarginals.
+    """
 
     def __init__(
-        self, head: Pard2, target: Target, k: int = 1, *, features: bool = True, sampled: bool = False
+        self, head: Pard2, target: Target, topk: int = 1, *, features: bool = True, sampled: bool = False
     ) -> None:
-        super().__init__(head.words.ids, k, sampled=sampled)
+        super().__init__(head.words.ids, topk, sampled=sampled)
         self.target = target
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers if features else ()
         self.most: int = head.options.ahead
@@ -86,143 +101,96 @@ class ParallelDraft(FromMarginals):
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._fusion = Fusion(head, target) if features else None
         self._mask = head.mask.detach().float().to(self._runner.device)
-        self._requests: dict[Sequence, _Request] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self._requests[sequence] = _Request(self._runner.open())
+    def begin(self, sequence: Sequence) -> Pard2State:
+        return Pard2State(sequence, self.calibration_of(sequence), kv=self._runner.open())
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        self._learn(sequence, position, torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1))
-        self._keep(
-            [sequence],
-            min(position + 1 + len(hidden_states[self.aux_hidden_state_layers[0]]), len(sequence.tokens) - 1),
-        )
-
-    def _learn(self, sequence: Sequence, position: int, states: Tensor) -> None:
-        """States (n, taps * hidden) of the tokens from ``position`` on."""
-        self._requests[sequence].states.update(enumerate(states, start=position + 1))
+    def on_prefill(self, state: Pard2State, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        states = torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1)
+        state.put(position, states)
+        self._keep([state], min(position + 1 + len(states), len(state.sequence.tokens) - 1))
 
     @torch.inference_mode()
-    def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:
-        self._keep([one for one in sequences if self._lag(one) > CATCH_UP])
+    def rows(self, states: Seq[Pard2State], depths: Seq[int]) -> list[Tensor | None]:
+        self._keep([one for one in states if self._lag(one) > CATCH_UP])
         batch, anchors = [], []
-        for sequence, depth in zip(sequences, depths, strict=True):
-            # A forward says something of the last token's row alone, which may be there from a round without verdict.
-            self._cut(sequence, len(sequence.tokens) - 1)
-            anchors.append(self._lag(sequence) - 1)
-            batch.append((sequence, len(sequence.tokens), min(depth, self.most) - 1))
-        states = self._run(batch, logits=self._lm_head is None)
-        for sequence, end, _ in batch:
-            self._cut(sequence, end)  # the masks have had their say
-        found = [one[anchor:] for one, anchor in zip(states, anchors, strict=True)]
+        for state, depth in zip(states, depths, strict=True):
+            # The last token always runs, for its logits; its K/V may be there from a round without verdict.
+            self._cut(state, len(state.sequence.tokens) - 1)
+            anchors.append(self._lag(state) - 1)
+            batch.append((state, len(state.sequence.tokens), min(depth, self.most) - 1))
+        out = self._run(batch, logits=self._lm_head is None)
+        for state, end, _ in batch:
+            self._cut(state, end)  # the K/V of the masks
+        found = [one[anchor:] for one, anchor in zip(out, anchors, strict=True)]
         if self._lm_head is None:
             return list(found)
         return list(torch.split(self._lm_head(torch.cat(found)), [len(one) for one in found]))
 
-    def _lag(self, sequence: Sequence) -> int:
+    def _lag(self, state: Pard2State) -> int:
         """Committed tokens that are not kept yet."""
-        return len(sequence.tokens) - self._runner.length(self._requests[sequence].kv)
+        return len(state.sequence.tokens) - self._runner.length(state.kv)
 
     @torch.inference_mode()
-    def _keep(self, sequences: Seq[Sequence], end: int | None = None) -> None:
+    def _keep(self, states: Seq[Pard2State], end: int | None = None) -> None:
         """Keep rows of tokens up to ``end``, the last committed one by default."""
-        stops = [(one, len(one.tokens) - 1 if end is None else end) for one in sequences]
-        behind = [(one, stop, 0) for one, stop in stops if self._runner.length(self._requests[one].kv) < stop]
+        stops = [(one, len(one.sequence.tokens) - 1 if end is None else end) for one in states]
+        behind = [(one, stop, 0) for one, stop in stops if self._runner.length(one.kv) < stop]
         if behind:
             self._run(behind, logits=False)
 
-    def _run(self, batch: Seq[tuple[Sequence, int, int]], *, logits: bool) -> list[Tensor]:
-        """One forward over rows that are kept: (sequence, where its tokens end, masks behind them).
+    def _run(self, batch: Seq[tuple[Pard2State, int, int]], *, logits: bool) -> list[Tensor]:
+        """One forward over rows that are kept: (request, where its tokens end, masks behind them).
 
         Logits of all rows, or the states that left the last layer.
         """
-        spans = [(self._runner.length(self._requests[one].kv), stop, masks) for one, stop, masks in batch]
-        tokens = [
-            token
-            for (one, _, _), (first, stop, _) in zip(batch, spans, strict=True)
-            for token in one.tokens[first:stop]
-        ]
+        spans = [(one, self._runner.length(one.kv), stop, masks) for one, stop, masks in batch]
+        tokens = [token for one, first, stop, _ in spans for token in one.sequence.tokens[first:stop]]
         embedded = self.target.embed(torch.tensor(tokens)).to(self._mask)
-        carried = self._carried([(one, *span) for (one, _, _), span in zip(batch, spans, strict=True)])
+        carried = self._carried([(one, at) for one, first, stop, _ in spans for at in range(first, stop)])
         rows, done = [], 0
-        for (sequence, _, _), (first, stop, masks) in zip(batch, spans, strict=True):
-            states = torch.cat([embedded[done : done + stop - first], self._mask.expand(masks, -1)])
+        for one, first, stop, masks in spans:
+            entering = torch.cat([embedded[done : done + stop - first], self._mask.expand(masks, -1)])
             if carried is not None:
                 where = list(range(done, done + stop - first))
-                states = states + carried[[*where, *where[-1:] * masks]]
+                entering = entering + carried[[*where, *where[-1:] * masks]]
             done += stop - first
-            rows.append(Rows(self._requests[sequence].kv, states, list(range(first, stop + masks))))
-            self._forget(sequence)
+            rows.append(Rows(one.kv, entering, list(range(first, stop + masks))))
+            one.forget_old()
         out = self._runner.run(rows, logits=logits)
         return [one.states if one.logits is None else one.logits.float() for one in out]
 
-    def _carried(self, spans: Seq[tuple[Sequence, int, int, int]]) -> Tensor | None:
-        """What the rows of tokens carry, (tokens, hidden), those of all sequences end to end; None: nothing."""
+    def _carried(self, places: list[tuple[Pard2State, int]]) -> Tensor | None:
+        """What the rows of tokens at these places carry, (places, hidden); None: nothing."""
         if self._fusion is None:
             return None
-        known: list[Tensor] = []
-        places: list[int] = []
-        count = 0
-        for sequence, first, stop, _ in spans:
-            states = self._requests[sequence].states
-            for at in range(first, stop):
-                if at in states:
-                    known.append(states[at])
-                    places.append(count)
-                count += 1
-        carried = torch.zeros(count, len(self._mask), device=self._mask.device)
+        known = [row for row, (one, at) in enumerate(places) if at in one.carried]
+        carried = torch.zeros(len(places), len(self._mask), device=self._mask.device)
         if known:
-            carried[places] = self._fusion(torch.stack(known)).to(carried)
+            states = torch.stack([places[row][0].carried[places[row][1]] for row in known])
+            carried[known] = self._fusion(states).to(carried)
         return carried
 
-    def _forget(self, sequence: Sequence) -> None:
-        """Drop states that no row will carry again."""
-        states = self._requests[sequence].states
-        oldest = max(states, default=0) - RECENT
-        for at in [at for at in states if at < oldest]:
-            del states[at]
-
-    def _cut(self, sequence: Sequence, length: int) -> None:
+    def _cut(self, state: Pard2State, length: int) -> None:
         """Give up what is kept of tokens from ``length`` on."""
-        request = self._requests[sequence]
-        if length < self._runner.length(request.kv):
-            request.kv = self._runner.truncate(request.kv, length)
+        if length < self._runner.length(state.kv):
+            state.kv = self._runner.truncate(state.kv, length)
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        super().observe(sequences, scores, verdicts)
-        if not self.aux_hidden_state_layers:
-            return
-        for sequence, part, verdict in zip(sequences, scores, verdicts, strict=True):
-            # An answer that ended may have been cut short of the path; its last token has no state.
-            path = verdict.path[: max(0, len(sequence.tokens) - part.length - 1)]
-            rows = [0, *(1 + node for node in path)]
-            self._learn(
-                sequence,
-                part.length - 1,
-                torch.cat([part.hidden_states[layer][rows] for layer in self.aux_hidden_state_layers], -1),
-            )
-        self._keep([one for one in sequences if self._lag(one) > CATCH_UP])
+    def observe_batch(self, states: Seq[Pard2State], verdicts: Seq[Verdict]) -> None:
+        super().observe_batch(states, verdicts)
+        if self.aux_hidden_state_layers:
+            for state, verdict in zip(states, verdicts, strict=True):
+                state.put(verdict.scores.length - 1, verdict.hidden_states(self.aux_hidden_state_layers))
+            self._keep([one for one in states if self._lag(one) > CATCH_UP])
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        request, count = self._requests[sequence], len(twin.tokens)
-        kept = min(self._runner.length(request.kv), count - 1)
-        states = {at: rows for at, rows in request.states.items() if at <= count}
-        self._requests[twin] = _Request(self._runner.fork(request.kv, kept), states)
+    def rewind(self, state: Pard2State, sequence: Sequence, kept: int) -> Pard2State:
+        self._cut(state, kept)
+        state.carried = {at: rows for at, rows in state.carried.items() if at <= kept}
+        state.grown = None
+        return state
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        super().rewind(sequence, kept)
-        self._cut(sequence, kept)
-        states = self._requests[sequence].states
-        for at in [at for at in states if at > kept]:
-            del states[at]
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        request = self._requests.pop(sequence, None)
-        if request is not None:
-            self._runner.close(request.kv)
+    def end(self, state: Pard2State) -> None:
+        self._runner.close(state.kv)
 
 
 class Pard2Settings(BaseModel):
@@ -230,31 +198,32 @@ class Pard2Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    width: int = Field(8, ge=1, le=64, description="candidates of a position; 1: a chain")
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, where nodes are given")
-    features: bool = Field(True, description="whether rows carry the target's states (target-dependent mode)")
-    sampled: bool = Field(False, description="above temperature 0, a chain drawn from the rows instead of a tree")
+    topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each position that are candidates; 1: a chain")
+    max_nodes: int | None = Field(
+        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+    )
+    depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, where max_nodes is given")
+    features: bool = Field(True, description="whether rows carry the target's hidden states (target-dependent mode)")
+    sampled: bool = Field(False, description="above temperature 0, a sampled chain instead of a tree")
 
 
 @register(
     "pard2",
     family="trained",
     paper="An et al. 2026, arXiv 2605.08632",
-    summary="Masks behind the last token: a small LM says all draft tokens in one forward, a tree of the likeliest.",
-    when_to_use="Where a draft's forwards are dear, for it is always one. A chain of a drafter that sees its own "
-    "tokens is "
-    "accepted further.",
+    summary="Masks after the last token: a small LM predicts all draft tokens in one forward, a tree of the likeliest.",
+    when_to_use="Where forwards of a drafter are expensive: a draft is always one. Chains of a drafter that sees its "
+    "own tokens are accepted further.",
     aliases=("pard",),
     head="pard2",
-    tiny={"nodes": 3, "depth": 2, "width": 2},
+    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )
 def build(context: Context, settings: Pard2Settings) -> Parts:
-    """The parallel drafter that was named or is shipped, beside the target."""
+    """The head that was named or is shipped, beside the target. Raises BadInput where no head fits it."""
     head = context.head("pard2")
     assert isinstance(head, Pard2)
-    drafter = ParallelDraft(head, context.target, settings.width, features=settings.features, sampled=settings.sampled)
-    controller: Controller = CostModel(context.target.costs, width=settings.width)
-    if settings.nodes is not None:
-        controller = Fixed(settings.depth, settings.width, settings.nodes)
+    drafter = Pard2Drafter(head, context.target, settings.topk, features=settings.features, sampled=settings.sampled)
+    controller: Controller = CostModel(context.target.costs, width=settings.topk)
+    if settings.max_nodes is not None:
+        controller = Fixed(settings.depth, settings.topk, settings.max_nodes)
     return Parts(drafter, controller)
