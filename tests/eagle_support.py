@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.controllers.base import Budget
 from outpace.core.tree import TokenTree
 from outpace.engine.method import Method
+from outpace.heads.feature_drafter import FeatureState
 from outpace.heads.untrained import random_head
 from outpace.methods.registry import Context, build
-from outpace.targets.base import Sequence, Target
+from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 
 KINDS = {"eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3"}
@@ -92,7 +94,7 @@ class Written:
         return torch.stack(logits[len(tokens) - 2 :])
 
 
-def drafted_logits(drafter: Any, sequence: Sequence, drafted: Seq[int]) -> Tensor:
+def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tensor:
     """What the drafter's runtime makes of a chain of given tokens: (1 + drafted, Vd)."""
     seen: list[Tensor] = []
 
@@ -108,9 +110,7 @@ def drafted_logits(drafter: Any, sequence: Sequence, drafted: Seq[int]) -> Tenso
         def learn(self, committed: Seq[int]) -> None:
             pass
 
-    from outpace.controllers.base import Budget
-
-    before, drafter._start = drafter._start, lambda *_: Given()
-    drafter.propose([sequence], [Budget(len(drafted) + 1)])
-    drafter._start = before
+    drafter.start = lambda *_: Given()
+    drafter.propose_batch([state], [Budget(len(drafted) + 1)])
+    del drafter.start
     return torch.cat(seen)

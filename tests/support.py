@@ -24,7 +24,7 @@ from outpace.core.chance import Chance, ChanceSource, Enumeration
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -221,20 +221,20 @@ Grow = Callable[[TokenTree, Path, int, Chance], None]
 """Adds draws to a tree: (tree, committed tokens, depth, chance)."""
 
 
-class Toy(Drafter):
+class Toy(Drafter[DraftState]):
     """A drafter made of one function; it draws from the stream it should."""
 
     def __init__(self, grow: Grow, proposal: Proposal) -> None:
         self.grow = grow
         self.proposal = proposal
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            tree = TokenTree()
-            self.grow(tree, tuple(sequence.tokens), budget.depth, self.stream(sequence))
-            trees.append(tree)
-        return trees
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
+
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        tree, sequence = TokenTree(), state.sequence
+        self.grow(tree, tuple(sequence.tokens), budget.depth, self.stream(sequence))
+        return tree
 
     def stream(self, sequence: Sequence) -> Chance:
         return sequence.chance.at(len(sequence.tokens), "draft")

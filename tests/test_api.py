@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -16,36 +16,36 @@ from outpace.api import REMEMBERED
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, methods, register
 from outpace.model import Model
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import Sequence
 
 
-class Hearsay(Drafter):
+@dataclass(slots=True)
+class Heard(DraftState):
+    """What was heard in the namespace."""
+
+    heard: list[int]
+
+
+class Hearsay(Drafter[Heard]):
     """Drafts the answer that was heard before in the namespace."""
 
     def __init__(self) -> None:
         self.heard = Namespaces[list[int]](list)
 
-    def begin(self, sequence: Sequence) -> None:
-        self.heard.open(sequence)
+    def begin(self, sequence: Sequence) -> Heard:
+        return Heard(sequence, self.heard.open(sequence))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = []
-        for one, budget in zip(sequences, budgets, strict=True):
-            said = len(one.tokens) - one.prompt_length
-            trees.append(TokenTree.chain(self.heard[one][said : said + budget.depth]))
-        return trees
+    def propose(self, state: Heard, budget: Budget) -> TokenTree:
+        said = len(state.sequence.tokens) - state.sequence.prompt_length
+        return TokenTree.chain(state.heard[said : said + budget.depth])
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for one in sequences:
-            answer = one.tokens[one.prompt_length :]
-            self.heard[one][: len(answer)] = answer
-
-    def end(self, sequence: Sequence) -> None:
-        self.heard.close(sequence)
+    def observe(self, state: Heard, verdict: Verdict) -> None:
+        answer = state.sequence.tokens[state.sequence.prompt_length :]
+        state.heard[: len(answer)] = answer
 
 
 class Settings(BaseModel):

@@ -24,7 +24,7 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -82,19 +82,19 @@ def wandering(cost: Callable[[int], float] = cheap) -> TableTarget:
     return target
 
 
-class Foresight(Drafter):
+class Foresight(Drafter[DraftState]):
     """Knows the target's table, and is right at positions that ``knows`` accepts; counts how often it was asked."""
 
     def __init__(self, target: TableTarget, knows: Callable[[int], bool], length: int = 3) -> None:
         self.target, self.knows, self.length = target, knows, length
         self.asked = 0
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        self.asked += len(sequences)
-        return [self._one(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
 
-    def _one(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        tree, path, node = TokenTree(), tuple(sequence.tokens), ROOT
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        self.asked += 1
+        tree, path, node = TokenTree(), tuple(state.sequence.tokens), ROOT
         for depth in range(min(self.length, budget.depth)):
             row = self.target.table(path)
             token = int(row.argmax() if self.knows(len(path)) else row.argmin())
@@ -114,9 +114,9 @@ class Still(Clock):
         return self.shows
 
 
-def of(target: TableTarget, learned: Drafter | None = None, draft: float = 0.1) -> Method:
+def of(target: TableTarget, learned: Drafter[Any] | None = None, draft: float = 0.1) -> Method:
     """``auto`` of the suffix automaton and ``learned``, whose drafts take ``draft`` seconds; a plain step takes one."""
-    parts: list[Drafter] = [SuffixLookup()] if learned is None else [SuffixLookup(), learned]
+    parts: list[Drafter[Any]] = [SuffixLookup()] if learned is None else [SuffixLookup(), learned]
     drafter = Auto(parts, ["sam", "learned"][: len(parts)], target)
     drafter.clock = Still(draft)
     controllers = [CostModel(target.costs) for _ in parts]
@@ -232,14 +232,14 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
     target = wandering()
     method = of(target, Foresight(target, always))
     sequence = target.sequence((1, 2, 3, 4, 2))
-    method.drafter.begin(sequence)
+    state = method.drafter.begin(sequence)
     budget = Budget(6, 6, relative_costs=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
-    [tree] = method.drafter.propose([sequence], [budget])
+    [tree] = method.drafter.propose_batch([state], [budget])
     assert tree.child(ROOT, 3) is not None, "what the text says"
     assert tree.child(ROOT, int(target.table(tuple(sequence.tokens)).argmax())) is not None, "what the head says"
     assert len(tree) <= 6
     dear = Budget(6, 6, relative_costs=(1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0))
-    assert len(method.drafter.propose([sequence], [dear])[0]) == 0
+    assert len(method.drafter.propose_batch([state], [dear])[0]) == 0
 
 
 # --------------------------------------------------------------------------------------------- when it asks again
@@ -259,7 +259,7 @@ def test_waits_grow_with_trials_that_do_not_pay_and_end_when_they_do() -> None:
     for _ in range(8):
         known.learn(4, 1.5)
         assert known.wanted(1.0, 0.2)
-    assert known.pace(0.2) > 1.5
+    assert known.rate(0.2) > 1.5
 
 
 def test_a_poor_part_becomes_good_when_the_text_does() -> None:
@@ -345,29 +345,30 @@ def test_at_temperature_0_it_is_plain_decoding() -> None:
     greedy_is_plain("auto", {})
 
 
-class Guess(Drafter):
+class Guess(Drafter[DraftState]):
     """A certain tree, another one for every context."""
 
     proposal = Proposal(tree=True)
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            trees.append(TokenTree())
-            certain_tree(5, 3, 3)(trees[-1], tuple(sequence.tokens), budget.depth, self.chance(sequence))
-        return trees
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
+
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        tree, sequence = TokenTree(), state.sequence
+        certain_tree(5, 3, 3)(tree, tuple(sequence.tokens), budget.depth, self.chance(sequence))
+        return tree
 
 
-def certain(context: Context) -> Drafter:
+def certain(context: Context) -> Drafter[Any]:
     return Guess()
 
 
-def sampled(context: Context) -> Drafter:
+def sampled(context: Context) -> Drafter[Any]:
     return DraftModel(context.draft())
 
 
 @pytest.mark.parametrize("learned", [certain, sampled])
-def test_outputs_have_the_target_s_law(learned: Callable[[Context], Drafter]) -> None:
+def test_outputs_have_the_target_s_law(learned: Callable[[Context], Drafter[Any]]) -> None:
     def make(context: Context) -> Method:
         drafter = Auto([SuffixLookup(), learned(context)], ["sam", "learned"], context.target)
         controller = CombinedController([CostModel(context.target.costs, 4), Fixed(2, nodes=3)], united=True)
@@ -400,26 +401,6 @@ def test_requests_side_by_side_say_what_they_say_alone() -> None:
     decoder.run()
     assert [one.tokens for one in running[:3]] == [plain(target, one, 50) for one in prompts]
     assert running[3].tokens == answer(target, method, (3,), SAMPLED, 50).tokens
-
-
-def test_forks_go_on_from_what_is_known_and_ends_leave_nothing() -> None:
-    target = wandering()
-    method = of(target, Foresight(target, always))
-    assert isinstance(method.drafter, Auto)
-    decoder = Decoder(target)
-    generation = decoder.submit(Request((1, 2), method, max_new_tokens=30))
-    for _ in range(4):
-        decoder.step()
-    twin = target.sequence(generation.sequence.tokens)
-    method.drafter.fork(generation.sequence, twin)
-    tree, copy = (method.drafter.propose([one], [Budget(4)])[0] for one in (generation.sequence, twin))
-    assert tree.tokens == copy.tokens
-    method.drafter.rewind(twin, len(twin.tokens) - 2)
-    del twin.tokens[-2:]
-    assert len(method.drafter.propose([twin], [Budget(4)])[0])
-    method.drafter.end(twin)
-    decoder.run()
-    assert not method.drafter._requests and not method.drafter._proposed
 
 
 # ---------------------------------------------------------------------------------------------- which parts it has
@@ -485,7 +466,7 @@ def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> No
         (context(named=["three"]), {}, "of kind three"),
         (context(), {"learned": ["toy-one"]}, "no head of kind one"),
         (context(), {"learned": ["nonesuch"]}, "unknown method 'nonesuch'"),
-        (context(), {"settings": {"pld": {"length": 2}}}, "none of auto's parts"),
+        (context(), {"settings": {"pld": {"num_draft_tokens": 2}}}, "none of auto's parts"),
         (context(), {"settings": {"sam": {"lenth": 2}}}, "lenth"),
         (context(["one"]), {"learned": ["toy-one"], "settings": {"toy-one": {"x": 1}}}, "no setting 'x'"),
         (context(), {"free": "nonesuch"}, "unknown method"),

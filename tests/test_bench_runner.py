@@ -1,7 +1,7 @@
 import json
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES, CacheUse
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.method import Method
 from outpace.model import Model
@@ -59,7 +59,7 @@ class Letters:
         return [token for message in messages for token in (1, *self.encode(message["content"]))]
 
 
-class Oracle(Drafter):
+class Oracle(Drafter[DraftState]):
     """Drafts what the target will say, every third token wrong. ``fail_at`` proposals it raises ``error``."""
 
     def __init__(
@@ -72,19 +72,20 @@ class Oracle(Drafter):
         self.target, self.error, self.fail_at, self.log = target, error, fail_at, log
         self.calls = self.open = 0
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence) -> DraftState:
         self.open += 1
         if self.log is not None:
             self.log.append(tuple(sequence.tokens))
+        return DraftState(sequence)
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, state: DraftState) -> None:
         self.open -= 1
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         self.calls += 1
         if self.error is not None and self.calls >= self.fail_at:
             raise self.error
-        return [self._chain(sequence, budget.depth) for sequence, budget in zip(sequences, budgets, strict=True)]
+        return [self._chain(state.sequence, budget.depth) for state, budget in zip(states, budgets, strict=True)]
 
     def _chain(self, sequence: Sequence, depth: int) -> TokenTree:
         tokens = list(sequence.tokens)
@@ -213,8 +214,9 @@ def test_every_prompt_runs_with_every_method_before_the_next_and_the_order_chang
             super().__init__(table_of(model))
             self.label = label
 
-        def begin(self, sequence: Sequence) -> None:
+        def begin(self, sequence: Sequence) -> DraftState:
             log.append((self.label, tuple(sequence.tokens)))
+            return DraftState(sequence)
 
     methods = [Method(label, Logged(label), RecursiveRejection(), Fixed(2)) for label in "xyz"]
     prompts = [Prompt(str(i), "a", (f"prompt {i}",)) for i in range(12)]
@@ -390,28 +392,32 @@ def test_repeated_ngrams_show_loops() -> None:
 # ---------------------------------------------------------------------------------------------------- namespaces
 
 
-class Learner(Drafter):
+@dataclass(slots=True)
+class Heard(DraftState):
+    """What was heard in the namespace."""
+
+    heard: list[int]
+
+
+class Learner(Drafter[Heard]):
     """Drafts what it heard last in the namespace, and notes under which names it was asked."""
 
     def __init__(self) -> None:
         self.heard = Namespaces[list[int]](list)
         self.asked: list[str] = []
 
-    def begin(self, sequence: Sequence) -> None:
-        self.heard.open(sequence)
+    def begin(self, sequence: Sequence) -> Heard:
         self.asked.append(sequence.namespace)
+        return Heard(sequence, self.heard.open(sequence))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [
-            TokenTree.chain(self.heard[one][: budget.depth]) for one, budget in zip(sequences, budgets, strict=True)
-        ]
+    def propose(self, state: Heard, budget: Budget) -> TokenTree:
+        return TokenTree.chain(state.heard[: budget.depth])
 
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        return (CacheUse("heard", len(self.heard[sequence]), 5, evicted=1),)
+    def caches(self, state: Heard) -> tuple[CacheUse, ...]:
+        return (CacheUse("heard", len(state.heard), 5, evicted=1),)
 
-    def end(self, sequence: Sequence) -> None:
-        self.heard[sequence][:] = sequence.tokens[-5:]
-        self.heard.close(sequence)
+    def end(self, state: Heard) -> None:
+        state.heard[:] = state.sequence.tokens[-5:]
 
 
 def learner(model: Model, name: str = "learner") -> Method:

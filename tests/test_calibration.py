@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.best_first import FLOOR, BestFirst, Successor
+from outpace.drafting.best_first import FLOOR, BestFirst, CandidateState, Grown, Successor
 from outpace.drafting.calibration import MEMORY, WEIGHT, Calibration, Kind
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -76,34 +76,33 @@ Edges = dict[tuple[int, ...], list[tuple[int, int]]]
 """What may follow a path: (token, kind)."""
 
 
-class CandidateTree(BestFirst):
-    """Successors by a table over the drafted path; the path is the state."""
+class Tabled(BestFirst[CandidateState]):
+    """Successors by a table over the drafted path; the path is the place."""
 
     def __init__(self, edges: Edges, rates: list[float]) -> None:
-        super().__init__()
         self.edges = edges
         self.rates = Calibration(rates.__getitem__)
 
-    def root(self, sequence: Sequence) -> Any:
+    def begin(self, sequence: Sequence) -> CandidateState:
+        return CandidateState(sequence, self.rates)
+
+    def root(self, state: CandidateState) -> Any:
         return ()
 
-    def successors(self, sequence: Sequence, state: Any) -> Iterable[Successor]:
-        return [Successor(token, kind, (*state, token)) for token, kind in self.edges.get(state, ())]
-
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self.rates
+    def successors(self, state: CandidateState, place: Any) -> Iterable[Successor]:
+        return [Successor(token, kind, (*place, token)) for token, kind in self.edges.get(place, ())]
 
 
 @st.composite
-def candidate_trees(draw: st.DrawFn) -> CandidateTree:
+def candidate_trees(draw: st.DrawFn) -> Tabled:
     """Up to three successors after every path of up to three tokens, of five kinds; tokens may come twice."""
     entry = st.tuples(st.integers(0, 2), st.integers(0, 4))
     paths = [path for depth in range(4) for path in product(range(3), repeat=depth)]
     edges = {path: draw(st.lists(entry, max_size=3)) for path in paths if draw(st.booleans())}
-    return CandidateTree(edges, draw(st.lists(st.floats(0.02, 0.98), min_size=5, max_size=5)))
+    return Tabled(edges, draw(st.lists(st.floats(0.02, 0.98), min_size=5, max_size=5)))
 
 
-def all_paths(candidates: CandidateTree, depth: int) -> dict[tuple[int, ...], float]:
+def all_paths(candidates: Tabled, depth: int) -> dict[tuple[int, ...], float]:
     """Every path that there is with its estimate; of two for one path the larger."""
     found: dict[tuple[int, ...], float] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
@@ -120,10 +119,9 @@ def all_paths(candidates: CandidateTree, depth: int) -> dict[tuple[int, ...], fl
 
 
 @given(candidate_trees(), st.integers(0, 4), st.integers(0, 12))
-def test_the_likeliest_paths_are_drafted_in_their_order(candidates: CandidateTree, depth: int, nodes: int) -> None:
+def test_the_likeliest_paths_are_drafted_in_their_order(candidates: Tabled, depth: int, nodes: int) -> None:
     """Against every path there is, sorted."""
-    sequence = TARGET.sequence([1, 2])
-    [tree] = candidates.propose([sequence], [Budget(depth, nodes)])
+    tree = candidates.propose(candidates.begin(TARGET.sequence([1, 2])), Budget(depth, nodes))
     paths = all_paths(candidates, depth)
     assert len(tree) == min(nodes, len(paths)) if depth else len(tree) == 0
     assert tree.path_acceptance_probs == pytest.approx(sorted(paths.values(), reverse=True)[: len(tree)])
@@ -134,10 +132,11 @@ def test_the_likeliest_paths_are_drafted_in_their_order(candidates: CandidateTre
 
 
 @given(candidate_trees(), st.lists(st.floats(0.05, 0.6), min_size=8, max_size=8))
-def test_as_many_are_drafted_as_pay(candidates: CandidateTree, steps: list[float]) -> None:
+def test_as_many_are_drafted_as_pay(candidates: Tabled, steps: list[float]) -> None:
     relative_costs = tuple(1.0 + sum(steps[:count]) for count in range(9))
-    [whole] = candidates.propose([TARGET.sequence([1, 2])], [Budget(4, 8)])
-    [tree] = candidates.propose([TARGET.sequence([1, 2])], [Budget(4, 8, relative_costs=relative_costs)])
+    state = candidates.begin(TARGET.sequence([1, 2]))
+    whole = candidates.propose(state, Budget(4, 8))
+    tree = candidates.propose(state, Budget(4, 8, relative_costs=relative_costs))
     paces = [(1 + sum(whole.path_acceptance_probs[:count])) / relative_costs[count] for count in range(len(whole) + 1)]
     assert paces[len(tree)] == pytest.approx(max(paces))
     assert tree.tokens == whole.tokens[: len(tree)]
@@ -150,38 +149,33 @@ TARGET = TableTarget(VOCAB, random_table(VOCAB, 3, order=1))
 
 
 class Priced(Controller):
-    """A draft token costs half a plain step."""
+    """A draft token costs half an autoregressive step."""
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         return Budget(4, 4, relative_costs=tuple(1 + 0.5 * count for count in range(5)))
 
 
-class Guesses(BestFirst):
-    """After every token two candidates: one that the target never says, and its very next token.
+class Guesses(BestFirst[CandidateState]):
+    """After every token two candidates: one that the target never chooses, and its very next token.
 
     It takes the wrong one (kind 0) for far likelier than the right one (kind 1).
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._rates: dict[Sequence, Calibration] = {}
+    priors: ClassVar = {0: 0.7, 1: 0.2}
 
-    def begin(self, sequence: Sequence) -> None:
-        self._rates[sequence] = Calibration({0: 0.7, 1: 0.2}.__getitem__)
+    def begin(self, sequence: Sequence) -> CandidateState:
+        return CandidateState(sequence, Calibration(self.priors.__getitem__))
 
-    def root(self, sequence: Sequence) -> Any:
-        return sequence.tokens[-1]
+    def root(self, state: CandidateState) -> Any:
+        return state.sequence.tokens[-1]
 
-    def successors(self, sequence: Sequence, state: Any) -> Iterable[Successor]:
-        right = int(TARGET.table((0, state)).argmax())
+    def successors(self, state: CandidateState, place: Any) -> Iterable[Successor]:
+        right = int(TARGET.table((0, place)).argmax())
         wrong = (right + 1) % VOCAB
         return [Successor(wrong, 0, wrong), Successor(right, 1, right)]
 
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self._rates[sequence]
 
-
-def decode(drafter: BestFirst, controller: Controller, length: int = 150) -> Generation:
+def decode(drafter: BestFirst[CandidateState], controller: Controller, length: int = 150) -> Generation:
     decoder = Decoder(TARGET)
     method = Method("guesses", drafter, RecursiveRejection(), controller)
     generation = decoder.submit(Request((1, 2), method, max_new_tokens=length, trace=True))
@@ -210,21 +204,17 @@ def test_candidates_that_were_not_drafted_teach_too(monkeypatch: pytest.MonkeyPa
     """At these prices nothing pays at first: what was not drafted must say that it would have been right."""
 
     class Hidden(Guesses):
-        def begin(self, sequence: Sequence) -> None:
-            self._rates[sequence] = Calibration({0: 0.01, 1: 0.3}.__getitem__)
+        priors: ClassVar = {0: 0.01, 1: 0.3}
 
     learned = decode(Hidden(), Priced())
     assert not len(learned.rounds[0].tree)
     assert late_acceptance(learned) > 2.5
 
-    honest = BestFirst._propose
-
-    def forgetful(self: BestFirst, sequence: Sequence, budget: Budget) -> TokenTree:
-        tree = honest(self, sequence, budget)
-        if sequence in self._grown:
-            grown = self._grown[sequence]
-            self._grown[sequence] = grown._replace(tree=tree, kinds=grown.kinds[: len(tree)])
+    def forgetful(self: CandidateState, grown: Grown, budget: Budget) -> TokenTree:
+        tree = honest(self, grown, budget)
+        self.grown = Grown(tree, grown.kinds[: len(tree)])
         return tree
 
-    monkeypatch.setattr(BestFirst, "_propose", forgetful)
+    honest = CandidateState.draft
+    monkeypatch.setattr(CandidateState, "draft", forgetful)
     assert late_acceptance(decode(Hidden(), Priced())) == 1.0

@@ -21,7 +21,7 @@ from outpace.core.metrics import CacheUse, RequestMetrics
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.combination import Combined, one_of, union_of
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
@@ -31,7 +31,7 @@ from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.combination.cascade import Cascade
 from outpace.methods.registry import Context
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 
 FEW = [
@@ -42,7 +42,7 @@ FEW = [
 """Several rounds each, and few enough outcomes."""
 
 
-class Witness(Drafter):
+class Witness(Drafter[DraftState]):
     """Writes down all that happens to it; drafts one certain token."""
 
     def __init__(
@@ -55,34 +55,32 @@ class Witness(Drafter):
         )
         self.seen: list[Any] = []
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence) -> DraftState:
         self.seen.append("begin")
+        return DraftState(sequence)
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+    def on_prefill(self, state: DraftState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         self.seen.append(("prefill", tuple(hidden_states)))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         self.seen.append(("propose", [budget.depth for budget in budgets]))
         trees = []
-        for _ in sequences:
+        for _ in states:
             trees.append(TokenTree())
             trees[-1].add(-1, self.token, path_acceptance_prob=self.path_acceptance_prob)
         return trees
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
+    def observe(self, state: DraftState, verdict: Verdict) -> None:
         self.seen.append("observe")
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        self.seen.append("fork")
-
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+    def caches(self, state: DraftState) -> tuple[CacheUse, ...]:
         return (CacheUse("words", 3, 7),)
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, state: DraftState) -> None:
         self.seen.append("end")
 
 
-def combinations(parts: Seq[Drafter], names: Seq[str]) -> list[Combined]:
+def combinations(parts: Seq[Drafter[Any]], names: Seq[str]) -> list[Combined[Any]]:
     return [Cascade(parts, names, 0.5), Merge(parts, names)]
 
 
@@ -96,11 +94,9 @@ def test_all_that_happens_reaches_every_part(which: int) -> None:
     decoder = Decoder(TableTarget(4))
     generation = decoder.submit(Request((0, 1, 2), method, max_new_tokens=3))
     decoder.step()
-    whole.fork(generation.sequence, generation.sequence)
     decoder.run()
     assert one.seen[0] == two.seen[0] == "begin" and one.seen[-1] == two.seen[-1] == "end"
     assert ("prefill", (1,)) in one.seen and ("prefill", (1, 3)) in two.seen
-    assert "fork" in one.seen and "fork" in two.seen
     assert one.seen.count("observe") == two.seen.count("observe") == generation.metrics.rounds
     assert ("propose", [2]) in one.seen, "every part gets its own budget"
     assert (("propose", [1]) in two.seen) == (which == 1), "a cascade's second part is not asked where the first drafts"
@@ -126,8 +122,8 @@ def test_a_part_without_a_budget_is_not_asked() -> None:
     for which, whole in enumerate(combinations([Witness(0), Witness(1)], ["one", "two"])):
         sequence = TableTarget(4).sequence([0, 1])
         budget = CombinedController([Fixed(0), Fixed(1)], united=which == 1).budget(RequestMetrics(), 1)
-        assert whole.propose([sequence], [budget])[0].tokens == [1]
-        assert isinstance(whole.parts[0], Witness) and not whole.parts[0].seen
+        assert whole.propose_batch([whole.begin(sequence)], [budget])[0].tokens == [1]
+        assert isinstance(whole.parts[0], Witness) and set(whole.parts[0].seen) == {"begin"}
 
 
 # ------------------------------------------------------------------------------------------------------ streams
@@ -183,7 +179,7 @@ def test_what_a_part_learned_stays_in_its_namespace(name: str) -> None:
     context = Context(target, lambda: target)
     settings: dict[str, Any] = {
         "parts": ("recycling", "pld"),
-        "settings": {"recycling": {"nodes": 4}, "pld": {"length": 1}},
+        "settings": {"recycling": {"max_nodes": 4}, "pld": {"num_draft_tokens": 1}},
     }
     settings |= {"confidence": 0.0} if name == "cascade" else {}
     method = registry.build(name, context, settings)
@@ -255,8 +251,8 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
 
 def test_combinations_of_combinations_decode_greedily_as_plain() -> None:
     context = tiny_context(5, 7)
-    inner = {"parts": ["pld", "draft-model"], "settings": {"pld": {"length": 3}}}
-    settings = {"parts": ["merge", "sam"], "settings": {"merge": inner, "sam": {"length": 3}}}
+    inner = {"parts": ["pld", "draft-model"], "settings": {"pld": {"num_draft_tokens": 3}}}
+    settings = {"parts": ["merge", "sam"], "settings": {"merge": inner, "sam": {"num_draft_tokens": 3}}}
     method = registry.build("cascade", context, settings)
     answers = []
     for one in (method, registry.build("none", context)):

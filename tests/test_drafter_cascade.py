@@ -31,7 +31,7 @@ def drafted(confidence: float, *path_acceptance_probs: float) -> list[int]:
         for token, path_acceptance_prob in enumerate(path_acceptance_probs)
     ]
     cascade = Cascade(parts, [str(part.token) for part in parts], confidence)
-    return cascade.propose([TableTarget(9).sequence([0])], [Budget(1)])[0].tokens
+    return cascade.propose_batch([cascade.begin(TableTarget(9).sequence([0]))], [Budget(1)])[0].tokens
 
 
 def test_the_first_confident_part_drafts() -> None:
@@ -44,41 +44,42 @@ def test_the_first_confident_part_drafts() -> None:
 
 def test_only_those_left_over_are_asked_again() -> None:
     class Odd(Witness):
-        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
-            trees = super().propose(sequences, budgets)
+        def propose_batch(self, states: Any, budgets: Any) -> list[TokenTree]:
+            trees = super().propose_batch(states, budgets)
             return [
-                tree if sequence.tokens[-1] % 2 else TokenTree()
-                for sequence, tree in zip(sequences, trees, strict=True)
+                tree if state.sequence.tokens[-1] % 2 else TokenTree()
+                for state, tree in zip(states, trees, strict=True)
             ]
 
     one, two = Odd(7), Witness(8)
     sequences = [TableTarget(9).sequence([last]) for last in range(4)]
-    trees = Cascade([one, two], ["one", "two"], 0.5).propose(sequences, [Budget(1)] * 4)
+    cascade = Cascade([one, two], ["one", "two"], 0.5)
+    trees = cascade.propose_batch([cascade.begin(sequence) for sequence in sequences], [Budget(1)] * 4)
     assert [tree.tokens for tree in trees] == [[8], [7], [8], [7]]
-    assert two.seen == [("propose", [1, 1])]
+    assert two.seen == ["begin"] * 4 + [("propose", [1, 1])]
 
 
 def test_only_the_drafting_parts_pass_is_handed_to_the_target() -> None:
     class Passing(Witness):
-        def reusable_forward(self, sequences: Any) -> Scores | None:
+        def reusable_forward(self, states: Any) -> Scores | None:
             return Scores([], self.token)
 
     cascade = Cascade([Passing(0, path_acceptance_prob=0.1), Passing(1)], ["a", "b"], 0.5)
-    sequence = TableTarget(9).sequence([0])
-    assert cascade.reusable_forward([sequence]) is None
-    cascade.propose([sequence], [Budget(1)])
-    start = cascade.reusable_forward([sequence])
+    state = cascade.begin(TableTarget(9).sequence([0]))
+    assert cascade.reusable_forward([state]) is None
+    cascade.propose_batch([state], [Budget(1)])
+    start = cascade.reusable_forward([state])
     assert start is not None and start.side == 1
-    cascade.propose([sequence], [Budget(0)])
-    assert cascade.reusable_forward([sequence]) is None
+    cascade.propose_batch([state], [Budget(0)])
+    assert cascade.reusable_forward([state]) is None
 
 
 # ---------------------------------------------------------------------------------------------------------- law
 
 COMBINATIONS: list[dict[str, Any]] = [
-    {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
-    {"parts": ("draft-model", "pld"), "settings": {"draft-model": {"length": 2, "confidence": 0.5}}},
-    {"parts": ("sam", "rsd"), "settings": {"rsd": {"branching": (2,)}, "sam": {"length": 2}}, "confidence": 0.6},
+    {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}}},
+    {"parts": ("draft-model", "pld"), "settings": {"draft-model": {"num_draft_tokens": 2, "confidence": 0.5}}},
+    {"parts": ("sam", "rsd"), "settings": {"rsd": {"branching": (2,)}, "sam": {"num_draft_tokens": 2}}, "confidence": 0.6},
     {"parts": ("rsd", "sampled-tree"), "settings": {"rsd": {"branching": (2,)}}},
 ]
 
@@ -113,7 +114,7 @@ def test_choosing_by_what_was_sampled_is_caught() -> None:
 def test_confidence_comes_from_what_became_of_earlier_drafts() -> None:
     """On text that never repeats itself the way the automaton expects, the cascade turns to its second part."""
     context = tiny_context(6, 11)
-    settings = {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 1}}}
+    settings = {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}}}
     lengths = {}
     for confidence in (0.0, 0.9):
         method = build("cascade", context, {**settings, "confidence": confidence})

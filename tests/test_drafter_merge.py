@@ -18,7 +18,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, AuxiliaryToken, QRow, TokenTree
 from outpace.drafting.merged import Merge, cut
 from outpace.methods.registry import build
-from outpace.targets.base import Scores, TreeScores
+from outpace.targets.base import Scores, Sequence, TreeScores
 from outpace.targets.table import TableTarget
 from test_combined import FEW, Witness
 
@@ -54,29 +54,33 @@ def test_the_cut_keeps_the_likeliest_paths_that_pay(trees: list[TokenTree], node
     assert all(path_acceptance_prob <= reachable or nodes == 0 for path_acceptance_prob in out) or not left
 
 
+def united(merge: Merge, sequence: Sequence, budget: Budget) -> TokenTree:
+    return merge.propose_batch([merge.begin(sequence)], [budget])[0]
+
+
 def test_a_union_is_cut_as_one_and_sampled_draws_never() -> None:
     class Sampled(Witness):
-        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
+        def propose_batch(self, states: Any, budgets: Any) -> list[TokenTree]:
             row = QRow(torch.ones(9))
-            return [TokenTree.chain([self.token, 0], [row, row]) for _ in sequences]
+            return [TokenTree.chain([self.token, 0], [row, row]) for _ in states]
 
     one, two = Witness(1, path_acceptance_prob=0.9), Witness(2, path_acceptance_prob=0.1)
     sequence = TableTarget(9).sequence([0])
     budget = Budget(1, 8, relative_costs=(1.0, 1.2, 1.4), parts=(Budget(1), Budget(1)))
-    assert Merge([one, two], ["a", "b"]).propose([sequence], [budget])[0].tokens == [1]
-    assert Merge([two, one], ["b", "a"]).propose([sequence], [budget])[0].tokens == [1]
+    assert united(Merge([one, two], ["a", "b"]), sequence, budget).tokens == [1]
+    assert united(Merge([two, one], ["b", "a"]), sequence, budget).tokens == [1]
     free = Budget(1, 8, parts=(Budget(1), Budget(1)))
-    assert sorted(Merge([two, one], ["b", "a"]).propose([sequence], [free])[0].tokens) == [1, 2]
+    assert sorted(united(Merge([two, one], ["b", "a"]), sequence, free).tokens) == [1, 2]
     three = Sampled(3)
     three.proposal = Proposal(sampled=True)
     dear = Budget(2, 8, relative_costs=(1.0, 9.0, 9.0, 9.0), parts=(Budget(1), Budget(2)))
-    assert Merge([one, three], ["a", "c"]).propose([sequence], [dear])[0].tokens == [3, 0]
+    assert united(Merge([one, three], ["a", "c"]), sequence, dear).tokens == [3, 0]
 
 
 def test_side_nodes_come_along() -> None:
     class Looking(Witness):
-        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
-            trees = super().propose(sequences, budgets)
+        def propose_batch(self, states: Any, budgets: Any) -> list[TokenTree]:
+            trees = super().propose_batch(states, budgets)
             for tree in trees:
                 tree.side.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
             return trees
@@ -86,7 +90,7 @@ def test_side_nodes_come_along() -> None:
     target = TableTarget(9)
     sequence = target.sequence([0])
     budget = CombinedController([Fixed(1)] * 3, united=True).budget(RequestMetrics(), 1)
-    [tree] = merge.propose([sequence], [budget])
+    tree = united(merge, sequence, budget)
     scores = target.score([(sequence, tree)])[0]
     for part in (one, two):
         [row] = scores.auxiliary_rows(part)
@@ -97,26 +101,27 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
     class Passing(Witness):
         done = 1
 
-        def reusable_forward(self, sequences: Any) -> Scores | None:
+        def reusable_forward(self, states: Any) -> Scores | None:
             tree = TokenTree.chain([self.token])
-            return Scores([TreeScores(sequences[0], tree, None, {})], self.token)  # type: ignore[arg-type]
+            return Scores([TreeScores(states[0].sequence, tree, None, {})], self.token)  # type: ignore[arg-type]
 
     sequence = TableTarget(9).sequence([0])
     budget = Budget(1, 8, parts=(Budget(1), Budget(1)))
     for parts, expected in (([Passing(1), Witness(2)], 1), ([Witness(2), Passing(1)], None)):
         merge = Merge(parts, ["a", "b"])
-        assert merge.reusable_forward([sequence]) is None
-        merge.propose([sequence], [budget])
-        start = merge.reusable_forward([sequence])
+        state = merge.begin(sequence)
+        assert merge.reusable_forward([state]) is None
+        merge.propose_batch([state], [budget])
+        start = merge.reusable_forward([state])
         assert (None if start is None else start.side) == expected
 
 
 COMBINATIONS: list[dict[str, Any]] = [
-    {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
-    {"parts": ("draft-model", "sam"), "settings": {"draft-model": {"length": 2}, "sam": {"length": 2}}},
-    {"parts": ("rsd", "sam"), "settings": {"rsd": {"branching": (2,)}, "sam": {"length": 1}}},
-    {"parts": ("rsd", "draft-model"), "settings": {"rsd": {"branching": (2,)}, "draft-model": {"length": 1}}},
-    {"parts": ("pld", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,)}, "pld": {"length": 1}}},
+    {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}}},
+    {"parts": ("draft-model", "sam"), "settings": {"draft-model": {"num_draft_tokens": 2}, "sam": {"num_draft_tokens": 2}}},
+    {"parts": ("rsd", "sam"), "settings": {"rsd": {"branching": (2,)}, "sam": {"num_draft_tokens": 1}}},
+    {"parts": ("rsd", "draft-model"), "settings": {"rsd": {"branching": (2,)}, "draft-model": {"num_draft_tokens": 1}}},
+    {"parts": ("pld", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,)}, "pld": {"num_draft_tokens": 1}}},
     {"parts": ("sam", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,), "draws": "greedy"}}},
 ]
 

@@ -15,7 +15,6 @@ from outpace.core.chance import SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
-from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -63,10 +62,10 @@ def target(seed: int, vocab: int = 8) -> TableTarget:
 
 def propose(drafter: SpecInfer, params: SamplingParams, depth: int, seed: int = 0) -> TokenTree:
     sequence = target(0).sequence([0, 1], params, chance=SeededChance(seed))
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     part = Budget(depth, 40, 4)
-    tree = drafter.propose([sequence], [Budget(depth, 80, 4, parts=(part, part))])[0]
-    drafter.end(sequence)
+    tree = drafter.propose_batch([state], [Budget(depth, 80, 4, parts=(part, part))])[0]
+    drafter.end(state)
     return tree
 
 
@@ -168,13 +167,11 @@ def test_kv_stay_in_step_and_requests_leave_nothing() -> None:
     decoder = Decoder(one)
     running = [decoder.submit(Request((seed,), method, SAMPLED, max_new_tokens=20)) for seed in range(3)]
     while decoder.step():
-        for part in drafter.parts:
-            assert isinstance(part, DraftModel)
-            for generation in running:
-                if generation.sequence in part._twins:
-                    kv = part._twins[generation.sequence].sequence.kv
+        for generation in running:
+            for state in generation.draft_state.parts:
+                if generation.finish_reason is None:
+                    kv = state.draft.kv
                     assert kv == generation.sequence.tokens[: len(kv)] and len(kv) < len(generation.sequence.tokens)
-    assert all(not part._twins for part in drafter.parts)  # type: ignore[attr-defined]
 
 
 def test_models_of_several_vocabularies_by_name() -> None:
@@ -188,4 +185,4 @@ def test_models_of_several_vocabularies_by_name() -> None:
     with pytest.raises(BadInput, match="--draft-model"):
         ours.method("specinfer")
     with pytest.raises(BadInput, match="room"):
-        ours.method("specinfer", {"branching": (4,), "nodes": 3}, draft_model=ours)
+        ours.method("specinfer", {"branching": (4,), "max_nodes": 3}, draft_model=ours)

@@ -18,7 +18,6 @@ from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
-from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
 from outpace.drafting.base import Drafter
@@ -123,14 +122,17 @@ def test_draws_that_live_on_are_not_looked_at() -> None:
 # ------------------------------------------------------------------------------------------------------- switch
 
 
-class Constant(Drafter):
+class Constant(Drafter[None]):
     """Drafts one token over and over."""
 
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [TokenTree.chain([self.token] * budget.depth) for budget in budgets]
+    def begin(self, sequence: Sequence) -> None:
+        return None
+
+    def propose(self, state: None, budget: Budget) -> TokenTree:
+        return TokenTree.chain([self.token] * budget.depth)
 
 
 def loop_target(vocab: int) -> TableTarget:
@@ -145,7 +147,7 @@ def decode(target: TableTarget, method: Method, prompt: Seq[int], tokens: int, n
     return generation
 
 
-def switch(parts: Seq[Drafter], target: TableTarget, policy: Policy = "ucb", most: int = 64) -> Method:
+def switch(parts: Seq[Drafter[Any]], target: TableTarget, policy: Policy = "ucb", most: int = 64) -> Method:
     names = [str(index) for index in range(len(parts))]
     drafter = Switch(parts, names, target, lambda: Bandit(len(parts), policy, 1.0, 0.3), most=most)
     return Method("switch", drafter, RecursiveRejection(), CombinedController([Fixed(4)] * len(parts)))
@@ -185,7 +187,7 @@ def test_greedy_and_sampled_requests_do_not_share_statistics() -> None:
 def test_a_switch_is_exact(policy: Policy, reward: str) -> None:
     settings = {
         "parts": ("pld", "draft-model"),
-        "settings": {"pld": {"length": 2}, "draft-model": {"length": 1}},
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}},
         "policy": policy,
         "reward": reward,
     }
@@ -275,9 +277,7 @@ def test_the_users_rules_come_first() -> None:
     routes = []
     for prompt in ([0], [2], [2, 3], [0, 1]):
         sequence = target.sequence(prompt)
-        drafter.begin(sequence)
-        routes.append(drafter.routes[sequence][0])
-        drafter.end(sequence)
+        routes.append(drafter.begin(sequence).route[0])
     assert routes == [1, 0, 2, 2]
     with pytest.raises(BadInput, match="none of the parts"):
         build("taskspec", context, {"parts": ["sam"], "rules": {"sum": "pld"}})
@@ -290,15 +290,3 @@ def test_a_router_is_exact(policy: Policy) -> None:
     settings = {**registry.find("taskspec").tiny, "policy": policy}
     certificate = certify_exact("taskspec", lambda context: build("taskspec", context, settings), FEW[2:])
     assert certificate.lossless, certificate.verdict
-
-
-@pytest.mark.parametrize("name", ["metasd", "taskspec"])
-def test_a_fork_goes_on_with_what_is_known(name: str) -> None:
-    made = build(name, tiny_context(3, 0), {"parts": ("pld", "recycling")})
-    target = TableTarget(3)
-    one, twin = target.sequence([0, 1, 0, 1]), target.sequence([0, 1, 0, 1])
-    made.drafter.begin(one)
-    made.drafter.fork(one, twin)
-    made.drafter.end(one)
-    budget = made.controller.budget(RequestMetrics(), 1, sampled=True)
-    assert len(made.drafter.propose([twin], [budget])[0]) > 0

@@ -21,11 +21,11 @@ from outpace.drafting.dynamic_tree import CENTRES, EDGES, DynamicTree, by_confid
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.heads import feature_drafter as feature
-from outpace.heads.feature_drafter import FeatureDrafter
+from outpace.heads import committed_rows, feature_drafter
+from outpace.heads.feature_drafter import FeatureDrafter, FeatureState
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
-from outpace.targets.base import Sequence, Target
+from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.hf import HFTarget
@@ -41,9 +41,9 @@ PARAMS = {
     "processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
 }
 MODES: dict[str, dict[str, Any]] = {
-    "tree": {"nodes": 3, "depth": 2, "width": 2},
-    "what pays": {},
-    "likeliest chain": {"nodes": 2, "depth": 2, "width": 1},
+    "tree": {"max_nodes": 3, "depth": 2, "topk": 2},
+    "by costs": {},
+    "likeliest chain": {"max_nodes": 2, "depth": 2, "topk": 1},
     "sampled": {"mode": "sampled", "branching": (2, 1)},
     "chain": {"mode": "chain", "depth": 2},
     "careful chain": {"mode": "chain", "depth": 2, "confidence": 0.5},
@@ -92,8 +92,7 @@ def test_samples_come_with_the_rows_that_they_were_drawn_from(name: str) -> None
     params = SamplingParams(temperature=0.7, repetition_penalty=1.3, seed=5)
     head = head_of("eagle3" if name == "eagle3" else "eagle", target, 9)
     made = build(name, Context(target, lambda: target, head=lambda *_: head), {"mode": "chain", "depth": 3})
-    sequence = started(made, target, tokens, params)
-    [tree] = made.drafter.propose([sequence], [Budget(3)])
+    [tree] = made.drafter.propose_batch([started(made, target, tokens, params)], [Budget(3)])
     assert len(tree) == 3
     written = Written(head, target)
     fused = written.fused(true_states(target, tokens, head.config.aux_hidden_state_layers))
@@ -120,12 +119,15 @@ def answers(target: Target, method: Method, prompts: Seq[Seq[int]], new: int = 1
     return found
 
 
-def nothing_left(method: Method) -> None:
+def watched(method: Method) -> list[Any]:
+    """The K/V that a method's head holds, kept up to date from now on."""
     drafter: Any = method.drafter
-    for part in getattr(drafter, "parts", (drafter,)):
-        if isinstance(part, FeatureDrafter):
-            assert not part._tracks
-            assert not part._candidate_trees
+    [part] = [one for one in getattr(drafter, "parts", (drafter,)) if isinstance(one, FeatureDrafter)]
+    runner, held = part.net.runner, list[Any]()
+    opened, closed = runner.open, runner.close
+    runner.open = lambda: held.append(1) or opened()  # type: ignore[func-returns-value, method-assign]
+    runner.close = lambda kv: held.pop() and closed(kv)  # type: ignore[method-assign]
+    return held
 
 
 @pytest.fixture(scope="module", params=["table", "dense", "generic"])
@@ -140,10 +142,11 @@ def target(request: pytest.FixtureRequest) -> Target:
 def test_greedy_answers_are_plain_decodings_in_a_batch_that_changes(target: Target, name: str) -> None:
     rng = random.Random(1)
     plain = build("none", Context(target, lambda: target))
-    made = [plain, *(method_of(name, target, target.vocab_size - 2, **MODES[mode]) for mode in ("tree", "what pays"))]
+    made = [plain, *(method_of(name, target, target.vocab_size - 2, **MODES[mode]) for mode in ("tree", "by costs"))]
     made.append(method_of(name, target, **MODES["sampled"]))
     prompts = [[rng.randrange(target.vocab_size) for _ in range(rng.choice([1, 2, 9, 30]))] for _ in range(8)]
     right = answers(target, plain, prompts)
+    held = [watched(method) for method in made[1:]]
     decoder, running = Decoder(target), []
     for at, prompt in enumerate(prompts):
         running.append(decoder.submit(Request(tuple(prompt), made[at % 4], max_new_tokens=16)))
@@ -151,8 +154,7 @@ def test_greedy_answers_are_plain_decodings_in_a_batch_that_changes(target: Targ
     decoder.run()
     assert [one.tokens for one in running] == right
     assert sum(one.metrics.drafted for one in running) > 30
-    for method in made[1:]:
-        nothing_left(method)
+    assert held == [[], [], []], "K/V are released with their requests"
 
 
 def rounds_of(target: Target, method: Method, prompts: Seq[Seq[int]], together: bool) -> list[list[list[int]]]:
@@ -168,7 +170,7 @@ def rounds_of(target: Target, method: Method, prompts: Seq[Seq[int]], together: 
     return [[one.tree.tokens for one in each.rounds] for each in running]
 
 
-@pytest.mark.parametrize("mode", ["tree", "what pays", "sampled", "chain"])
+@pytest.mark.parametrize("mode", ["tree", "by costs", "sampled", "chain"])
 def test_a_batch_drafts_what_each_would_alone(target: Target, mode: str) -> None:
     method = method_of("eagle3", target, **MODES[mode])
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8], [9, 7, 9, 3, 2, 3, 8]]
@@ -182,7 +184,7 @@ def test_a_head_that_knows_the_target_is_accepted() -> None:
     )
     head = knowing(target)
     method = build(
-        "eagle2", Context(target, lambda: target, head=lambda *_: head), {"nodes": 6, "depth": 3, "width": 3}
+        "eagle2", Context(target, lambda: target, head=lambda *_: head), {"max_nodes": 6, "depth": 3, "topk": 3}
     )
     decoder = Decoder(target)
     one = decoder.submit(Request((1, 2), method, max_new_tokens=40))
@@ -203,25 +205,32 @@ def knowing(target: Target) -> Any:
 # ------------------------------------------------------------------------------------- what befalls a request
 
 
-def started(method: Method, target: Target, tokens: Seq[int], params: SamplingParams | None = None) -> Sequence:
-    sequence = target.sequence(tokens, params)
-    method.drafter.begin(sequence)
-    target.prefill([sequence], method.drafter.aux_hidden_state_layers, method.drafter.on_prefill)
-    return sequence
+def started(method: Method, target: Target, tokens: Seq[int], params: SamplingParams | None = None) -> FeatureState:
+    state: FeatureState = method.drafter.begin(target.sequence(tokens, params))
+    prefilled(method, target, state)
+    return state
 
 
-def told(method: Method, target: Target, sequence: Sequence, tree: TokenTree, path: Seq[int], token: int) -> None:
+def prefilled(method: Method, target: Target, state: FeatureState) -> None:
+    drafter = method.drafter
+    target.prefill(
+        [state.sequence], drafter.aux_hidden_state_layers, lambda _, *shown: drafter.on_prefill(state, *shown)
+    )
+
+
+def told(method: Method, target: Target, state: FeatureState, tree: TokenTree, path: Seq[int], token: int) -> None:
     """A round in which ``tree``, whoever drafted it, was scored, and ``path`` and ``token`` committed."""
-    scores = target.score([(sequence, tree)], method.drafter.aux_hidden_state_layers)
+    scores = target.score([(state.sequence, tree)], method.drafter.aux_hidden_state_layers)
     target.commit(scores, [list(path)])
-    sequence.tokens += [*(tree.tokens[node] for node in path), token]
-    method.drafter.observe([sequence], [scores[0]], [Verdict(tuple(path), token)])
+    committed = (*(tree.tokens[node] for node in path), token)
+    state.sequence.tokens += committed
+    method.drafter.observe(state, Verdict(tuple(path), token, scores[0], committed))
 
 
 def fresh_draft(name: str, target: Target, tokens: Seq[int]) -> TokenTree:
     """What a drafter says that was given all tokens as a prompt."""
     method = method_of(name, target, **MODES["tree"])
-    [tree] = method.drafter.propose([started(method, target, tokens)], [Budget(2, 3, 2)])
+    [tree] = method.drafter.propose_batch([started(method, target, tokens)], [Budget(2, 3, 2)])
     return tree
 
 
@@ -236,30 +245,30 @@ def same(one: TokenTree, other: TokenTree) -> None:
 def test_rounds_of_others_keep_it_in_step(target: Target, name: str) -> None:
     """It was not asked, or another's tree was scored: later drafts are those of a drafter that saw the whole text."""
     method = method_of(name, target, **MODES["tree"])
-    sequence = started(method, target, [3, 1, 4, 1, 5])
+    state = started(method, target, [3, 1, 4, 1, 5])
     tree = TokenTree()
     first = tree.add(ROOT, 9)
     tree.add(ROOT, 7)
     second = tree.add(first, 2)
     tree.add(first, 6)
     third = tree.add(second, 8)
-    told(method, target, sequence, tree, (first, second, third), 6)
-    told(method, target, sequence, TokenTree(), (), 11)
-    method.drafter.propose([sequence], [Budget(2, 3, 2)])
-    told(method, target, sequence, TokenTree.chain([4, 4]), (0,), 2)
-    assert sequence.tokens == [3, 1, 4, 1, 5, 9, 2, 8, 6, 11, 4, 2]
-    drafter: Any = method.drafter
-    drafter._memories.open(sequence)  # the rates of a fresh one
-    [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
-    same(tree, fresh_draft(name, target, sequence.tokens))
+    told(method, target, state, tree, (first, second, third), 6)
+    told(method, target, state, TokenTree(), (), 11)
+    method.drafter.propose_batch([state], [Budget(2, 3, 2)])
+    told(method, target, state, TokenTree.chain([4, 4]), (0,), 2)
+    assert state.sequence.tokens == [3, 1, 4, 1, 5, 9, 2, 8, 6, 11, 4, 2]
+    drafter = method.drafter
+    state.calibration = Calibration(by_confidence)  # the rates of a fresh one
+    [tree] = drafter.propose_batch([state], [Budget(2, 3, 2)])
+    same(tree, fresh_draft(name, target, state.sequence.tokens))
 
 
 def test_proposing_again_proposes_the_same(target: Target) -> None:
     method = method_of("eagle3", target, **MODES["tree"])
-    sequence = started(method, target, [3, 1, 4, 1, 5])
-    first = method.drafter.propose([sequence], [Budget(2, 3, 2)])[0]
-    assert len(method.drafter.propose([sequence], [Budget(0)])[0]) == 0
-    again = method.drafter.propose([sequence], [Budget(2, 3, 2)])[0]
+    state = started(method, target, [3, 1, 4, 1, 5])
+    first = method.drafter.propose_batch([state], [Budget(2, 3, 2)])[0]
+    assert len(method.drafter.propose_batch([state], [Budget(0)])[0]) == 0
+    again = method.drafter.propose_batch([state], [Budget(2, 3, 2)])[0]
     assert (first.tokens, first.parents) == (again.tokens, again.parents)
     assert len(first) == 3
 
@@ -268,70 +277,55 @@ def test_proposing_again_proposes_the_same(target: Target) -> None:
 def test_a_rewound_request_drafts_as_one_that_began_there(target: Target, kept: int) -> None:
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     method = method_of("eagle3", target, **MODES["tree"])
-    drafter: Any = method.drafter
+    drafter, held = method.drafter, watched(method)
     for after in ([], [7], [7, 10, 0]):
-        sequence = started(method, target, tokens)
-        drafter.propose([sequence], [Budget(2, 3, 2)])
-        sequence.tokens[kept:] = after
-        if target.length(sequence.kv) > (rows := min(kept, len(sequence.tokens) - 1)):
-            sequence.kv = target.truncate(sequence.kv, rows)
-        drafter.rewind(sequence, kept)
-        target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-        [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
-        same(tree, fresh_draft("eagle3", target, sequence.tokens))
-        drafter.end(sequence)
-    nothing_left(method)
+        state = started(method, target, tokens)
+        drafter.propose_batch([state], [Budget(2, 3, 2)])
+        state.sequence.tokens[kept:] = after
+        if target.length(state.sequence.kv) > (rows := min(kept, len(state.sequence.tokens) - 1)):
+            state.sequence.kv = target.truncate(state.sequence.kv, rows)
+        state = drafter.rewind(state, state.sequence, kept)
+        prefilled(method, target, state)
+        [tree] = drafter.propose_batch([state], [Budget(2, 3, 2)])
+        same(tree, fresh_draft("eagle3", target, state.sequence.tokens))
+        drafter.end(state)
+    assert not held
 
 
 def test_a_request_that_is_rewound_far_begins_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of long ago are forgotten: no draft in the next round, then drafts from what is known."""
-    monkeypatch.setattr(feature, "RECENT", 2)
+    monkeypatch.setattr(committed_rows, "RECENT", 2)
     target = table(12)
     method = method_of("eagle3", target, **MODES["tree"])
-    drafter: Any = method.drafter
-    sequence = started(method, target, [at % 12 for at in range(20)])
-    drafter.propose([sequence], [Budget(2, 3, 2)])
-    del sequence.tokens[6:]
-    sequence.kv = target.truncate(sequence.kv, 5)
-    drafter.rewind(sequence, 6)
-    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 0
-    told(method, target, sequence, TokenTree(), (), 7)
-    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 3
-    told(method, target, sequence, TokenTree(), (), 3)
-    assert len(drafter.propose([sequence], [Budget(2, 3, 2)])[0]) == 3
-
-
-def test_a_fork_goes_its_own_way(target: Target) -> None:
-    method = method_of("eagle3", target, **MODES["tree"])
-    drafter: Any = method.drafter
-    one = started(method, target, [3, 1, 4, 1, 5, 9, 2, 6])
-    drafter.propose([one], [Budget(2, 3, 2)])
-    twin = target.sequence(one.tokens[:7], kv=target.fork(one.kv, 6))
-    drafter.fork(one, twin)
-    told(method, target, twin, TokenTree(), (), 10)
-    told(method, target, one, TokenTree(), (), 2)
-    for sequence, tree in zip((one, twin), drafter.propose([one, twin], [Budget(2, 3, 2)] * 2), strict=True):
-        same(tree, fresh_draft("eagle3", target, sequence.tokens))
-    drafter.end(one)
-    drafter.end(twin)
-    nothing_left(method)
+    drafter = method.drafter
+    state = started(method, target, [at % 12 for at in range(20)])
+    drafter.propose_batch([state], [Budget(2, 3, 2)])
+    del state.sequence.tokens[6:]
+    state.sequence.kv = target.truncate(state.sequence.kv, 5)
+    state = drafter.rewind(state, state.sequence, 6)
+    assert len(drafter.propose_batch([state], [Budget(2, 3, 2)])[0]) == 0
+    told(method, target, state, TokenTree(), (), 7)
+    assert len(drafter.propose_batch([state], [Budget(2, 3, 2)])[0]) == 3
+    told(method, target, state, TokenTree(), (), 3)
+    assert len(drafter.propose_batch([state], [Budget(2, 3, 2)])[0]) == 3
 
 
 def test_states_are_kept_until_they_are_rows_and_not_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature, "CHUNK", 16)
-    monkeypatch.setattr(feature, "RECENT", 4)
+    monkeypatch.setattr(committed_rows, "CHUNK", 16)
+    monkeypatch.setattr(feature_drafter, "CHUNK", 16)
+    monkeypatch.setattr(committed_rows, "RECENT", 4)
     target = table(12)
     method = method_of("eagle3", target, **MODES["tree"])
-    drafter: Any = method.drafter
+    drafter = method.drafter
     tokens = [(at * at + 3) % 12 for at in range(120)]
-    sequence = started(method, target, tokens)
+    state = started(method, target, tokens)
     for at in range(60):  # never asked
-        told(method, target, sequence, TokenTree(), (), at % 12)
-        assert len(drafter._tracks[sequence].states) <= 16 + 2 * 4 + 1
-    [tree] = drafter.propose([sequence], [Budget(2, 3, 2)])
-    assert len(drafter._tracks[sequence].states) <= 2 * 4
+        told(method, target, state, TokenTree(), (), at % 12)
+        assert sum(map(len, state.pieces)) <= 16 + 2 * 4 + 1
+    [tree] = drafter.propose_batch([state], [Budget(2, 3, 2)])
+    assert sum(map(len, state.pieces)) <= 2 * 4
     monkeypatch.undo()
-    same(tree, fresh_draft("eagle3", target, sequence.tokens))
+    same(tree, fresh_draft("eagle3", target, state.sequence.tokens))
 
 
 @pytest.mark.parametrize("name", ["merge", "cascade"])
@@ -339,15 +333,16 @@ def test_it_drafts_beside_others(name: str) -> None:
     target = table(12)
     head = head_of("eagle3", target)
     context = Context(target, lambda: target, head=lambda *_: head)
-    settings = {"parts": ("pld", "eagle3"), "settings": {"eagle3": MODES["tree"], "pld": {"length": 3}}}
+    settings = {"parts": ("pld", "eagle3"), "settings": {"eagle3": MODES["tree"], "pld": {"num_draft_tokens": 3}}}
     combined, plain = build(name, context, settings), build("none", context)
+    held = watched(combined)
     prompts = [[1, 2, 1, 2, 1], [7], [3, 3, 3]]
     assert answers(target, combined, prompts) == answers(target, plain, prompts)
-    nothing_left(combined)
+    assert not held
     proposal_distribution = random_table(3, 1, sharpness=1.0)
     small = TableTarget(3, proposal_distribution)
     head = head_of("eagle3", small, 2)
-    settings["settings"] = {"eagle3": MODES["chain"], "pld": {"length": 1}}
+    settings["settings"] = {"eagle3": MODES["chain"], "pld": {"num_draft_tokens": 1}}
     combined = build(name, Context(small, lambda: small, head=lambda *_: head), settings)
     params = SamplingParams(temperature=1.0)
     found = whole_law(small, [Request((0, 0), combined, params, max_new_tokens=3)])
@@ -482,13 +477,13 @@ def test_kinds_lie_between_their_edges() -> None:
 def test_a_forward_serves_a_whole_batch() -> None:
     """Catching up and every level are one forward each, however many requests there are."""
     target = table(12)
-    method = method_of("eagle3", target, nodes=4, depth=2, width=2)
+    method = method_of("eagle3", target, max_nodes=4, depth=2, topk=2)
     drafter: Any = method.drafter
-    sequences = [started(method, target, tokens) for tokens in ([3, 1, 4], [5, 9, 2, 6, 5], [3, 5, 8, 9])]
+    states = [started(method, target, tokens) for tokens in ([3, 1, 4], [5, 9, 2, 6, 5], [3, 5, 8, 9])]
     calls: list[int] = []
     run = drafter.net.runner.run
     drafter.net.runner.run = lambda batch, **more: calls.append(len(batch)) or run(batch, **more)  # type: ignore[func-returns-value]
-    drafter.propose(sequences, [Budget(2, 4, 2)] * 3)
+    drafter.propose_batch(states, [Budget(2, 4, 2)] * 3)
     assert calls == [3, 3]
 
 

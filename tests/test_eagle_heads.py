@@ -9,12 +9,11 @@ import torch
 from torch.nn import functional
 
 from eagle_support import Written, drafted_logits, head_of, table, true_states
-from outpace.core.proposal import Proposal
 from outpace.heads.base import Batch, Teacher
-from outpace.heads.feature_drafter import FeatureDrafter
 from outpace.heads.unrolled import gathered, plainly, spread, unrolled
 from outpace.methods.learned.eagle.drafter import EagleNet
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
+from outpace.methods.learned.feature_method import FeatureMethod, FeatureSettings
 from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
@@ -191,14 +190,14 @@ def target(request: pytest.FixtureRequest) -> Target:
 def test_decoding_runs_the_network(target: Target, kind: str, options: dict[str, Any]) -> None:
     head = head_of(kind, target, target.vocab_size - 3, **options)
     net = (EagleNet if kind == "eagle" else Eagle3Net)(head, target)
-    drafter = FeatureDrafter(net, lambda *_: pytest.fail("not asked"), Proposal())
+    drafter = FeatureMethod(net, FeatureSettings(), confident=True)
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
     sequence = target.sequence(tokens)
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
+    state = drafter.begin(sequence)
+    target.prefill([sequence], drafter.aux_hidden_state_layers, lambda _, *shown: drafter.on_prefill(state, *shown))
     written = Written(head, target)
     fused = written.fused(true_states(target, tokens, drafter.aux_hidden_state_layers))
     for drafted in ([8, 9, 7], [4], [11, 3, 3, 5]):
         right = written.rows(tokens, fused[: len(tokens) - 1], drafted)
-        torch.testing.assert_close(drafted_logits(drafter, sequence, drafted), right, atol=2e-3, rtol=2e-3)
-    drafter.end(sequence)
+        torch.testing.assert_close(drafted_logits(drafter, state, drafted), right, atol=2e-3, rtol=2e-3)
+    drafter.end(state)

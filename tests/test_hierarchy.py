@@ -15,7 +15,7 @@ from outpace.controllers.hierarchy import best_hierarchy, latency, measured_rate
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
-from outpace.methods.combination.hsd import Nested
+from outpace.methods.combination.nested_decoder import Nested
 from outpace.methods.none import NoDraft
 from outpace.targets.table import TableTarget
 from support import round_law

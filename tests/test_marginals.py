@@ -23,6 +23,7 @@ from outpace.drafting.marginals import (
     EDGE,
     FromMarginals,
     Level,
+    MarginalState,
     certainty,
     draw_chain,
     levels_of,
@@ -137,56 +138,56 @@ def test_a_chain_ends_where_nothing_can_follow() -> None:
 # -------------------------------------------------------------------------------------------------- the drafter
 
 
-class Told(FromMarginals):
-    """Says what a table says after the last token, for every position the same."""
+class TableRows(FromMarginals[MarginalState]):
+    """The row of a table after the last token, for every position the same."""
 
-    def __init__(self, k: int = 1, *, sampled: bool = False, words: int = VOCAB) -> None:
-        super().__init__(torch.arange(words), k, sampled=sampled)
-        self.table = random_table(VOCAB, 31, order=1)
+    def __init__(self, topk: int = 1, *, sampled: bool = False, size: int = VOCAB) -> None:
+        super().__init__(torch.arange(size), topk, sampled=sampled)
+        self.size, self.table = size, random_table(VOCAB, 31, order=1)
 
-    def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:
-        return [self.table(tuple(one.tokens))[: len(self._words)].expand(max(depths), -1) for one in sequences]
+    def begin(self, sequence: Sequence) -> MarginalState:
+        return MarginalState(sequence, self.calibration_of(sequence))
+
+    def rows(self, states: Seq[MarginalState], depths: Seq[int]) -> list[Tensor | None]:
+        return [self.table(tuple(one.sequence.tokens))[: self.size].expand(max(depths), -1) for one in states]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=1.0), SamplingParams(1.0, repetition_penalty=1.4)])
-@pytest.mark.parametrize("k, sampled, words", [(1, True, VOCAB), (1, True, 3), (2, False, VOCAB), (1, False, 4)])
-def test_chains_and_trees_are_lossless(k: int, sampled: bool, words: int, params: SamplingParams) -> None:
-    drafter = Told(k, sampled=sampled, words=words)
-    method = Method("told", drafter, default_rule(drafter.proposal), Fixed(2, width=k, nodes=3))
+@pytest.mark.parametrize("topk, sampled, size", [(1, True, VOCAB), (1, True, 3), (2, False, VOCAB), (1, False, 4)])
+def test_chains_and_trees_are_lossless(topk: int, sampled: bool, size: int, params: SamplingParams) -> None:
+    drafter = TableRows(topk, sampled=sampled, size=size)
+    method = Method("table", drafter, default_rule(drafter.proposal), Fixed(2, width=topk, nodes=3))
     assert round_error(method, params, table=random_table(VOCAB, 5), vocab=VOCAB) < 1e-6
 
 
 def test_how_long_a_drawn_chain_is_does_not_depend_on_what_is_drawn() -> None:
     relative_costs = (1.0, 1.3, 1.6, 1.9, 2.2)
-    drafter, target = Told(sampled=True), TableTarget(VOCAB)
+    drafter, target = TableRows(sampled=True), TableTarget(VOCAB)
     lengths, tokens = set(), set()
     for seed in range(30):
         sequence = target.sequence([1, 2], SamplingParams(temperature=1.0, seed=seed))
-        drafter.begin(sequence)
-        tree = drafter.propose([sequence], [Budget(4, 4, 1, relative_costs=relative_costs)])[0]
+        [tree] = drafter.propose_batch([drafter.begin(sequence)], [Budget(4, 4, 1, relative_costs=relative_costs)])
         lengths.add(len(tree))
         tokens.add(tuple(tree.tokens))
-        drafter.end(sequence)
     assert len(lengths) == 1
     assert 0 not in lengths and len(tokens) > 1
 
 
 def test_the_threshold_of_confidence_ends_a_draft_before_its_row() -> None:
-    drafter, target = Told(2), TableTarget(VOCAB)
-    sequence = target.sequence([1, 2])
-    drafter.begin(sequence)
+    drafter, target = TableRows(2), TableTarget(VOCAB)
+    state = drafter.begin(target.sequence([1, 2]))
     largest = float(drafter.table((2,)).softmax(-1).max())
-    assert not len(drafter.propose([sequence], [Budget(3, 9, 2, confidence=largest + 0.01)])[0])
-    assert len(drafter.propose([sequence], [Budget(3, 9, 2, confidence=largest - 0.01)])[0])
+    assert not len(drafter.propose_batch([state], [Budget(3, 9, 2, confidence=largest + 0.01)])[0])
+    assert len(drafter.propose_batch([state], [Budget(3, 9, 2, confidence=largest - 0.01)])[0])
 
 
 def test_what_is_right_is_learned_also_where_it_was_not_drafted() -> None:
     """A drafter that is right against its own estimate is priced out at first, and drafted once it is known better."""
     target = TableTarget(VOCAB, lambda path: torch.tensor([0.0, 9.0, 0.0, 0.0, 0.0]))
 
-    class Timid(Told):
-        def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:
-            return [torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.0]]) for _ in sequences]
+    class Timid(TableRows):
+        def rows(self, states: Seq[MarginalState], depths: Seq[int]) -> list[Tensor | None]:
+            return [torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.0]]) for _ in states]
 
     drafter = Timid()
 
@@ -200,4 +201,3 @@ def test_what_is_right_is_learned_also_where_it_was_not_drafted() -> None:
     decoder.run()
     lengths = [len(one.committed) for one in generation.rounds]
     assert lengths[0] == 1 and lengths[-2] == 2
-    assert not drafter._grown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -16,13 +16,13 @@ from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget
 
 TARGET = TableTarget(5)
@@ -83,32 +83,32 @@ def test_the_least_recently_used_namespace_leaves_first_but_never_a_running_one(
         assert len(states) == len(kept)
 
 
-class Gossip(Drafter):
+@dataclass(slots=True)
+class Heard(DraftState):
+    """What was heard in the namespace."""
+
+    heard: list[int]
+
+
+class Gossip(Drafter[Heard]):
     """Drafts the answers that it heard in the namespace before."""
 
     def __init__(self) -> None:
         self.heard = Namespaces[list[int]](list)
 
-    def begin(self, sequence: Sequence) -> None:
-        self.heard.open(sequence)
+    def begin(self, sequence: Sequence) -> Heard:
+        return Heard(sequence, self.heard.open(sequence))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = []
-        for one, budget in zip(sequences, budgets, strict=True):
-            at = len(one.tokens) - one.prompt_length
-            trees.append(TokenTree.chain(self.heard[one][at : at + budget.depth]))
-        return trees
+    def propose(self, state: Heard, budget: Budget) -> TokenTree:
+        at = len(state.sequence.tokens) - state.sequence.prompt_length
+        return TokenTree.chain(state.heard[at : at + budget.depth])
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for one in sequences:
-            answer, heard = one.tokens[one.prompt_length :], self.heard[one]
-            heard[: len(answer)] = answer
+    def observe(self, state: Heard, verdict: Verdict) -> None:
+        answer = state.sequence.tokens[state.sequence.prompt_length :]
+        state.heard[: len(answer)] = answer
 
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        return (CacheUse("heard", len(self.heard[sequence]), 1000),)
-
-    def end(self, sequence: Sequence) -> None:
-        self.heard.close(sequence)
+    def caches(self, state: Heard) -> tuple[CacheUse, ...]:
+        return (CacheUse("heard", len(state.heard), 1000),)
 
 
 def answer(gossip: Method, *namespaces: str) -> list[Generation]:

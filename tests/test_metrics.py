@@ -16,10 +16,10 @@ from outpace.core.metrics import PHASES, CacheUse, RequestMetrics, ratio, total
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Q, Toy, certain_tree, method, sampled_chain
 
@@ -103,8 +103,9 @@ def test_drafting_takes_its_share_of_the_time_in_every_round() -> None:
 class Keeper(Toy):
     """A drafter with a cache: of every request's tokens the last three."""
 
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        return (CacheUse("tokens", min(3, len(sequence.tokens)), 3, max(0, len(sequence.tokens) - 3)),)
+    def caches(self, state: DraftState) -> tuple[CacheUse, ...]:
+        count = len(state.sequence.tokens)
+        return (CacheUse("tokens", min(3, count), 3, max(0, count - 3)),)
 
 
 def test_caches_are_reported_as_they_were_at_the_end() -> None:

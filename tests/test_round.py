@@ -26,10 +26,11 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import TextStream
 from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
+from outpace.targets.base import FULL, Scores, Sequence, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from support import (
     BYTES,
@@ -64,26 +65,30 @@ class Counting(Toy):
         self.known: dict[int, Path] = {}
         self.log: list[str] = []
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence) -> DraftState:
         assert id(sequence) not in self.known
         self.known[id(sequence)] = tuple(sequence.tokens)
         self.log.append("begin")
+        return super().begin(sequence)
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        for sequence in sequences:
-            assert self.known[id(sequence)] == tuple(sequence.tokens), "observe was not told everything"
-        self.log.append(f"propose {len(sequences)}")
-        return super().propose(sequences, budgets)
+    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        for state in states:
+            tokens = tuple(state.sequence.tokens)
+            assert self.known[id(state.sequence)] == tokens, "observe was not told everything"
+        self.log.append(f"propose {len(states)}")
+        return super().propose_batch(states, budgets)
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, score in zip(sequences, scores, strict=True):
-            assert score.sequence is sequence
-            assert self.known[id(sequence)] == tuple(sequence.tokens[: len(self.known[id(sequence)])])
+    def observe_batch(self, states: Seq[DraftState], verdicts: Seq[Verdict]) -> None:
+        for state, verdict in zip(states, verdicts, strict=True):
+            sequence = state.sequence
+            assert verdict.scores.sequence is sequence
+            before = self.known[id(sequence)]
+            assert (*before, *verdict.committed) == tuple(sequence.tokens)
             self.known[id(sequence)] = tuple(sequence.tokens)
-        self.log.append(f"observe {len(sequences)}")
+        self.log.append(f"observe {len(states)}")
 
-    def end(self, sequence: Sequence) -> None:
-        del self.known[id(sequence)]
+    def end(self, state: DraftState) -> None:
+        del self.known[id(state.sequence)]
         self.log.append("end")
 
 
@@ -537,17 +542,16 @@ class Starting(Toy):
         super().__init__(certain_tree(4, VOCAB), CERTAIN_TREE)
         self.target = target
         self.handed: list[Scores] = []
-        self._trees: dict[Sequence, TokenTree] = {}
+        self._trees: dict[int, TokenTree] = {}
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = super().propose(sequences, budgets)
-        self._trees |= dict(zip(sequences, trees, strict=True))
-        return trees
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        tree = self._trees[id(state)] = super().propose(state, budget)
+        return tree
 
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
-        if any(one not in self._trees for one in sequences):
+    def reusable_forward(self, states: Seq[DraftState]) -> Scores | None:
+        if any(id(one) not in self._trees for one in states):
             return None
-        self.handed.append(self.target.score([(one, self._trees.pop(one)) for one in sequences]))
+        self.handed.append(self.target.score([(one.sequence, self._trees.pop(id(one))) for one in states]))
         return self.handed[-1]
 
 

@@ -1,4 +1,4 @@
-"""What a round with a learned drafter yields for its time, and when to ask it: what ``auto`` decides by."""
+"""What rounds with a learned drafter yield per time, and when to ask it again: the decision of ``auto``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import median
 
 PRIOR_TOKENS = 2.0
 """Tokens that a round with the learned part is expected to commit before any was seen."""
-PRIOR_PRICE = 1.3
-"""What such a round's forward is expected to cost, in plain steps."""
+PRIOR_COST = 1.3
+"""What such a round's forward is expected to cost, in autoregressive steps."""
 PRIOR_ROUNDS = 2.0
 """How many rounds this expectation counts for, at first."""
 FADE = 0.95
@@ -17,7 +17,7 @@ FADE = 0.95
 MARGIN = 1.05
 """How much better rounds with the learned part must have been than one without promises to be."""
 PATIENCE, MOST_PATIENCE = 8, 64
-"""Rounds without the learned part after which it is tried again: at first, and at most. A trial that does not pay
+"""Rounds without the learned part after which it is tried again: at first, and at most. A trial without gain
 doubles them, one that does halves them and is followed by another at once."""
 _CLOCKED = 9
 
@@ -34,17 +34,17 @@ class Yield:
     patience: int = PATIENCE
     again: bool = False
     trial: float = 0.0
-    """In a round that tries it against expectation: the pace to be beaten."""
+    """In a round that tries it against expectation: the rate to be beaten."""
 
-    def pace(self, draft: float) -> float:
-        """Tokens per plain step's time of a round whose draft takes ``draft`` plain steps."""
+    def rate(self, draft: float) -> float:
+        """Tokens per autoregressive step's time of a round whose draft takes ``draft`` autoregressive steps."""
         tokens = self.tokens + self.expected * PRIOR_TOKENS
-        return tokens / (self.steps + self.expected * (PRIOR_PRICE + draft))
+        return tokens / (self.steps + self.expected * (PRIOR_COST + draft))
 
     def wanted(self, alone: float, draft: float) -> bool:
-        """Whether to ask the learned part, where the pace without it would be ``alone``. To be asked once a round."""
+        """Whether to ask the learned part, where the rate without it would be ``alone``. To be asked once a round."""
         self.trial = 0.0
-        if self.pace(draft) > MARGIN * alone:
+        if self.rate(draft) > MARGIN * alone:
             self.waited, self.patience = 0, PATIENCE
             return True
         self.waited += 1

@@ -105,7 +105,7 @@ class TokenTree:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], q_rows: Sequence[QRow] | None = None) -> TokenTree:
+    def chain(cls, tokens: Iterable[int], q_rows: Sequence[QRow | None] | None = None) -> TokenTree:
         """A chain of draft tokens: deterministic, or with one q row per token."""
         tree = cls()
         node = ROOT

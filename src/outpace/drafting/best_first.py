@@ -1,112 +1,144 @@
-"""Deterministic draft trees grown best first: the paths most likely to be accepted, as many as pay.
+"""Deterministic draft trees, grown best first: the paths that are most likely to be accepted.
 
-Subclass :class:`BestFirst` and say what may follow a state of the drafter's tables. Candidates are taken in the order
-of their path's estimate, a product of calibrated rates, so that every beginning of the order is a tree; how many of
-them are drafted follows from what they promise and what they cost (``Budget.worth``).
+Candidates are taken in the order of their path's estimated acceptance probability, a product of calibrated rates, so
+that the first n candidates are a tree for every n. How many of them are drafted is decided afterwards, from these
+probabilities and from the measured costs (``Budget.best_draft_size``).
+
+To write a drafter on this basis, subclass :class:`BestFirst` and say which tokens may follow a place in its tables.
 """
 
 from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Budget
+from outpace.controllers.base import Budget, Controller
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.calibration import Calibration, Kind
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import Target
 
 FLOOR = 0.02
-"""Paths less likely than this are not looked at."""
+"""Paths that are less likely to be accepted than this are left out."""
 
 
 class Successor(NamedTuple):
-    """A candidate: ``token`` of a ``kind``, and the ``state`` that it leads to."""
+    """A candidate: ``token`` of a ``kind``, and the ``place`` in the drafter's tables that it leads to."""
 
     token: int
     kind: Kind
-    state: Any
+    place: Any
 
 
 class Grown(NamedTuple):
-    """Candidates of one round: all that were looked at, by node in the order of their estimates."""
+    """All candidates of one round, best first, and their kinds by node."""
 
     tree: TokenTree
     kinds: list[Kind]
-    length: int
-    """Tokens of the sequence when they were grown."""
 
 
-class BestFirst(Drafter, ABC):
-    """Grows trees from successors, drafts what pays, and learns how often each kind of candidate is right."""
+Rated = Iterable[tuple[float, Successor]]
+"""Siblings with their acceptance rates; of equal rates the first is preferred."""
 
-    proposal = Proposal(tree=True)
 
-    def __init__(self) -> None:
-        self._grown: dict[Sequence, Grown] = {}
+def grow(root: Any, rated: Callable[[Any], Rated], depth: int, nodes: int, floor: float = FLOOR) -> Grown:
+    """The tree of at most ``nodes`` likeliest paths of at most ``depth`` tokens, best first; of equals the earlier.
 
-    @abstractmethod
-    def root(self, sequence: Sequence) -> Any:
-        """The state at the last committed token, after taking in what was committed; None: nothing to draft from."""
+    ``rated(place)``: what may follow a place. The probability of a path is the product of its tokens' rates; paths
+    below ``floor`` are left out.
+    """
+    tree, kinds = TokenTree(), list[Kind]()
+    heap: list[tuple[float, int, int, Successor]] = []
+    order = 0
 
-    @abstractmethod
-    def successors(self, sequence: Sequence, state: Any) -> Iterable[Successor]:
-        """What may follow, likeliest first."""
+    def push(parent: int, path_acceptance_prob: float, place: Any) -> None:
+        nonlocal order
+        for rate, one in rated(place):
+            product = path_acceptance_prob * rate
+            if product >= floor:
+                order += 1
+                heapq.heappush(heap, (-product, order, parent, one))
 
-    @abstractmethod
-    def calibration(self, sequence: Sequence) -> Calibration:
-        """The rates that hold for this request."""
+    if depth > 0:
+        push(ROOT, 1.0, root)
+    while heap and len(tree) < nodes:
+        negative, _, parent, one = heapq.heappop(heap)
+        if tree.child(parent, one.token) is not None:
+            continue  # two successors hold one token: the likelier came first
+        node = tree.add(parent, one.token, path_acceptance_prob=-negative)
+        kinds.append(one.kind)
+        if tree.depths[node] < depth:
+            push(node, -negative, one.place)
+    return Grown(tree, kinds)
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [self._propose(one, budget) for one, budget in zip(sequences, budgets, strict=True)]
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        state = self.root(sequence)
-        if state is None or budget.depth <= 0 or budget.nodes <= 0:
-            self._grown.pop(sequence, None)
-            return TokenTree()
-        grown = self._grown[sequence] = self._grow(sequence, state, budget)
+@dataclass(slots=True)
+class CandidateState(DraftState):
+    """What a drafter with calibrated candidates keeps of one request."""
+
+    calibration: Calibration
+    grown: Grown | None = None
+    """The candidates of this round; None where nothing was proposed."""
+
+    def draft(self, grown: Grown, budget: Budget) -> TokenTree:
+        """Keep the candidates for :meth:`learn`; the tree of as many of them as are best to draft."""
+        self.grown = grown
         count = budget.best_draft_size(grown.tree.path_acceptance_probs)
         return grown.tree if count == len(grown.tree) else grown.tree.first(count)
 
-    def _grow(self, sequence: Sequence, state: Any, budget: Budget) -> Grown:
-        rate = self.calibration(sequence).rate
-        tree, kinds = TokenTree(), list[Kind]()
-        order = 0
-        heap: list[tuple[float, int, int, Successor]] = []
+    def learn(self, verdict: Verdict) -> None:
+        """The round is over: all candidates teach, drafted or not."""
+        grown, self.grown = self.grown, None
+        if grown is not None:
+            self.calibration.learn_tree(grown.tree, grown.kinds, verdict.committed)
 
-        def push(parent: int, path_acceptance_prob: float, state: Any) -> None:
-            nonlocal order
-            for one in self.successors(sequence, state):
-                promise = path_acceptance_prob * rate(one.kind)
-                if promise >= FLOOR:
-                    order += 1  # of equals the earlier
-                    heapq.heappush(heap, (-promise, order, parent, one))
 
-        push(ROOT, 1.0, state)
-        while heap and len(tree) < budget.nodes:
-            negative, _, parent, one = heapq.heappop(heap)
-            node = tree.add(parent, one.token, path_acceptance_prob=-negative)
-            if node < len(kinds):
-                continue  # two entries lead to one token: the likelier came first
-            kinds.append(one.kind)
-            if tree.depths[node] < budget.depth:
-                push(node, -negative, one.state)
-        return Grown(tree, kinds, len(sequence.tokens))
+MaxNodes = Annotated[
+    int | None,
+    Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs"),
+]
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence in sequences:
-            grown = self._grown.pop(sequence, None)
-            if grown is not None:
-                self.calibration(sequence).learn_tree(grown.tree, grown.kinds, sequence.tokens[grown.length :])
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        self._grown.pop(sequence, None)
+def tree_controller(target: Target, depth: int, max_nodes: int | None) -> Controller:
+    """A fixed number of draft tokens on paths of ``depth``, or, for None, as many as the measured costs justify."""
+    return CostModel(target.costs) if max_nodes is None else Fixed(depth, nodes=max_nodes)
 
-    def end(self, sequence: Sequence) -> None:
-        self._grown.pop(sequence, None)
+
+S = TypeVar("S", bound=CandidateState)
+
+
+class BestFirst(Drafter[S], ABC):
+    """Grows trees from successors and learns how often each kind of candidate is right."""
+
+    proposal = Proposal(tree=True)
+
+    @abstractmethod
+    def root(self, state: S) -> Any:
+        """The place of the last committed token, once the newest tokens are taken in; None: nothing to draft from."""
+
+    @abstractmethod
+    def successors(self, state: S, place: Any) -> Iterable[Successor]:
+        """What may follow a place; of candidates with equal rates the first is preferred."""
+
+    def propose(self, state: S, budget: Budget) -> TokenTree:
+        place, rate = self.root(state), state.calibration.rate
+        state.grown = None
+        if place is None or budget.depth <= 0 or budget.nodes <= 0:
+            return TokenTree()
+
+        def rated(place: Any) -> Rated:
+            return [(rate(one.kind), one) for one in self.successors(state, place)]
+
+        return state.draft(grow(place, rated, budget.depth, budget.nodes), budget)
+
+    def observe(self, state: S, verdict: Verdict) -> None:
+        state.learn(verdict)

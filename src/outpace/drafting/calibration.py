@@ -1,8 +1,8 @@
-"""How likely a draft token is accepted, learned from what became of earlier ones of its kind.
+"""How likely a draft token is to be accepted, learned from what became of earlier ones of its kind.
 
-A drafter sorts its draft tokens into *kinds* (the length of the match behind them, their rank among siblings) and
-keeps one :class:`Calibration`. Candidates that were not drafted teach as well: the committed tokens say what would have
-become of them. So a kind that does not pay now is tried again when it would.
+A drafter sorts its candidates into *kinds* (for example by the length of the match behind them, or by their rank among
+siblings) and keeps one :class:`Calibration`. Candidates that were not drafted teach as well: the committed tokens show
+whether they would have been accepted. So a kind that is not drafted now is drafted again when its rate justifies it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Prior = Callable[[Any], float]
 WEIGHT = 8.0
 """The prior counts as this many observations."""
 MEMORY = 400.0
-"""Of a kind's observations about as many are remembered; older ones fade."""
+"""Above this many observations of a kind, their weights are halved."""
 
 
 class Calibration:
-    """Acceptance rate by kind of draft token, given that what comes before it was accepted.
+    """Acceptance rate by kind of draft token, given that all tokens before it were accepted.
 
-    ``prior(kind)``: the rate before anything was seen.
+    ``prior(kind)``: the rate, in (0, 1), before anything was observed.
     """
 
     def __init__(self, prior: Prior) -> None:
@@ -32,14 +32,14 @@ class Calibration:
         self._rates: dict[Kind, float] = {}
 
     def rate(self, kind: Kind) -> float:
-        """The estimate for one kind, in (0, 1)."""
+        """The estimated acceptance rate of one kind, in (0, 1)."""
         rate = self._rates.get(kind)
         if rate is None:
             rate = self._rates[kind] = self._prior(kind)
         return rate
 
     def learn(self, kind: Kind, hit: bool) -> None:
-        """One draft token of this kind was right, or not."""
+        """One candidate of this kind was right (``hit``) or wrong."""
         counts = self._counts.get(kind)
         if counts is None:
             counts = self._counts[kind] = [WEIGHT * self._prior(kind), WEIGHT]
@@ -51,7 +51,10 @@ class Calibration:
         self._rates[kind] = counts[0] / counts[1]
 
     def learn_tree(self, tree: TokenTree, kinds: list[Kind], committed: Iterable[int]) -> None:
-        """``tree``: candidates, drafted or not, of ``kinds`` by node; ``committed``: the tokens that came."""
+        """Learn from a tree of candidates, drafted or not: ``kinds[node]`` by node, and the tokens that were committed.
+
+        The children of every node on the committed path are right or wrong; nothing is known of all others.
+        """
         node = ROOT
         for token in committed:
             right = tree.child(node, token)

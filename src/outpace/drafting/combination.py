@@ -6,10 +6,11 @@ a round, so that it has learned what it can when its turn comes.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,8 +19,8 @@ from outpace.controllers.base import Budget
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
-from outpace.targets.base import Scores, Sequence, TreeScores
+from outpace.drafting.base import Drafter, DraftState
+from outpace.targets.base import Scores, Sequence
 
 
 def one_of(proposals: Seq[Proposal]) -> Proposal:
@@ -57,13 +58,24 @@ def _mixed(proposals: Seq[Proposal]) -> bool:
     return any(one.mixed for one in proposals) or len(proposals) > 1
 
 
-class Combined(Drafter, ABC):
-    """Fans out to its parts all that happens to a request. Subclasses say who drafts.
+@dataclass(slots=True)
+class CombinedState(DraftState):
+    """``parts``: the states of the parts. ``drafting``: which part drafts in the round under way, where one does."""
+
+    parts: list[Any]
+    drafting: int | None = None
+
+
+C = TypeVar("C", bound=CombinedState)
+
+
+class Combined(Drafter[C], ABC):
+    """Passes to its parts all that happens to a request. Subclasses choose which part drafts.
 
     ``names`` are shown beside the parts' caches.
     """
 
-    def __init__(self, parts: Seq[Drafter], names: Seq[str], proposal: Proposal) -> None:
+    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], proposal: Proposal) -> None:
         self.parts = tuple(parts)
         self.names = tuple(names)
         self.proposal = proposal
@@ -74,52 +86,50 @@ class Combined(Drafter, ABC):
         )
         self.nest(self.purpose)
 
+    @abstractmethod
+    def opened(self, sequence: Sequence, parts: list[Any]) -> C:
+        """The state of a request that joins, around the states of the parts."""
+
     def nest(self, purpose: str) -> None:
         self.purpose = purpose
         for index, part in enumerate(self.parts):
             part.nest(f"{purpose}/{index}")
 
-    def begin(self, sequence: Sequence) -> None:
-        for part in self.parts:
-            part.begin(sequence)
+    def begin(self, sequence: Sequence) -> C:
+        return self.opened(sequence, [part.begin(sequence) for part in self.parts])
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        for part in self.parts:
+    def on_prefill(self, state: C, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        for part, mine in zip(self.parts, state.parts, strict=True):
             if part.aux_hidden_state_layers:
-                part.on_prefill(
-                    sequence, position, {layer: hidden_states[layer] for layer in part.aux_hidden_state_layers}
-                )
+                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.aux_hidden_state_layers})
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for part in self.parts:
-            part.observe(sequences, scores, verdicts)
+    def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
+        for index, part in enumerate(self.parts):
+            part.observe_batch([state.parts[index] for state in states], verdicts)
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        for part in self.parts:
-            part.fork(sequence, twin)
+    def rewind(self, state: C, sequence: Sequence, kept: int) -> C:
+        state.parts = [part.rewind(mine, sequence, kept) for part, mine in zip(self.parts, state.parts, strict=True)]
+        return state
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        for part in self.parts:
-            part.rewind(sequence, kept)
-
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
+    def caches(self, state: C) -> tuple[CacheUse, ...]:
         return tuple(
             replace(use, name=f"{name}: {use.name}")
-            for name, part in zip(self.names, self.parts, strict=True)
-            for use in part.caches(sequence)
+            for name, part, mine in zip(self.names, self.parts, state.parts, strict=True)
+            for use in part.caches(mine)
         )
 
-    def end(self, sequence: Sequence) -> None:
-        for part in self.parts:
-            part.end(sequence)
+    def end(self, state: C) -> None:
+        for part, mine in zip(self.parts, state.parts, strict=True):
+            part.end(mine)
 
-    def ask(self, index: int, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def ask(self, index: int, states: Seq[C], budgets: Seq[Budget]) -> list[TokenTree]:
         """The trees of part ``index`` for those of the sequences that its budgets let it draft for."""
         mine = [part_budget(budget, index) for budget in budgets]
         wanted = [at for at, budget in enumerate(mine) if budget.depth > 0]
-        trees = [TokenTree() for _ in sequences]
+        trees = [TokenTree() for _ in states]
         if wanted:
-            proposed = self.parts[index].propose([sequences[at] for at in wanted], [mine[at] for at in wanted])
+            asked = [states[at].parts[index] for at in wanted]
+            proposed = self.parts[index].propose_batch(asked, [mine[at] for at in wanted])
             for at, tree in zip(wanted, proposed, strict=True):
                 trees[at] = tree
         return trees
@@ -130,24 +140,18 @@ def part_budget(budget: Budget, index: int) -> Budget:
     return budget.parts[index] if budget.parts else budget
 
 
-class OneAtATime(Combined, ABC):
-    """Combinations in which one part drafts for a request in a round."""
+class OneAtATime(Combined[C], ABC):
+    """Combinations in which one part drafts for a request in a round: ``state.drafting``."""
 
-    def __init__(self, parts: Seq[Drafter], names: Seq[str]) -> None:
+    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str]) -> None:
         super().__init__(parts, names, one_of([part.proposal for part in parts]))
-        self._drafting: dict[Sequence, int] = {}
-        """Who drafted in the round under way."""
 
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
-        chosen = {self._drafting.get(sequence) for sequence in sequences}
+    def reusable_forward(self, states: Seq[C]) -> Scores | None:
+        chosen = {state.drafting for state in states}
         index = chosen.pop() if len(chosen) == 1 else None
-        return None if index is None else self.parts[index].reusable_forward(sequences)
+        return None if index is None else self.parts[index].reusable_forward([state.parts[index] for state in states])
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        super().observe(sequences, scores, verdicts)
-        for sequence in sequences:
-            self._drafting.pop(sequence, None)
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._drafting.pop(sequence, None)
+    def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
+        super().observe_batch(states, verdicts)
+        for state in states:
+            state.drafting = None

@@ -1,30 +1,38 @@
-"""Drafts from marginals: what may stand at each position to come, whatever stands between.
+"""Drafts from marginals: the distribution of each of the next positions, whatever stands between.
 
-A parallel drafter scores several positions in one forward, each without knowing what the others turn out to be. Such
-rows make a chain (the likeliest token of each), a sampled chain (one draw from each: a row is the same whatever was
-drawn before it, so it is every draw's true q), or a tree: of all prefixes that the candidates spell, the likeliest by
-the product of their rates (DDTree's best-first heap, Ringel and Romano 2026, arXiv 2604.12989).
+A parallel drafter scores several positions in one forward, without knowing which tokens the others hold. Such rows
+make a chain (the likeliest token of each), a sampled chain (one draw from each: a row does not depend on the draws
+before it, so it is every draw's true q), or a tree: of all prefixes that the candidates spell, the likeliest by the
+product of their rates (DDTree's best-first heap, Ringel and Romano 2026, arXiv 2604.12989).
 
-Ours, beside the paper: a candidate's rate is not its probability but the acceptance that candidates of its kind have
-had, and the tree ends where its next token would cost more than it promises.
+Unlike the paper, a candidate's rate is not its probability but the acceptance that candidates of its kind have had,
+and the tree ends where another token would cost more time than it saves.
 
 Subclass :class:`FromMarginals` and give the rows::
 
-    class Mine(FromMarginals):
-        def rows(self, sequences, depths):
-            return [logits for each sequence]    # (n, words), row 0 of the token after the last committed one
+    @dataclass(slots=True)
+    class MyState(MarginalState):
+        kv: Any = None
+
+    class MyDrafter(FromMarginals[MyState]):
+        def begin(self, sequence):
+            return MyState(sequence, self.calibration_of(sequence), kv=...)
+
+        def rows(self, states, depths):
+            return [logits for each state]    # (n, Vd), row 0 of the token after the last committed one
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, takewhile
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,14 +44,14 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import TreeDistribution, warp
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.best_first import FLOOR, Grown
+from outpace.drafting.best_first import FLOOR, CandidateState, Grown, Rated, Successor, grow
 from outpace.drafting.calibration import Calibration, Kind
 from outpace.drafting.namespaces import Namespaces
-from outpace.targets.base import Sequence, TreeScores
+from outpace.targets.base import Sequence
 from outpace.targets.top import top_and_totals
 
 EDGE = 5
-"""The largest certainty; e^5 : 1."""
+"""The largest certainty: odds of e^5 to 1."""
 
 
 class Level(NamedTuple):
@@ -54,7 +62,7 @@ class Level(NamedTuple):
 
 
 def certainty(log_q: float) -> int:
-    """A probability's odds on a scale of whole numbers, from -EDGE to EDGE; 0 is even."""
+    """The logarithm of a probability's odds, rounded, from -EDGE to EDGE; 0 is even."""
     if log_q >= -1e-4:
         return EDGE
     odds = log_q - math.log(-math.expm1(log_q))
@@ -62,36 +70,29 @@ def certainty(log_q: float) -> int:
 
 
 def prior(kind: Any) -> float:
-    """Before anything is known a drafter is right as often as it says. ``kind`` ends with a certainty."""
+    """Before anything was observed, the acceptance rate is the draft probability. ``kind`` ends with a certainty."""
     return 1.0 / (1.0 + math.exp(-kind[-1]))
 
 
 def marginal_prior(kind: Any) -> float:
     """The same for kinds of :func:`likeliest_prefixes`, whose rows do not know the path before them.
 
-    A row that is sure is sure of the likeliest path: of another it is right far less often than it says.
+    A row with a high probability is right on the likeliest path; on another path it is right far less often.
     """
     _, _, strayed, odds = kind
     return prior((0.5 * odds - 0.5,)) if strayed and odds >= 0 else prior(kind)
 
 
-def levels_of(logits: Tensor, words: Seq[int], k: int, temperature: float = 0.0) -> list[Level]:
-    """The ``k`` likeliest words at each position: ``logits`` (n, Vd) over ``words``, the target's ids. n levels.
+def levels_of(logits: Tensor, ids: Seq[int], topk: int, temperature: float = 0.0) -> list[Level]:
+    """The ``topk`` likeliest tokens at each position: ``logits`` (n, Vd) over ``ids``, the target's ids. n levels.
 
     Above temperature 0 the probabilities are those at that temperature.
     """
     inverse_temperature = 1.0 / temperature if temperature > 0.0 else 1.0
     return [
-        Level([words[place] for place in places], [value * inverse_temperature - total for value in values])
-        for values, places, total in top_and_totals(logits, k, inverse_temperature)
+        Level([ids[place] for place in places], [value * inverse_temperature - total for value in values])
+        for values, places, total in top_and_totals(logits, topk, inverse_temperature)
     ]
-
-
-class _Choice(NamedTuple):
-    rate: float
-    token: int
-    kind: Kind
-    first: bool
 
 
 def likeliest_prefixes(
@@ -100,54 +101,30 @@ def likeliest_prefixes(
     """The likeliest prefixes that the candidates of ``levels`` spell, best first; with one candidate each, a chain.
 
     A candidate's kind is (depth, rank, whether its path has left the likeliest tokens before it, certainty), and
-    ``rate`` says how often its kind is right; a path's estimate is the product. At most ``budget.nodes`` prefixes of
-    ``budget.depth`` tokens, ``budget.width`` siblings each; what is less likely than ``floor`` is left out.
+    ``rate`` gives the acceptance rate of a kind; a path's acceptance probability is their product. At most
+    ``budget.nodes`` prefixes of ``budget.depth`` tokens, ``budget.width`` siblings each; what is less likely than
+    ``floor`` is left out.
     """
-    ranked: dict[tuple[int, bool], list[_Choice]] = {}
 
-    def choices(depth: int, strayed: bool) -> list[_Choice]:
-        found = ranked.get((depth, strayed))
-        if found is None:
-            level = levels[depth]
-            kinds = [(depth, rank, strayed, certainty(log)) for rank, log in enumerate(level.logs)]
-            found = [
-                _Choice(rate(kind), token, kind, rank == 0)
-                for rank, (kind, token) in enumerate(zip(kinds, level.tokens, strict=True))
-            ]
-            found.sort(key=lambda one: -one.rate)  # stable: of equals the likelier
-            ranked[depth, strayed] = found[: budget.width]
-            found = ranked[depth, strayed]
-        return found
+    @cache
+    def rated(place: tuple[int, bool]) -> Rated:
+        depth, strayed = place
+        if depth == len(levels):
+            return ()
+        found: list[tuple[float, Successor]] = []
+        for rank, (token, log) in enumerate(zip(*levels[depth], strict=True)):
+            kind = (depth, rank, strayed, certainty(log))
+            found.append((rate(kind), Successor(token, kind, (depth + 1, strayed or rank > 0))))
+        return sorted(found, key=lambda pair: -pair[0])[: budget.width]
 
-    tree, kinds = TokenTree(), list[Kind]()
-    heap: list[tuple[float, int, int, float, int, bool, int]] = []
-    order, deepest = 0, min(budget.depth, len(levels))
-
-    def push(parent: int, before: float, depth: int, strayed: bool, index: int) -> None:
-        nonlocal order
-        if depth < deepest and index < len(options := choices(depth, strayed)):
-            path_acceptance_prob = before * options[index].rate
-            if path_acceptance_prob >= floor:
-                order += 1  # of equals the earlier
-                heapq.heappush(heap, (-path_acceptance_prob, order, parent, before, depth, strayed, index))
-
-    push(ROOT, 1.0, 0, False, 0)
-    while heap and len(tree) < budget.nodes:
-        # Of a node's children only the likeliest waits in the heap, and is replaced by the next when it is taken.
-        negative, _, parent, before, depth, strayed, index = heapq.heappop(heap)
-        choice = choices(depth, strayed)[index]
-        node = tree.add(parent, choice.token, path_acceptance_prob=-negative)
-        kinds.append(choice.kind)
-        push(parent, before, depth, strayed, index + 1)
-        push(node, -negative, depth + 1, strayed or not choice.first, 0)
-    return Grown(tree, kinds, 0)
+    return grow((0, False), rated, budget.depth, budget.nodes, floor)
 
 
 def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, chance: Chance) -> TokenTree:
     """A chain of ``length`` tokens, one drawn from each row of ``logits`` (n, Vd) as the request would sample it.
 
-    Fewer where no token can follow. ``ids`` (Vd,): the words. Each draw's q is its row; where penalties or a grammar
-    count, the row as they leave it after the draws before.
+    Fewer where no token can follow. ``ids`` (Vd,): the target's ids of the draft vocabulary. Each draw's q is its row;
+    with penalties or a grammar, the row after these were applied for the draws before it.
     """
     tree, sampler, ids = TokenTree(), sequence.sampler, ids.to(logits.device)
     if not sampler.params.path_dependent and not sampler.params.logit_bias:
@@ -166,84 +143,78 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     return tree
 
 
-class FromMarginals(Drafter, ABC):
+@dataclass(slots=True)
+class MarginalState(CandidateState):
+    """What :class:`FromMarginals` keeps of one request; subclasses add what their rows are made from."""
+
+
+S = TypeVar("S", bound=MarginalState)
+
+
+class FromMarginals(Drafter[S], ABC):
     """A drafter whose positions are scored independently of one another.
 
-    ``words`` (Vd,): the target's id of each word. ``k``: candidates of a position, 1 for chains. ``sampled``: above
-    temperature 0 it draws a chain; otherwise what it drafts is a function of the text at every temperature.
+    ``ids`` (Vd,): the target's id of each token of the draft vocabulary. ``topk``: candidates of a position, 1 for
+    chains. ``sampled``: above temperature 0 it draws a chain; otherwise its draft is deterministic at every
+    temperature.
+
+    A subclass's ``begin`` returns its own state, with ``self.calibration_of(sequence)`` in it.
     """
 
-    def __init__(self, words: Tensor, k: int = 1, *, sampled: bool = False) -> None:
-        self.proposal = Proposal(tree=k > 1, sampled=sampled)
-        self.k = k
+    def __init__(self, ids: Tensor, topk: int = 1, *, sampled: bool = False) -> None:
+        self.proposal = Proposal(tree=topk > 1, sampled=sampled)
+        self.topk = topk
         self.sampled = sampled
-        self._ids = words
-        self._words: list[int] = words.tolist()
+        self._ids = ids
+        self._id_list: list[int] = ids.tolist()
         self._calibrations = Namespaces(lambda: Calibration(self.prior))
-        self._grown: dict[Sequence, Grown] = {}
 
     def prior(self, kind: Any) -> float:
-        """How often candidates of a kind (see :func:`likeliest_prefixes`) are right before anything was seen."""
+        """The acceptance rate of a kind (see :func:`likeliest_prefixes`) before anything was observed."""
         return marginal_prior(kind)
 
+    def calibration_of(self, sequence: Sequence) -> Calibration:
+        """The rates of the request's namespace, for its state."""
+        return self._calibrations.open(sequence)
+
     @abstractmethod
-    def rows(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[Tensor | None]:
+    def rows(self, states: Seq[S], depths: Seq[int]) -> list[Tensor | None]:
         """Float32 logits (n, Vd) for each sequence: row 0 of the token after the last committed one, and so on.
 
         At most ``depths[i]`` rows are read; None: nothing to draft from. One forward for all.
         """
 
-    def begin(self, sequence: Sequence) -> None:
-        self._calibrations.open(sequence)
-
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = [TokenTree() for _ in sequences]
+    def propose_batch(self, states: Seq[S], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = [TokenTree() for _ in states]
         wanted = []
-        for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
-            self._grown.pop(sequence, None)
+        for index, (state, budget) in enumerate(zip(states, budgets, strict=True)):
+            state.grown = None
             if budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
                 wanted.append(index)
         if wanted:
-            found = self.rows([sequences[index] for index in wanted], [budgets[index].depth for index in wanted])
+            found = self.rows([states[index] for index in wanted], [budgets[index].depth for index in wanted])
             for index, logits in zip(wanted, found, strict=True):
                 if logits is not None and len(logits):
-                    trees[index] = self._tree(sequences[index], budgets[index], logits)
+                    trees[index] = self._tree(states[index], budgets[index], logits)
         return trees
 
-    def _tree(self, sequence: Sequence, budget: Budget, logits: Tensor) -> TokenTree:
-        params, calibration = sequence.params, self._calibrations[sequence]
+    def _tree(self, state: S, budget: Budget, logits: Tensor) -> TokenTree:
+        params = state.sequence.params
         drawn = self.sampled and not params.greedy
-        levels = levels_of(logits[: budget.depth], self._words, 1 if drawn else self.k, params.temperature)
+        levels = levels_of(logits[: budget.depth], self._id_list, 1 if drawn else self.topk, params.temperature)
         levels = list(takewhile(lambda level: math.exp(level.logs[0]) >= budget.confidence, levels))
         if drawn:
-            return self._drawn(sequence, budget, logits, levels)
-        tree, kinds, _ = likeliest_prefixes(levels, calibration.rate, budget)
-        self._grown[sequence] = Grown(tree, kinds, len(sequence.tokens))
-        count = budget.best_draft_size(tree.path_acceptance_probs)
-        return tree if count == len(tree) else tree.first(count)
+            return self._drawn(state, budget, logits, levels)
+        return state.draft(likeliest_prefixes(levels, state.calibration.rate, budget), budget)
 
-    def _drawn(self, sequence: Sequence, budget: Budget, logits: Tensor, levels: list[Level]) -> TokenTree:
-        """How long the chain is follows from its rows, which know nothing of what will be drawn."""
+    def _drawn(self, state: S, budget: Budget, logits: Tensor, levels: list[Level]) -> TokenTree:
+        """A chain of draws. Its length follows from the rows alone, which do not depend on what will be drawn."""
         kinds: list[Kind] = [(depth, -1, False, certainty(level.logs[0])) for depth, level in enumerate(levels)]
-        rates = [self._calibrations[sequence].rate(kind) for kind in kinds[: budget.nodes]]
+        rates = [state.calibration.rate(kind) for kind in kinds[: budget.nodes]]
         length = budget.best_draft_size(list(accumulate(rates, mul)))
-        tree = draw_chain(sequence, logits, self._ids, length, self.chance(sequence))
-        self._grown[sequence] = Grown(tree, kinds[: len(tree)], len(sequence.tokens))
+        tree = draw_chain(state.sequence, logits, self._ids, length, self.chance(state.sequence))
+        state.grown = Grown(tree, kinds[: len(tree)])
         return tree
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence in sequences:
-            grown = self._grown.pop(sequence, None)
-            if grown is not None:
-                self._calibrations[sequence].learn_tree(grown.tree, grown.kinds, sequence.tokens[grown.length :])
-
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        """What was learned stays behind, or in the namespace."""
-        self._calibrations.open(twin)
-
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        self._grown.pop(sequence, None)
-
-    def end(self, sequence: Sequence) -> None:
-        self._grown.pop(sequence, None)
-        self._calibrations.close(sequence)
+    def observe(self, state: S, verdict: Verdict) -> None:
+        state.learn(verdict)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.combination import Combined, union_of
+from outpace.drafting.combination import Combined, CombinedState, union_of
 from outpace.targets.base import Scores, Sequence, TreeScores
 
 
 def cut(tree: TokenTree, budget: Budget) -> TokenTree:
-    """As much of a deterministic tree as pays: the likeliest paths first, parents before children."""
-    # An estimate is of the whole path, so a child's may be above its parent's only where two drafters disagree.
+    """The best part of a deterministic tree for the budget: the likeliest paths first, parents before children."""
+    # A probability is of the whole path, so a child's exceeds its parent's only where two drafters disagree.
     reachable = list(tree.path_acceptance_probs)
     for node, parent in enumerate(tree.parents):
         if parent != ROOT:
@@ -29,20 +32,30 @@ def cut(tree: TokenTree, budget: Budget) -> TokenTree:
     return out
 
 
-class Merge(Combined):
+@dataclass(slots=True)
+class MergeState(CombinedState):
+    """``united``: the tree that was proposed in the round under way."""
+
+    united: TokenTree = field(default_factory=TokenTree)
+
+
+M = TypeVar("M", bound=MergeState)
+
+
+class MergedTrees(Combined[M], ABC):
     """United trees. Deterministic parts are united first and cut; they stand where the first of them stands."""
 
-    def __init__(self, parts: Seq[Drafter], names: Seq[str]) -> None:
+    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str]) -> None:
         super().__init__(parts, names, union_of([part.proposal for part in parts]))
-        self._proposed: dict[Sequence, TokenTree] = {}
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        asked = [self.ask(index, sequences, budgets) for index in range(len(self.parts))]
-        united = [self._unite(trees, budget) for trees, budget in zip(zip(*asked, strict=True), budgets, strict=True)]
-        self._proposed.update(zip(sequences, united, strict=True))
-        return united
+    def propose_batch(self, states: Seq[M], budgets: Seq[Budget]) -> list[TokenTree]:
+        asked = [self.ask(index, states, budgets) for index in range(len(self.parts))]
+        for state, trees, budget in zip(states, zip(*asked, strict=True), budgets, strict=True):
+            state.united = self.unite(trees, budget)
+        return [state.united for state in states]
 
-    def _unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+    def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+        """The trees of the parts as one: deterministic ones cut to what is expected to gain, sampled ones whole."""
         certain = [index for index, tree in enumerate(trees) if self._may_be_cut(index, tree)]
         if not certain:
             return TokenTree.merge(trees)
@@ -54,23 +67,27 @@ class Merge(Combined):
         """By what the part declares: whether a sampled part's tree came out deterministic may depend on its draws."""
         return not self.parts[index].proposal.sampled and not tree.side
 
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
+    def reusable_forward(self, states: Seq[M]) -> Scores | None:
         """That of a part whose draft the united trees begin with: the first part's, if it has one."""
-        for part in self.parts:
-            scores = part.reusable_forward(sequences)
-            if scores is not None and all(map(self._extends, sequences, scores.parts)):
+        for index, part in enumerate(self.parts):
+            scores = part.reusable_forward([state.parts[index] for state in states])
+            if scores is not None and all(map(_extends, states, scores.parts)):
                 return scores
         return None
 
-    def _extends(self, sequence: Sequence, part: TreeScores) -> bool:
-        whole, done = self._proposed.get(sequence, TokenTree()), part.nodes
-        return whole.tokens[:done] == part.tree.tokens[:done] and whole.parents[:done] == part.tree.parents[:done]
+    def observe_batch(self, states: Seq[M], verdicts: Seq[Verdict]) -> None:
+        super().observe_batch(states, verdicts)
+        for state in states:
+            state.united = TokenTree()
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        super().observe(sequences, scores, verdicts)
-        for sequence in sequences:
-            self._proposed.pop(sequence, None)
 
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._proposed.pop(sequence, None)
+class Merge(MergedTrees[MergeState]):
+    """United trees, every part asked in every round."""
+
+    def opened(self, sequence: Sequence, parts: list[Any]) -> MergeState:
+        return MergeState(sequence, parts)
+
+
+def _extends(state: MergeState, part: TreeScores) -> bool:
+    whole, done = state.united, part.nodes
+    return whole.tokens[:done] == part.tree.tokens[:done] and whole.parents[:done] == part.tree.parents[:done]

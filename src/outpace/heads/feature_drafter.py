@@ -1,17 +1,16 @@
 """Drafters that read the target's hidden states and go on from their own: what the EAGLE family shares at decoding.
 
-A row holds a token and the state of the token before it. Rows of committed tokens are made from the target's own states
-and kept; they are what a request's K/V in the drafter's layers hold, and nothing that was drafted is. A draft grows
-level by level: the state that leaves a row enters the rows of the tokens that are drafted after it.
+A draft grows level by level from the rows of committed tokens (:mod:`outpace.heads.committed_rows`): the state that
+leaves a row enters the rows of the tokens that are drafted after it. Rows of drafted tokens are never kept.
 
-States that are not yet rows wait until the next proposal, where all requests catch up in one forward, whose last rows
-give the first level its logits. A request whose past is not known (a prompt of one token, or one that was rewound far)
-drafts nothing until the target has been asked once.
+A request drafts nothing in rounds before which the hidden state of a committed token is missing: that of a prompt of
+one token, or of tokens long before those that the request was rewound to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -23,16 +22,16 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
+from outpace.drafting.calibration import Calibration, Prior
+from outpace.drafting.namespaces import Namespaces
+from outpace.heads.committed_rows import CHUNK, CommittedRows, make_roots, make_rows
 from outpace.heads.feature_net import Net
+from outpace.heads.level_cost import LevelCost
 from outpace.heads.runner import Rows
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Sequence
 
-CHUNK = 512
-"""Rows of the past that are run at once, and states that may wait."""
-RECENT = 32
-"""States that are remembered behind the last row, for requests that are rewound by a few tokens."""
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 
@@ -54,299 +53,134 @@ class CandidateTree(Protocol):
         ...
 
 
-Start = Callable[[Sequence, Budget, float], CandidateTree]
-"""Starts a draft. The number is what a level costs, in plain steps."""
+@dataclass(slots=True)
+class FeatureState(CommittedRows):
+    """What a feature drafter keeps of one request. ``candidates``: this round's draft, once it was begun."""
+
+    calibration: Calibration = field(kw_only=True)
+    candidates: CandidateTree | None = None
 
 
 @dataclass(slots=True)
-class _Track:
-    """One request. Row i of ``kv`` is made from the state at position ``first + i`` and the token after it.
+class _LevelRows:
+    """A draft that is being run. Row 0 is the root, at position ``root_position``; ``seen``: rows on the path to each.
 
-    ``root``: what left the last row, (1, hidden), and its logits (1, Vd), while that is the row of the last committed
-    token.
+    ``states`` (rows, hidden): what left them; ``logits``: those of the rows run last; ``side``: K/V of all but the
+    root.
     """
 
-    kv: Any
-    first: int = 0
-    since: int = 0
-    pieces: list[Tensor] = field(default_factory=list)
-    """The states as they came: joined when they are wanted, and not in every round that nothing is drafted in."""
-    root: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def states(self) -> Tensor | None:
-        """(m, taps * hidden): of positions from ``since`` on, some of them rows already."""
-        if len(self.pieces) > 1:
-            self.pieces = [torch.cat(self.pieces)]
-        return self.pieces[0] if self.pieces else None
-
-    @property
-    def known(self) -> int:
-        """States are known of positions before this one."""
-        return self.since + sum(map(len, self.pieces))
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A draft that is being run: ``states`` (1 + rows, hidden) of root and rows, which see ``seen``."""
-
-    track: _Track
+    state: FeatureState
     candidates: CandidateTree
-    at: int
-    """Position of the state before the root."""
+    root_position: int
     states: Tensor
     logits: Tensor
-    seen: list[list[int]]
-    positions: list[int]
+    seen: list[list[int]] = field(default_factory=lambda: [[]])
+    positions: list[int] = field(default_factory=list)
     side: Any = None
 
+    def next_level(self, net: Net, wanted: list[tuple[int, int]]) -> Rows:
+        """Rows of drafted tokens, (row that each follows, token). Each sees the committed rows, its path and itself."""
+        old, old_positions = len(self.positions), list(self.positions)
+        parents = [parent for parent, _ in wanted]
+        for parent in parents:
+            path = [*self.seen[parent], len(self.seen) - 1]
+            self.seen.append(path)
+            self.positions.append(self.root_position + len(path))
+        states = self.states[parents] if len(parents) > 1 else self.states[parents[0] : parents[0] + 1]
+        tokens = [token for _, token in wanted]
+        found = net.entering(tokens, states, known=False)
+        seen, positions = self.seen[1 + old :], self.positions[old:]
+        beside = tokens if found.beside else ()
+        return Rows(self.state.kv, found.states, positions, beside, seen, self.side, old_positions, found.entry)
 
-class FeatureDrafter(Drafter):
-    """Keeps the drafter's K/V in step with the requests, and runs what growers ask for, all requests together."""
+
+class FeatureDrafter(Drafter[FeatureState]):
+    """Keeps the head's K/V in step with the requests, and runs the levels of their drafts, all requests together.
+
+    ``prior``: acceptance rates by kind of candidate before any were observed.
+    """
 
     needs_target_internals = True
 
-    def __init__(self, net: Net, start: Start, proposal: Proposal) -> None:
+    def __init__(self, net: Net, proposal: Proposal, prior: Prior) -> None:
         self.net = net
         self.aux_hidden_state_layers = net.aux_hidden_state_layers
         self.proposal = proposal
-        self._start = start
-        self._tracks: dict[Sequence, _Track] = {}
-        self._candidate_trees: dict[Sequence, tuple[CandidateTree, int]] = {}
-        self._pace = _Pace(net.target)
+        self._calibrations = Namespaces(lambda: Calibration(prior))
+        self._level_cost = LevelCost(net.target)
 
-    # ------------------------------------------------------------------------------------------ what is kept
+    @abstractmethod
+    def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
+        """Begin a draft. ``level_cost``: what running a level costs, in autoregressive steps."""
 
-    def begin(self, sequence: Sequence) -> None:
-        self._tracks[sequence] = _Track(self.net.runner.open())
-
-    @torch.inference_mode()
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        self._supply(sequence, position, self._joined(hidden_states))
-        track = self._tracks[sequence]
-        if self._waiting(track) > SHORT:  # a prompt's rows belong to its prefill, and not to the first draft
-            self._absorb([(sequence, track)])
-
-    def _joined(self, hidden_states: Mapping[int, Tensor]) -> Tensor:
-        """States of all taps side by side, copied. They are fused when they become rows: many need never be."""
-        return torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1)
-
-    def _supply(self, sequence: Sequence, position: int, states: Tensor) -> None:
-        """The target's states from ``position`` on have become known."""
-        track = self._tracks[sequence]
-        if position < track.known:
-            self._cut(track, position)
-        if not track.pieces or position > track.known:
-            self._forget(track)
-            track.first = track.since = position
-        track.pieces.append(states)
-        track.root = None
-        if self._waiting(track) > CHUNK:
-            self._absorb([(sequence, track)])
-
-    def _waiting(self, track: _Track) -> int:
-        """States that are no rows yet."""
-        return track.known - track.first - self.net.runner.length(track.kv)
-
-    def _absorb(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
-        """Make rows of the states that wait, all but the last of each: that row's logits will be wanted."""
-        while tracks:
-            self.net.run(self._past([(s, t, min(CHUNK, self._waiting(t) - 1)) for s, t in tracks]), logits=False)
-            for _, track in tracks:
-                self._trim(track)
-            tracks = [(s, t) for s, t in tracks if self._waiting(t) > 1]
-
-    def _past(self, wanted: Seq[tuple[Sequence, _Track, int]]) -> list[Rows]:
-        """The next so many rows of committed tokens of each."""
-        places, tokens, states = [], list[int](), list[Tensor]()
-        for sequence, track, count in wanted:
-            assert track.states is not None
-            at = track.first + self.net.runner.length(track.kv)
-            places.append(range(at, at + count))
-            tokens += sequence.tokens[at + 1 : at + 1 + count]
-            states.append(track.states[at - track.since : at - track.since + count])
-        found = self.net.entering(tokens, states[0] if len(states) == 1 else torch.cat(states), known=True)
-        rows, start = [], 0
-        for (_, track, count), where in zip(wanted, places, strict=True):
-            mine = slice(start, start + count)
-            beside = tokens[mine] if found.beside else ()
-            rows.append(Rows(track.kv, found.states[mine], list(where), beside, entry=found.entry))
-            start += count
-        return rows
-
-    def _trim(self, track: _Track) -> None:
-        """Forget states that have long been rows. The rest is copied: a slice would hold on to all of them."""
-        spare = track.first + self.net.runner.length(track.kv) - RECENT - track.since
-        if spare >= RECENT and track.states is not None:
-            track.pieces = [track.states[spare:].clone()]
-            track.since += spare
-
-    def _cut(self, track: _Track, known: int) -> None:
-        """States of positions from ``known`` on are wrong, and so are rows made from them or before other tokens."""
-        if track.states is None:
-            return
-        rows = max(0, min(self.net.runner.length(track.kv), known - 1 - track.first))
-        if known <= track.first or track.first + rows < track.since:
-            self._forget(track)
-            return
-        track.kv = self.net.runner.truncate(track.kv, rows)
-        track.pieces = [track.states[: known - track.since]]
-        track.root = None
-
-    def _forget(self, track: _Track) -> None:
-        if self.net.runner.length(track.kv):
-            track.kv = self.net.runner.truncate(track.kv, 0)
-        track.first = track.since = 0
-        track.pieces, track.root = [], None
-
-    # --------------------------------------------------------------------------------------------- drafting
+    def begin(self, sequence: Sequence) -> FeatureState:
+        runner = self.net.runner
+        return FeatureState(sequence, runner, runner.open(), calibration=self._calibrations.open(sequence))
 
     @torch.inference_mode()
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def on_prefill(self, state: FeatureState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        state.put(position, torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1))
+        if state.waiting > SHORT:  # a prompt's rows belong to its prefill, and not to the first draft
+            make_rows(self.net, [state])
+
+    @torch.inference_mode()
+    def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         ready = []
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            self._candidate_trees.pop(sequence, None)
-            track = self._tracks[sequence]
-            known = track.states is not None and track.known == len(sequence.tokens) - 1
-            if known and budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
-                ready.append((sequence, budget, track))
-        self._catch_up([(sequence, track) for sequence, _, track in ready])
+        for state, budget in zip(states, budgets, strict=True):
+            state.candidates = None
+            if state.complete and budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
+                ready.append((state, budget))
+        self._catch_up([state for state, _ in ready])
         drafts = []
-        for sequence, budget, track in ready:
-            assert track.root is not None
-            relative_cost = self._pace.of(sequence, len(sequences)) if budget.relative_costs else 0.0
-            candidates = self._start(sequence, budget, relative_cost)
-            self._candidate_trees[sequence] = candidates, len(sequence.tokens)
-            drafts.append(_Draft(track, candidates, len(sequence.tokens) - 2, *track.root, [[]], []))
-        self._grow(drafts)
-        return [
-            self._candidate_trees[one][0].tree() if one in self._candidate_trees else TokenTree() for one in sequences
-        ]
+        for state, budget in ready:
+            assert state.root is not None
+            cost = self._level_cost.of(state.sequence, len(states)) if budget.relative_costs else 0.0
+            state.candidates = self.start(state, budget, cost)
+            drafts.append(_LevelRows(state, state.candidates, len(state.sequence.tokens) - 2, *state.root))
+        self._run(drafts)
+        return [TokenTree() if one.candidates is None else one.candidates.tree() for one in states]
 
-    def _catch_up(self, tracks: Seq[tuple[Sequence, _Track]]) -> None:
+    def _catch_up(self, states: Seq[FeatureState]) -> None:
         """Rows of all committed tokens, and what leaves the last one."""
-        behind = [one for one in tracks if one[1].root is None]
-        self._absorb([one for one in behind if self._waiting(one[1]) > SHORT])
-        if not behind:
-            return
-        outs = self.net.run(self._past([(*one, self._waiting(one[1])) for one in behind]))
-        for (_, track), out in zip(behind, outs, strict=True):
-            assert out.logits is not None
-            track.root = out.states[-1:], out.logits[-1:]
-            self._trim(track)
+        behind = [state for state in states if state.root is None]
+        make_rows(self.net, [state for state in behind if state.waiting > SHORT])
+        if behind:
+            make_roots(self.net, behind)
 
-    def _grow(self, drafts: list[_Draft]) -> None:
-        """A level at a time, until every grower has enough."""
+    def _run(self, drafts: list[_LevelRows]) -> None:
+        """A level of every draft at a time, until all are complete."""
         while True:
             began = perf_counter()
-            batch, growing = [], []
-            for draft in drafts:
-                wanted = draft.candidates.take(draft.logits)
-                if wanted:
-                    batch.append(self._level(draft, wanted))
-                    growing.append(draft)
-            if not batch:
+            wanted = [(draft, rows) for draft in drafts if (rows := draft.candidates.take(draft.logits))]
+            if not wanted:
                 return
-            for draft, out in zip(growing, self.net.run(batch), strict=True):
+            drafts = [draft for draft, _ in wanted]
+            outs = self.net.run([draft.next_level(self.net, rows) for draft, rows in wanted])
+            for draft, out in zip(drafts, outs, strict=True):
                 assert out.logits is not None
                 draft.states = torch.cat([draft.states, out.states])
                 draft.logits, draft.side = out.logits, out.side
-            drafts = growing
-            self._pace.spent(perf_counter() - began)
-
-    def _level(self, draft: _Draft, wanted: list[tuple[int, int]]) -> Rows:
-        """Rows of drafted tokens. Each sees what was kept, the rows before it on its path and itself."""
-        old, old_positions = len(draft.positions), list(draft.positions)
-        parents = [parent for parent, _ in wanted]
-        for parent in parents:
-            path = [*draft.seen[parent], len(draft.seen) - 1]
-            draft.seen.append(path)
-            draft.positions.append(draft.at + len(path))
-        states = draft.states[parents] if len(parents) > 1 else draft.states[parents[0] : parents[0] + 1]
-        tokens = [token for _, token in wanted]
-        found = self.net.entering(tokens, states, known=False)
-        seen, positions = draft.seen[1 + old :], draft.positions[old:]
-        beside = tokens if found.beside else ()
-        return Rows(draft.track.kv, found.states, positions, beside, seen, draft.side, old_positions, found.entry)
-
-    # --------------------------------------------------------------------------------------- after the verdict
+            self._level_cost.measured(perf_counter() - began)
 
     @torch.inference_mode()
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        """Take the target's states of what was committed, whoever drafted it."""
-        for sequence, scored in zip(sequences, scores, strict=True):
-            rows = _rows_of(sequence, scored)
-            states = self._joined(_picked(scored.hidden_states, rows))
-            self._supply(sequence, scored.length - 1, states)
-            candidates, length = self._candidate_trees.pop(sequence, (None, 0))
-            if candidates is not None:
-                candidates.learn(sequence.tokens[length:])
+    def observe(self, state: FeatureState, verdict: Verdict) -> None:
+        state.put(verdict.scores.length - 1, verdict.hidden_states(self.aux_hidden_state_layers))
+        if state.waiting > CHUNK:
+            make_rows(self.net, [state])
+        if state.candidates is not None:
+            state.candidates.learn(verdict.committed)
+            state.candidates = None
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        track = self._tracks[sequence]
-        copy = _Track(self.net.runner.fork(track.kv), track.first, track.since, list(track.pieces), track.root)
-        self._tracks[twin] = copy
-        same = min(len(sequence.tokens), len(twin.tokens))
-        same = next((at for at in range(same) if sequence.tokens[at] != twin.tokens[at]), same)
-        self._rewound(twin, same)
+    def rewind(self, state: FeatureState, sequence: Sequence, kept: int) -> FeatureState:
+        # The newest token's hidden state is not known, and rows before replaced tokens are wrong.
+        known = min(kept, len(sequence.tokens) - 1)
+        if known < state.known or state.next >= kept:
+            state.cut(known)
+        state.candidates = None
+        return state
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        self._candidate_trees.pop(sequence, None)
-        self._rewound(sequence, kept)
-
-    def _rewound(self, sequence: Sequence, kept: int) -> None:
-        """Tokens from ``kept`` on are others, or gone: so are states from there on, and that of the last token."""
-        track, known = self._tracks[sequence], min(kept, len(sequence.tokens) - 1)
-        if known < track.known or self.net.runner.length(track.kv) + track.first >= kept:
-            self._cut(track, known)
-
-    def end(self, sequence: Sequence) -> None:
-        track = self._tracks.pop(sequence, None)
-        self._candidate_trees.pop(sequence, None)
-        if track is not None:
-            self.net.runner.close(track.kv)
+    def end(self, state: FeatureState) -> None:
+        self.net.runner.close(state.kv)
 
 
-def _picked(hidden_states: Mapping[int, Tensor], rows: list[int]) -> dict[int, Tensor]:
-    """These rows of every tap. Often they are the first ones, which need no gathering."""
-    if rows[-1] == len(rows) - 1:
-        return {layer: states[: len(rows)] for layer, states in hidden_states.items()}
-    chosen = torch.tensor(rows)
-    return {layer: states.index_select(0, chosen.to(states.device)) for layer, states in hidden_states.items()}
-
-
-def _rows_of(sequence: Sequence, scored: TreeScores) -> list[int]:
-    """Rows of the scores that hold committed tokens: the root and the accepted path. The last token has none yet."""
-    rows, node = [0], ROOT
-    for token in sequence.tokens[scored.length : len(sequence.tokens) - 1]:
-        child = scored.tree.child(node, token)
-        if child is None:
-            break
-        rows.append(1 + child)
-        node = child
-    return rows
-
-
-class _Pace:
-    """What a level of drafting costs, in plain steps: measured for greedy requests, nominal for sampled ones, whose
-    answers must not depend on the clock."""
-
-    NOMINAL = 0.05
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._level = 0.0
-
-    def spent(self, seconds: float) -> None:
-        """One level took so long."""
-        # Some levels are interrupted: what is usual counts, not the mean.
-        self._level = seconds if not self._level else min(1.1 * self._level, 0.9 * self._level + 0.1 * seconds)
-
-    def of(self, sequence: Sequence, batch: int) -> float:
-        """The price of a level for one of ``batch`` requests."""
-        if not sequence.params.greedy or not self._level:
-            return self.NOMINAL
-        return min(1.0, self._level / self._target.costs.seconds(batch))
-
-
-__all__ = ["CandidateTree", "FeatureDrafter"]
+__all__ = ["CandidateTree", "FeatureDrafter", "FeatureState"]

@@ -1,4 +1,4 @@
-"""A head of the EAGLE family at decoding: what becomes of tokens and states before they enter its layers, and after."""
+"""The network of an EAGLE-family head at decoding: from tokens and hidden states to the rows of its layers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from outpace.targets.base import Target
 
 
 class Entering(NamedTuple):
-    """Rows on their way into a stack, as :class:`outpace.heads.runner.Rows` has them. ``beside``: whether the stack
-    reads the rows' tokens itself."""
+    """Rows on their way into the layers, as :class:`outpace.heads.runner.Rows` has them.
+
+    ``beside``: whether the layers read the embeddings of the rows' tokens too.
+    """
 
     states: Tensor
     beside: bool = False
@@ -25,16 +27,16 @@ class Entering(NamedTuple):
 
 
 class Net(ABC):
-    """A head at decoding: what becomes of states before its layers and after them.
+    """The network of a head at decoding: what happens to states before its layers, and its LM head after them.
 
-    ``aux_hidden_state_layers``: layers of the target whose states it reads; ``ids``: the target's id of each word
-    that it scores.
+    ``aux_hidden_state_layers``: layers of the target whose hidden states it reads; ``ids``: the target's id of each
+    token of the draft vocabulary (Vd).
     """
 
     runner: HeadRunner
 
     def __init__(self, head: Head, target: Target, lm_head: LmHead | None = None) -> None:
-        """``lm_head``: scores the words where the stack does not."""
+        """``lm_head``: gives the logits where ``runner`` does not."""
         self.target = target
         self.aux_hidden_state_layers: tuple[int, ...] = head.config.aux_hidden_state_layers
         self.ids: list[int] = head.words.ids.tolist()
@@ -45,7 +47,8 @@ class Net(ABC):
     def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
         """Rows of ``tokens`` (n) after ``states``.
 
-        ``known``: these are the target's, of all taps side by side (n, taps * hidden); else what left the stack.
+        ``known``: these are the target's, auxiliary layers side by side (n, layers * hidden); else what left the last
+        of the head's layers, (n, hidden).
         """
 
     def embedded(self, tokens: Seq[int]) -> Tensor:
@@ -53,7 +56,7 @@ class Net(ABC):
         return self.target.embed(torch.tensor(tokens, device=self._where)).float()
 
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
-        """The stack's forward, with logits (n, Vd) float32 of every row."""
+        """One forward of the head's layers, with logits (n, Vd) float32 of every row unless they are not wanted."""
         if self._lm_head is None or not logits:
             return self.runner.run(batch, logits=logits)
         outs = self.runner.run(batch, logits=False)

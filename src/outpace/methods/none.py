@@ -1,8 +1,6 @@
-"""Plain autoregressive decoding: the drafter that drafts nothing, the baseline of every comparison."""
+"""Autoregressive decoding: the drafter that drafts nothing, the baseline of every comparison."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence as Seq
 
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
@@ -12,23 +10,24 @@ from outpace.methods.registry import Context, NoSettings, Parts, register
 from outpace.targets.base import Sequence
 
 
-class NoDraft(Drafter):
-    """Empty trees."""
+class NoDraft(Drafter[None]):
+    """Drafts empty trees."""
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        """It knows nothing to forget."""
+    def begin(self, sequence: Sequence) -> None:
+        return None
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [TokenTree() for _ in sequences]
+    def propose(self, state: None, budget: Budget) -> TokenTree:
+        return TokenTree()
 
 
 @register(
     "none",
     family="baseline",
     paper="-",
-    summary="Plain decoding, one token a forward.",
-    when_to_use="Where nothing can be foreseen, and in batches that fill the machine: every row has its price there.",
+    summary="Autoregressive decoding, one token a forward.",
+    when_to_use="Where draft tokens are hardly ever accepted, and in batches that already use the whole machine: every "
+    "draft token costs time there.",
 )
 def build(context: Context, settings: NoSettings) -> Parts:
-    """Plain decoding has no settings."""
+    """Autoregressive decoding has no settings."""
     return Parts(NoDraft(), Fixed(0))

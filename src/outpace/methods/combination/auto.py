@@ -1,17 +1,18 @@
-"""``auto``: a learned drafter, a copying one, both, or neither, as each round's text and the machine's costs have it.
+"""``auto``: a learned drafter, a copying one, both or neither, chosen each round by acceptance and measured costs.
 
-Two parts at most. The *free* one (the suffix automaton) is asked in every round: it costs microseconds, and says how
-likely its tokens are. The *learned* one (a head, or a draft model) takes a share of a forward to ask, so it is asked
-only where a round with it has brought more tokens in its time than the free part promises now, or a plain step gives.
-Then the trees of both are united, and what pays of them is scored. Where the learned part does not pay it is left in
-peace, and tried again after ever longer waits; where neither pays, decoding is plain.
+Two parts at most. The *free* part (the suffix automaton) is asked in every round: it takes microseconds, and states how
+likely its tokens are accepted. The *learned* part (a head, or a draft model) takes a share of a forward, so it is asked
+only where rounds with it have brought more tokens per time than the free part promises now, or than an autoregressive
+step gives. The trees of both are united, and as many nodes are scored as raise the expected tokens per time. A learned
+part that does not is left out and tried again after growing intervals; where neither part gains, decoding is
+autoregressive.
 
-Paces are tokens over time, in plain steps. Times of greedy requests are measured: forwards by ``targets/costs.py`` when
-they are first needed, drafts by the clock as they happen. Sampled requests go by nominal times, so that a seed
-reproduces its answer. What is learned belongs to the request's namespace.
+Rates are tokens over time in units of an autoregressive step. Times of greedy requests are measured: forwards by
+``targets/costs.py`` when they are first needed, drafts by the clock as they happen. Sampled requests use nominal times,
+so that a seed reproduces its answer. What is learned belongs to the request's namespace.
 
 Choosing a round's drafter by what it yields for its time is what MetaSD's bandits do (Kim, Jung, Yun 2026, arXiv
-2604.05417); here nothing is pulled blindly, for the free part's promise is known before anything is spent.
+2604.05417); here no arm is pulled at random, because the free part's promise is known before any time is spent.
 """
 
 from __future__ import annotations
@@ -27,175 +28,154 @@ from pydantic import BaseModel, ConfigDict, Field
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
-from outpace.controllers.yields import PRIOR_PRICE, Clock, Yield
+from outpace.controllers.yields import PRIOR_COST, Clock, Yield
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import Merge
+from outpace.drafting.merged import MergedTrees, MergeState
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, find, methods, register
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Sequence, Target
 
 FREE = "sam"
-DRAFT_MODEL = {"length": 4, "width": 3, "nodes": 12}
+DRAFT_MODEL = {"num_draft_tokens": 4, "topk": 3, "max_nodes": 12}
 """How a draft model that the user named drafts: a tree, which a match of the free part can join and be cut with."""
+
 NOMINAL_DRAFT = 0.25
-"""A learned draft's time in plain steps, where no clock may be asked or none was read yet."""
+"""A learned draft's time in autoregressive steps, where no clock may be read or none was read yet."""
 
 
 class _Asked(NamedTuple):
-    """A round in which the learned part was asked: its price in plain steps, and the tokens there were before."""
+    """A round in which the learned part was asked: its cost in autoregressive steps, and the tokens there were."""
 
     steps: float
     at: int
 
 
 @dataclass(slots=True)
-class _Request:
-    """One request: what its namespace knows, the round under way, and who drafted in how many rounds."""
+class AutoState(MergeState):
+    """What the namespace knows, the round under way, and which part drafted in how many rounds."""
 
-    known: Yield
+    known: Yield = field(kw_only=True)
     asked: _Asked | None = None
     begun: bool = False
-    """Whether the learned part has drafted for it: its first draft reads the prompt, which no other will."""
+    """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
     rounds: Counter[str] = field(default_factory=Counter)
 
 
-class Auto(Merge):
+class Auto(MergedTrees[AutoState]):
     """``parts``: the free one, and the learned one where there is one."""
 
-    def __init__(self, parts: Seq[Drafter], names: Seq[str], target: Target, namespaces: int = 64) -> None:
+    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], target: Target, namespaces: int = 64) -> None:
         super().__init__(parts, names)
         self.target = target
         self.clock = Clock()
-        self.plain = Clock()
-        """Whole rounds in which nothing was drafted: what a round's time is measured in."""
+        self.autoregressive = Clock()
+        """Whole rounds in which nothing was drafted: the unit of a round's time."""
         self._began: float | None = None
         self._memory = Namespaces(Yield, namespaces)
-        self._requests: dict[Sequence, _Request] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self._requests[sequence] = _Request(self._memory.open(sequence))
+    def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
+        return AutoState(sequence, parts, known=self._memory.open(sequence))
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        known, one = self._memory.open(twin), self._requests[sequence]
-        if not twin.namespace:
-            known = replace(one.known)
-        self._requests[twin] = _Request(known, begun=one.begun)
+    def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
+        state.asked = None
+        return super().rewind(state, sequence, kept)
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        super().rewind(sequence, kept)
-        self._requests[sequence].asked = None
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._requests.pop(sequence, None)
-        self._memory.close(sequence)
-
-    def drafting(self, sequence: Sequence) -> dict[str, int]:
-        return {name: self._requests[sequence].rounds[name] for name in self.names}
+    def drafting(self, state: AutoState) -> dict[str, int]:
+        return {name: state.rounds[name] for name in self.names}
 
     # ------------------------------------------------------------------------------------------------- drafting
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._began = perf_counter()
-        drafts = [self._draft_steps(sequence, len(sequences)) for sequence in sequences]
-        # With a draft's time spent anyway more tokens pay; the free part shows what it has for that case.
-        priced = [_after(budget, steps) for budget, steps in zip(budgets, drafts, strict=True)]
-        free = self.ask(0, sequences, priced)
-        out, learned = [], []
-        for at, (sequence, budget, tree) in enumerate(zip(sequences, budgets, free, strict=True)):
-            one = self._requests[sequence]
-            one.asked = None
-            count, pace = _alone(tree, budget)
-            if self._may_learn(budget) and one.known.wanted(pace, drafts[at]):
+        drafts = [self._draft_steps(state.sequence, len(states)) for state in states]
+        # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
+        after = [_after(budget, steps) for budget, steps in zip(budgets, drafts, strict=True)]
+        free = self.ask(0, states, after)
+        learned = []
+        for at, (state, budget, tree) in enumerate(zip(states, budgets, free, strict=True)):
+            state.asked = None
+            count, rate = _alone(tree, budget)
+            if self._may_ask_learned(budget) and state.known.wanted(rate, drafts[at]):
                 learned.append(at)
-            out.append(tree if count == len(tree) or tree.side else tree.first(count))
+            state.united = tree if count == len(tree) or tree.side else tree.first(count)
         if learned:
-            self._join(learned, sequences, budgets, priced, drafts, free, out)
-        for sequence, tree in zip(sequences, out, strict=True):
-            self._proposed[sequence] = tree
-        for at in range(len(sequences)):
+            self._join(learned, states, budgets, after, drafts, free)
+        for at, state in enumerate(states):
             if at not in learned:
-                self._requests[sequences[at]].rounds[self.names[0]] += len(out[at]) > 0
-        return out
+                state.rounds[self.names[0]] += len(state.united) > 0
+        return [state.united for state in states]
 
-    def _may_learn(self, budget: Budget) -> bool:
+    def _may_ask_learned(self, budget: Budget) -> bool:
         return len(self.parts) > 1 and (budget.parts[1] if budget.parts else budget).depth > 0
 
     def _join(
         self,
         learned: Seq[int],
-        sequences: Seq[Sequence],
+        states: Seq[AutoState],
         budgets: Seq[Budget],
-        priced: Seq[Budget],
+        after: Seq[Budget],
         drafts: Seq[float],
         free: Seq[TokenTree],
-        out: list[TokenTree],
     ) -> None:
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
-        requests = [self._requests[sequences[at]] for at in learned]
+        asking = [states[at] for at in learned]
         began = perf_counter()
-        drafted = self.ask(1, [sequences[at] for at in learned], [budgets[at] for at in learned])
-        if all(one.begun for one in requests):
+        drafted = self.ask(1, asking, [budgets[at] for at in learned])
+        if all(state.begun for state in asking):
             self.clock.read(len(learned), perf_counter() - began)
-        for at, one, tree in zip(learned, requests, drafted, strict=True):
-            whole = out[at] = self._unite((free[at], tree), priced[at])
-            relative_costs = priced[at].relative_costs
-            steps = (
-                relative_costs[min(len(whole), len(relative_costs) - 1)] if relative_costs else PRIOR_PRICE + drafts[at]
-            )
-            one.asked, one.begun = _Asked(steps, len(sequences[at].tokens)), True
+        for at, state, tree in zip(learned, asking, drafted, strict=True):
+            whole = state.united = self.unite((free[at], tree), after[at])
+            costs = after[at].relative_costs
+            steps = costs[min(len(whole), len(costs) - 1)] if costs else PRIOR_COST + drafts[at]
+            state.asked, state.begun = _Asked(steps, len(state.sequence.tokens)), True
             for name, part in zip(self.names, (free[at], tree), strict=True):
-                one.rounds[name] += _contributed(part, whole)
+                state.rounds[name] += _contributed(part, whole)
 
     def _draft_steps(self, sequence: Sequence, count: int) -> float:
-        """How long the learned part would take for ``count`` sequences, in plain steps of a round over them."""
+        """How long the learned part would take for ``count`` sequences, in autoregressive steps over them."""
         if len(self.parts) == 1:
             return 0.0
         seconds = self.clock.seconds(count) if sequence.params.greedy else None
         return NOMINAL_DRAFT if seconds is None else seconds / self.target.costs.seconds(count)
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        super().observe(sequences, scores, verdicts)
+    def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
+        super().observe_batch(states, verdicts)
         # A round that it was not asked to draft in has no beginning here, and tells nothing.
         took = 0.0 if self._began is None else perf_counter() - self._began
-        self._began, count = None, len(sequences)
-        if took and not any(len(one.tree) for one in scores):
-            self.plain.read(count, took)
-        for sequence in sequences:
-            one = self._requests[sequence]
-            if one.asked is not None:
-                timed = sequence.params.greedy and took > 0.0
-                steps = self._plain_steps(took, count) if timed else one.asked.steps
-                one.known.learn(len(sequence.tokens) - one.asked.at, steps)
-                one.asked = None
+        self._began, count = None, len(states)
+        if took and not any(len(verdict.scores.tree) for verdict in verdicts):
+            self.autoregressive.read(count, took)
+        for state in states:
+            if state.asked is not None:
+                timed = state.sequence.params.greedy and took > 0.0
+                steps = self._steps(took, count) if timed else state.asked.steps
+                state.known.learn(len(state.sequence.tokens) - state.asked.at, steps)
+                state.asked = None
 
-    def _plain_steps(self, took: float, count: int) -> float:
-        """A round's time in plain rounds of ``count`` requests, or in such forwards until one was timed.
+    def _steps(self, took: float, count: int) -> float:
+        """A round's time in autoregressive rounds of ``count`` requests, or in such forwards until one was timed.
 
-        The whole round: beside its draft and its rows, a draft has its price in all that then runs with cold caches.
+        The whole round: beside its draft and its rows, a draft slows down what then runs with cold caches.
         """
-        return took / (self.plain.seconds(count) or self.target.costs.seconds(count))
+        return took / (self.autoregressive.seconds(count) or self.target.costs.seconds(count))
 
 
 def _after(budget: Budget, steps: float) -> Budget:
-    """The budget of a round in which a draft has already taken ``steps``: all prices are that much higher."""
+    """The budget of a round in which a draft has already taken ``steps``: all costs are that much higher."""
     if not steps:
         return budget
-    relative_costs = tuple(relative_cost + steps for relative_cost in budget.relative_costs)
-    parts = tuple(replace(part, relative_costs=relative_costs) for part in budget.parts)
-    return replace(budget, relative_costs=relative_costs, parts=parts)
+    costs = tuple(cost + steps for cost in budget.relative_costs)
+    parts = tuple(replace(part, relative_costs=costs) for part in budget.parts)
+    return replace(budget, relative_costs=costs, parts=parts)
 
 
 def _alone(tree: TokenTree, budget: Budget) -> tuple[int, float]:
-    """How much of the free part's draft pays by itself, and the pace of such a round."""
+    """The best size of the free part's draft by itself, and the tokens per time of such a round."""
     count = budget.best_draft_size(tree.path_acceptance_probs)
-    if not budget.relative_costs:
-        return count, 1.0 + sum(tree.path_acceptance_probs[:count])
-    return count, (1.0 + sum(tree.path_acceptance_probs[:count])) / budget.relative_costs[count]
+    expected = 1.0 + sum(tree.path_acceptance_probs[:count])
+    return count, expected / budget.relative_costs[count] if budget.relative_costs else expected
 
 
 def _contributed(part: TokenTree, whole: TokenTree) -> bool:
@@ -213,7 +193,7 @@ class AutoSettings(BaseModel):
         None, description="learned methods: the first that there is a head for drafts; by default all, [] for none"
     )
     settings: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description='settings of the parts by name: {"eagle3": {"nodes": 8}}'
+        default_factory=dict, description='settings of the parts by name: {"eagle3": {"max_nodes": 8}}'
     )
     namespaces: int = Field(64, ge=1, description="most namespaces whose statistics are kept")
 
@@ -259,11 +239,10 @@ def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] 
     "auto",
     family="combination",
     paper="outpace's own; after Kim, Jung, Yun 2026, arXiv 2604.05417",
-    summary="A learned drafter, the suffix automaton, both or neither, as costs and acceptance have it.",
-    when_to_use="Everywhere, with a head for the model; without one where text repeats. What does not pay is left "
-    "out: then "
-    "it is plain decoding.",
-    tiny={"settings": {"eagle3": {"nodes": 3, "depth": 2, "width": 2}}},
+    summary="A learned drafter, the suffix automaton, both or neither, chosen by acceptance and measured costs.",
+    when_to_use="The default: on any text with a head for the model, without one where text repeats. A part "
+    "that does not gain is left out; without any gain it decodes autoregressively.",
+    tiny={"settings": {"eagle3": {"max_nodes": 3, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:
     """The free part, and the learned one that there is."""

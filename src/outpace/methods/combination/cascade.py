@@ -4,14 +4,15 @@
 is one, a table of successors for the rest. Retrieval with a fallback to another drafter is how SAM decoding (Hu et al.
 2024, arXiv 2411.10666) works; here any methods will do.
 
-A deterministic draft is confident when its likeliest first token is: the estimate says how often such a token was
+A deterministic draft is confident when its likeliest first token is: its probability is how often such a token was
 accepted. A sampled draft is taken whenever there is one: were it left out for what was sampled, what is sampled in the
-end would not have the law that the rule tests it with.
+end would not have the distribution that the rule tests it with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from pydantic import Field
 
@@ -19,31 +20,34 @@ from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.combination import OneAtATime
+from outpace.drafting.combination import CombinedState, OneAtATime
 from outpace.methods.combination.parts import CombinationSettings, build_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence
 
 
-class Cascade(OneAtATime):
+class Cascade(OneAtATime[CombinedState]):
     """Parts in order; ``confidence`` in [0, 1] is asked of all but the last, which drafts what it has."""
 
-    def __init__(self, parts: Seq[Drafter], names: Seq[str], confidence: float) -> None:
+    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], confidence: float) -> None:
         super().__init__(parts, names)
         self.confidence = confidence
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = [TokenTree() for _ in sequences]
-        left = list(range(len(sequences)))
-        for sequence in sequences:
-            self._drafting.pop(sequence, None)
+    def opened(self, sequence: Sequence, parts: list[Any]) -> CombinedState:
+        return CombinedState(sequence, parts)
+
+    def propose_batch(self, states: Seq[CombinedState], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = [TokenTree() for _ in states]
+        left = list(range(len(states)))
+        for state in states:
+            state.drafting = None
         for index, part in enumerate(self.parts):
-            asked = self.ask(index, [sequences[at] for at in left], [budgets[at] for at in left])
+            asked = self.ask(index, [states[at] for at in left], [budgets[at] for at in left])
             last, waiting = index == len(self.parts) - 1, []
             for at, tree in zip(left, asked, strict=True):
-                if len(tree) and (last or self._confident(part, tree, sequences[at])):
+                if len(tree) and (last or self._confident(part, tree, states[at].sequence)):
                     trees[at] = tree
-                    self._drafting[sequences[at]] = index
+                    states[at].drafting = index
                 else:
                     waiting.append(at)
             left = waiting
@@ -51,7 +55,7 @@ class Cascade(OneAtATime):
                 break
         return trees
 
-    def _confident(self, part: Drafter, tree: TokenTree, sequence: Sequence) -> bool:
+    def _confident(self, part: Drafter[Any], tree: TokenTree, sequence: Sequence) -> bool:
         if part.proposal.sampled and not sequence.params.greedy:
             return True
         return max(tree.path_acceptance_probs) >= self.confidence
@@ -77,7 +81,7 @@ class CascadeSettings(CombinationSettings):
     "Not for parts that are sure of the same tokens.",
     tiny={
         "parts": ("pld", "draft-model"),
-        "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}},
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
         "confidence": 0.3,
     },
 )

@@ -3,10 +3,10 @@
 ``merge`` scores the trees of all its parts in one forward. Equal nodes become one; every draw stays with the row that
 it was sampled from, in the order of the parts (as SpecInfer, Miao et al. 2024, arXiv 2305.09781, merges the drafts of
 several models), and the rule tries them one after the other. Each part has a random stream of its own: equal numbers
-would make two draws agree more often than their rows say.
+would make two draws agree more often than their distributions imply.
 
-What deterministic parts draft is a function of the context, so of their union as much is kept as pays: paths by
-falling estimate, and no more rows than the measured costs warrant. A sampled draw is never cut.
+What deterministic parts draft is a function of the context, so their union is cut to the size with the most
+expected tokens per time: paths by falling acceptance probability. A sampled draw is never cut.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class MergeSettings(CombinationSettings):
     summary="The trees of several drafters united: equal nodes once, every draw kept.",
     when_to_use="With parts that are right about different tokens, where rows are cheap. Not in batches that fill a "
     "machine.",
-    tiny={"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
+    tiny={
+        "parts": ("pld", "draft-model"),
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
+    },
 )
 def build(context: Context, settings: MergeSettings) -> Parts:
     """The union of the parts."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from typing import Any
 
 from pydantic import Field
 
@@ -20,19 +21,19 @@ from outpace.controllers.bandit import Bandit, Policy
 from outpace.controllers.combined import CombinedController
 from outpace.drafting.base import Drafter
 from outpace.drafting.namespaces import Namespaces
-from outpace.drafting.rewarded import Rewarded
+from outpace.drafting.rewarded import Rewarded, RewardedState
 from outpace.drafting.rewards import Reward
 from outpace.methods.combination.parts import CombinationSettings, build_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 
 
-class Switch(Rewarded):
+class Switch(Rewarded[RewardedState]):
     """A bandit a namespace, at most ``most`` of them; a pull every round."""
 
     def __init__(
         self,
-        parts: Seq[Drafter],
+        parts: Seq[Drafter[Any]],
         names: Seq[str],
         target: Target,
         make: Callable[[], Bandit],
@@ -42,23 +43,11 @@ class Switch(Rewarded):
         super().__init__(parts, names, target, reward)
         self.memory: Namespaces[Bandit] = Namespaces(make, most)
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self.memory.open(sequence)
+    def opened(self, sequence: Sequence, parts: list[Any]) -> RewardedState:
+        return RewardedState(sequence, parts, bandit=self.memory.open(sequence))
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        self.memory.open(twin)
-
-    def bandit(self, sequence: Sequence) -> Bandit:
-        return self.memory[sequence]
-
-    def choose(self, sequence: Sequence) -> tuple[int, float]:
-        return self.draw(sequence)
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self.memory.close(sequence)
+    def choose(self, state: RewardedState) -> tuple[int, float]:
+        return self.draw(state.sequence, state.bandit)
 
 
 class SwitchSettings(CombinationSettings):
@@ -86,7 +75,7 @@ class SwitchSettings(CombinationSettings):
     "finding out costs rounds.",
     tiny={
         "parts": ("pld", "draft-model"),
-        "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}},
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
         "policy": "thompson",
     },
 )

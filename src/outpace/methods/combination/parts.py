@@ -29,7 +29,7 @@ class Built:
     """The parts of a combination, built."""
 
     names: tuple[str, ...]
-    drafters: list[Drafter]
+    drafters: list[Drafter[Any]]
     controllers: list[Controller]
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pydantic import Field
 
@@ -27,7 +29,7 @@ from outpace.core.metrics import CacheUse
 from outpace.drafting.base import Drafter
 from outpace.drafting.clusters import Clusters
 from outpace.drafting.namespaces import Namespaces
-from outpace.drafting.rewarded import Rewarded
+from outpace.drafting.rewarded import Rewarded, RewardedState
 from outpace.drafting.rewards import Reward
 from outpace.methods.combination.parts import CombinationSettings, build_parts
 from outpace.methods.registry import Context, Parts, register
@@ -37,12 +39,20 @@ Rule = Callable[[Sequence], int | None]
 """The part that a user's rules want for a prompt, or None."""
 
 
-class TaskSwitch(Rewarded):
+@dataclass(slots=True)
+class RoutedState(RewardedState):
+    """``route``: the part that drafts, and the probability with which it was chosen."""
+
+    route: tuple[int, float] = field(kw_only=True)
+    clusters: Clusters[Bandit] = field(kw_only=True)
+
+
+class TaskSwitch(Rewarded[RoutedState]):
     """Routes each request to one part when it begins. ``rule`` goes before what was learned."""
 
     def __init__(
         self,
-        parts: Seq[Drafter],
+        parts: Seq[Drafter[Any]],
         names: Seq[str],
         target: Target,
         clusters: Callable[[], Clusters[Bandit]],
@@ -53,37 +63,21 @@ class TaskSwitch(Rewarded):
         super().__init__(parts, names, target, reward)
         self.memory: Namespaces[Clusters[Bandit]] = Namespaces(clusters, most)
         self.rule = rule
-        self.routes: dict[Sequence, tuple[int, float]] = {}
-        """Part and the probability with which it was chosen, by request."""
-        self._bandits: dict[Sequence, Bandit] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self._bandits[sequence] = self.memory.open(sequence).assign(sequence.tokens[: sequence.prompt_length])
+    def opened(self, sequence: Sequence, parts: list[Any]) -> RoutedState:
+        clusters = self.memory.open(sequence)
+        bandit = clusters.assign(sequence.tokens[: sequence.prompt_length])
         wanted = self.rule(sequence)
-        self.routes[sequence] = self.draw(sequence) if wanted is None else (wanted, 1.0)
+        route = self.draw(sequence, bandit) if wanted is None else (wanted, 1.0)
+        return RoutedState(sequence, parts, bandit=bandit, route=route, clusters=clusters)
 
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        self.memory.open(twin)
-        self.routes[twin], self._bandits[twin] = self.routes[sequence], self._bandits[sequence]
+    def choose(self, state: RoutedState) -> tuple[int, float]:
+        return state.route
 
-    def bandit(self, sequence: Sequence) -> Bandit:
-        return self._bandits[sequence]
-
-    def choose(self, sequence: Sequence) -> tuple[int, float]:
-        return self.routes[sequence]
-
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        clusters = self.memory[sequence]
+    def caches(self, state: RoutedState) -> tuple[CacheUse, ...]:
+        clusters = state.clusters
         use = CacheUse("clusters of prompts", len(clusters), clusters.most, clusters.evicted)
-        return (use, *super().caches(sequence))
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self.memory.close(sequence)
-        self.routes.pop(sequence, None)
-        self._bandits.pop(sequence, None)
+        return (use, *super().caches(state))
 
 
 class TaskSwitchSettings(CombinationSettings):
@@ -136,7 +130,7 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
     "follows the rules.",
     tiny={
         "parts": ("draft-model", "pld"),
-        "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}},
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
         "policy": "thompson",
     },
 )

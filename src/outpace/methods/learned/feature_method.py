@@ -13,18 +13,15 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
-from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import DynamicTree, SampledTree, by_confidence, by_rank
-from outpace.drafting.namespaces import Namespaces
 from outpace.drafting.sampled_trees import WithoutReplacement
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder
-from outpace.heads.feature_drafter import CandidateTree, FeatureDrafter
+from outpace.heads.feature_drafter import CandidateTree, FeatureDrafter, FeatureState
 from outpace.heads.feature_net import Net
 from outpace.methods.registry import Context, Parts
-from outpace.targets.base import Sequence
 
 MOST = 24
-"""Draft tokens of a round that is as large as pays."""
+"""Most draft tokens of a round whose size follows from measured costs."""
 Mode = Literal["tree", "sampled", "chain"]
 
 
@@ -34,12 +31,18 @@ class FeatureSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Mode = Field(
-        "tree", description="likeliest paths; or, above temperature 0, a tree sampled without replacement or a chain"
+        "tree",
+        description="a tree of the likeliest paths; or, above temperature 0, a tree sampled without replacement or a "
+        "sampled chain",
     )
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    depth: int = Field(6, ge=1, le=64, description="draft tokens on a path, where nodes are given and in samples")
-    width: int = Field(6, ge=1, le=64, description="tokens that are looked at after a node; 1 drafts a chain")
-    expand: int = Field(4, ge=1, le=64, description="most nodes that are run at once")
+    max_nodes: int | None = Field(
+        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+    )
+    depth: int = Field(
+        6, ge=1, le=64, description="draft tokens on a path, where max_nodes is given and in sampled chains"
+    )
+    topk: int = Field(6, ge=1, le=64, description="likeliest tokens after each node that are candidates; 1: a chain")
+    expand: int = Field(4, ge=1, le=64, description="most nodes whose children one forward of the head scores")
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
         (3, 2, 1, 1), min_length=1, description="draws after each node of a sampled tree, level by level"
     )
@@ -49,64 +52,54 @@ class FeatureSettings(BaseModel):
 
 
 class FeatureMethod(FeatureDrafter):
-    """A feature drafter whose drafts are what the settings say."""
+    """A feature drafter whose drafts are what the settings say.
+
+    ``confident``: dynamic trees are chosen by the drafter's probabilities; otherwise by ranks among siblings alone.
+    """
 
     def __init__(self, net: Net, settings: FeatureSettings, *, confident: bool) -> None:
         proposals = {
-            "tree": Proposal(tree=settings.width > 1),
+            "tree": Proposal(tree=settings.topk > 1),
             "sampled": Proposal(tree=True, sampled=True, replacement=False),
             "chain": Proposal(sampled=True),
         }
-        super().__init__(net, self._candidate_tree, proposals[settings.mode])
+        super().__init__(net, proposals[settings.mode], by_confidence if confident else by_rank)
         self._settings, self._confident = settings, confident
         self._whole_ids = torch.tensor(net.ids)
-        self._memories = Namespaces(lambda: Calibration(by_confidence if confident else by_rank))
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        self._memories.open(sequence)
-
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        super().fork(sequence, twin)
-        self._memories.open(twin)
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._memories.close(sequence)
-
-    def _candidate_tree(self, sequence: Sequence, budget: Budget, level: float) -> CandidateTree:
-        if self._settings.mode != "tree" and not sequence.params.greedy:
-            return SampledTree(self._builder(sequence, budget), self._whole_ids, self.net.vocab_size)
+    def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
+        params = state.sequence.params
+        if self._settings.mode != "tree" and not params.greedy:
+            return SampledTree(self._builder(state, budget), self._whole_ids, self.net.vocab_size)
         return DynamicTree(
             budget,
-            self._memories[sequence],
+            state.calibration,
             self.net.ids,
             expand=self._settings.expand,
             confident=self._confident,
-            inverse_temperature=1.0 if sequence.params.greedy else 1.0 / max(sequence.params.temperature, 1e-3),
-            level=level,
+            inverse_temperature=1.0 if params.greedy else 1.0 / max(params.temperature, 1e-3),
+            level=level_cost,
         )
 
-    def _builder(self, sequence: Sequence, budget: Budget) -> TreeBuilder:
+    def _builder(self, state: FeatureState, budget: Budget) -> TreeBuilder:
+        sequence, chance = state.sequence, self.chance(state.sequence)
         if self._settings.mode == "chain":
-            return ChainBuilder(sequence, budget, self.chance(sequence))
-        return WithoutReplacement(sequence, budget, self.chance(sequence), self._settings.branching)
+            return ChainBuilder(sequence, budget, chance)
+        return WithoutReplacement(sequence, budget, chance, self._settings.branching)
 
 
 def feature_parts(context: Context, net: Net, settings: FeatureSettings, *, confident: bool) -> Parts:
-    """Drafter and controller. ``confident``: whether trees go by the drafter's probabilities or by ranks alone."""
+    """Drafter and controller of a method; ``confident`` as for :class:`FeatureMethod`."""
     return Parts(FeatureMethod(net, settings, confident=confident), _controller(context, settings))
 
 
 def _controller(context: Context, settings: FeatureSettings) -> Controller:
+    nodes = settings.max_nodes
     if settings.mode == "chain":
-        nodes = settings.depth if settings.nodes is None else settings.nodes
-        return Fixed(settings.depth, 1, nodes, settings.confidence)
+        return Fixed(settings.depth, 1, settings.depth if nodes is None else nodes, settings.confidence)
     if settings.mode == "sampled":
-        drawn = sum(accumulate(settings.branching, mul))
-        nodes = drawn if settings.nodes is None else settings.nodes
-        return Fixed(len(settings.branching), max(settings.branching), nodes, settings.confidence)
-    if settings.nodes is None and settings.confidence == 0.0:
-        return CostModel(context.target.costs, MOST, settings.width)
-    nodes = 32 if settings.nodes is None else settings.nodes
-    return Fixed(settings.depth, settings.width, nodes, settings.confidence)
+        drawn = sum(accumulate(settings.branching, mul)) if nodes is None else nodes
+        return Fixed(len(settings.branching), max(settings.branching), drawn, settings.confidence)
+    if nodes is None and settings.confidence == 0.0:
+        return CostModel(context.target.costs, MOST, settings.topk)
+    return Fixed(settings.depth, settings.topk, 32 if nodes is None else nodes, settings.confidence)

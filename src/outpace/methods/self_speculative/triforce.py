@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.acceptance.distributions_of_draws import acceptance_probability, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance

@@ -1,11 +1,10 @@
-"""EAGLE and EAGLE-2 at decoding: drafts from the target's features, and then from features that the drafter foretells.
+"""EAGLE at decoding (Li et al. 2024, arXiv 2401.15077): the target's last features, then the drafter's predicted ones.
 
-Both draft with an ``eagle`` head and differ in their trees. ``eagle`` (Li et al. 2024, arXiv 2401.15077) has one of a
-fixed shape: what a token is worth depends on its rank among its siblings and its depth alone. The paper's shape was
-chosen by hand; here the ranks' acceptance rates choose it, and are learned. ``eagle2`` (Li et al. 2024, arXiv
-2406.16858) goes by the drafter's own probabilities: a dynamic tree, ranked again when it is complete.
+The tree has a fixed shape: the estimated acceptance of a candidate depends on its depth and its rank among its
+siblings, not on its probability. The paper's shape was chosen by hand; here it follows from the acceptance rates of the
+ranks, which are learned while decoding. ``eagle2`` drafts with the same head by the drafter's own probabilities.
 
-Trees are chosen by score, and so deterministic at every temperature; ``mode="sampled"`` and ``"chain"`` sample.
+Trees are chosen by score and deterministic at every temperature; ``mode="sampled"`` and ``"chain"`` sample.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from outpace.targets.dense.decoder_spec import Entry
 
 
 class EagleNet(Net):
-    """Rows are embeddings and features, joined before they enter the layer."""
+    """A row is an embedding and a feature side by side, joined by a linear layer before the decoder layer."""
 
     def __init__(self, head: Any, target: Target) -> None:
         factored = bool(head.words.rank)
@@ -50,12 +49,12 @@ class EagleNet(Net):
     "eagle",
     family="eagle",
     paper="Li et al. 2024, arXiv 2401.15077",
-    summary="A layer that foretells the target's features drafts a tree of a fixed shape.",
-    when_to_use="On any text once a head is trained for the target. eagle2 drafts better trees with the same head.",
+    summary="One decoder layer predicts the target's next features and drafts a tree of a fixed shape.",
+    when_to_use="Any text, once a head is trained for the target. eagle2 drafts better trees with the same head.",
     head="eagle",
     aliases=("eagle1",),
-    tiny={"nodes": 3, "depth": 2, "width": 2},
+    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:
-    """A tree shaped by ranks, or samples, of an ``eagle`` head."""
+    """A tree shaped by ranks, or samples, from an ``eagle`` head. Raises BadInput where no head fits the target."""
     return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=False)

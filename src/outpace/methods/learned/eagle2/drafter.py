@@ -1,6 +1,6 @@
 """EAGLE-2 (Li et al. 2024, arXiv 2406.16858): an ``eagle`` head with a dynamic tree.
 
-The drafter's own probabilities choose which paths are expanded and which nodes are drafted.
+The drafter's own probabilities choose which nodes are expanded; all candidates are ranked again when it is complete.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from outpace.methods.registry import Context, Parts, register
     "eagle2",
     family="eagle",
     paper="Li et al. 2024, arXiv 2406.16858",
-    summary="EAGLE's drafter with a dynamic tree: its own probabilities say which paths are drafted.",
-    when_to_use="On any text once a head is trained for the target; eagle3 foretells further. Not in batches that "
-    "fill a "
-    "machine.",
+    summary="EAGLE's drafter with a dynamic tree: its own probabilities choose which paths are drafted.",
+    when_to_use="Any text, once a head is trained for the target; eagle3 is accepted further. Not where batches "
+    "already use the whole machine.",
     head="eagle",
-    tiny={"nodes": 3, "depth": 2, "width": 2},
+    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )
-def build_dynamic(context: Context, settings: FeatureSettings) -> Parts:
-    """A dynamic tree, or samples, of an ``eagle`` head."""
+def build(context: Context, settings: FeatureSettings) -> Parts:
+    """A dynamic tree, or samples, from an ``eagle`` head. Raises BadInput where no head fits the target."""
     return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=True)

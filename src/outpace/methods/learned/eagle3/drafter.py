@@ -1,8 +1,8 @@
 """EAGLE-3 at decoding (Li et al. 2025, arXiv 2503.01840): its layer beside the target, and the ``eagle3`` method.
 
-Drafts are EAGLE-2's dynamic trees by default (Li et al. 2024, arXiv 2406.16858). They are chosen by score, and so
-deterministic at every temperature. ``mode="sampled"`` draws trees without replacement and ``"chain"`` chains, each
-draw with the row that it was sampled from; at temperature 0 there is nothing to sample: likeliest paths are drafted.
+Drafts are EAGLE-2's dynamic trees by default (Li et al. 2024, arXiv 2406.16858), chosen by score and deterministic at
+every temperature. ``mode="sampled"`` draws trees without replacement and ``"chain"`` chains; each draw carries the row
+that it was sampled from. At temperature 0 all modes draft the likeliest paths.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import Head
 from outpace.heads.feature_net import Entering, Net
 from outpace.heads.lm_head import LmHead
 from outpace.heads.runner import HeadRunner, head_spec, matrix_of, norm_of
@@ -25,15 +24,17 @@ from outpace.targets.dense.decoder_spec import Entry, Matrix
 
 
 class Eagle3Net(Net):
-    """Rows are states; attention reads their tokens' embeddings beside them."""
+    """A row is a state; attention reads the embedding of its token beside it.
+
+    ``norms="attdrift"`` (Eldenk et al. 2026, arXiv 2605.09992): states are handed on behind the final norm.
+    """
 
     def __init__(self, head: Any, target: Target) -> None:
         layer, factored = head.layers[0], bool(head.words.rank)
-        # What is handed on, and what the layer adds to, may be behind a norm.
         drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
         lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
         super().__init__(head, target, lm_head)
-        aux_hidden_state_layers = (
+        layer_norms = (
             Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
         )
         behind = norm_of(layer.hidden_norm, self._where) if before else None
@@ -44,7 +45,7 @@ class Eagle3Net(Net):
             final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
-            entry=Entry(matrix_of(head.fc, self._where), aux_hidden_state_layers, behind),
+            entry=Entry(matrix_of(head.fc, self._where), layer_norms, behind),
             device=self._where,
         )
         self.runner = HeadRunner(plan, target, normed=drifting)
@@ -57,22 +58,16 @@ class Eagle3Net(Net):
         return Entering(states, beside=True, entry=known)
 
 
-def net_of(head: Head, target: Target) -> Net:
-    """An ``eagle3`` head at decoding."""
-    return Eagle3Net(head, target)
-
-
 @register(
     "eagle3",
     family="eagle",
     paper="Li et al. 2025, arXiv 2503.01840; Li et al. 2024, arXiv 2406.16858; Eldenk et al. 2026, arXiv 2605.09992",
-    summary="A layer trained over its own outputs drafts from three of the target's states, as a dynamic tree.",
-    when_to_use="On any text once a head is trained for the target, open-ended prose included. Not in batches that "
-    "fill a "
-    "machine.",
+    summary="One decoder layer, trained on its own outputs, drafts a dynamic tree from three of the target's layers.",
+    when_to_use="Any text, open-ended prose included, once a head is trained for the target. Not where batches "
+    "already use the whole machine.",
     head="eagle3",
-    tiny={"nodes": 3, "depth": 2, "width": 2},
+    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:
-    """A dynamic tree, or samples, of an ``eagle3`` head."""
-    return feature_parts(context, net_of(context.head("eagle3"), context.target), settings, confident=True)
+    """A dynamic tree, or samples, from an ``eagle3`` head. Raises BadInput where no head fits the target."""
+    return feature_parts(context, Eagle3Net(context.head("eagle3"), context.target), settings, confident=True)
