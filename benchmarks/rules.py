@@ -55,7 +55,7 @@ def thinned(model: Any, without: list[int]) -> HFTarget:
     return HFTarget(twin)
 
 
-def drafters(draft: Target) -> dict[str, tuple[Drafter, Budget]]:
+def drafters(draft: Target) -> dict[str, tuple[Drafter[Any], Budget]]:
     depth = len(BRANCHING)
     tree = Budget(depth, NODES, max(BRANCHING))
     sampled = Proposal(tree=True, sampled=True)
@@ -117,12 +117,12 @@ def compare(options: argparse.Namespace) -> None:
         for kind, (drafter, budget) in drafters(draft).items():
             sequence = target.sequence(tokens, params, chance=SeededChance(number))
             target.prefill([sequence])
-            drafter.begin(sequence)
-            tree = drafter.propose([sequence], [budget])[0]
+            state = drafter.begin(sequence)
+            tree = drafter.propose_batch([state], [budget])[0]
             part = target.score([(sequence, tree)])[0]
             for rule in taken_by(drafter.proposal):
                 lengths[kind, rule.name].append(accepted(rule, part, seeds))
-            drafter.end(sequence)
+            drafter.end(state)
             target.close(sequence.kv)
         print(f"\r{number + 1} of {options.contexts} contexts", end="", flush=True)
     print(f"\n\n{'tree':<22} {'rule':<20} {'tokens a round':<24} against recursive-rejection")

@@ -320,7 +320,10 @@ def test_the_statistical_level_catches(name: str) -> None:
 
 def test_p_values_of_honest_methods_are_not_absurd() -> None:
     """Contexts vary, so counts vary less than the test supposes: small p-values are rarer than promised, no more."""
-    found = [statistical(build("draft-model", CONTEXT, {"num_draft_tokens": 2}), samples=500, seed=seed) for seed in range(16)]
+    found = [
+        statistical(build("draft-model", CONTEXT, {"num_draft_tokens": 2}), samples=500, seed=seed)
+        for seed in range(16)
+    ]
     p_values = [check.p_value for one in found for check in one.checks if check.p_value is not None]
     assert len(p_values) >= 32
     assert sum(p < 0.05 for p in p_values) <= 5

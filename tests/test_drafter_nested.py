@@ -22,7 +22,7 @@ from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.methods.combination import hsd as nested
+from outpace.methods.combination import nested_decoder as nested
 from outpace.methods.combination.nested_decoder import Handover, Nested
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, find
@@ -165,7 +165,7 @@ def test_numbers_that_come_again_in_a_later_round_are_caught(monkeypatch: pytest
 
 def test_what_cannot_be_exact_is_refused() -> None:
     context = tiny_context(3, 0)
-    with pytest.raises(BadInput, match="changes the inner model's law"):
+    with pytest.raises(BadInput, match="changes the inner model's distribution"):
         Nested(context.draft(), Method("inner", NoDraft(), Lossy(), Fixed(0)))
     with pytest.raises(BadInput, match="unknown acceptance rule 'blok'"):
         build("hsd", context, {**ONE, "inner_rule": "blok"})

@@ -170,7 +170,7 @@ def test_kv_stay_in_step_and_requests_leave_nothing() -> None:
         for generation in running:
             for state in generation.draft_state.parts:
                 if generation.finish_reason is None:
-                    kv = state.draft.kv
+                    kv = state.draft_sequence.kv
                     assert kv == generation.sequence.tokens[: len(kv)] and len(kv) < len(generation.sequence.tokens)
 
 

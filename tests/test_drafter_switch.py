@@ -202,7 +202,7 @@ def test_measured_times_never_reach_a_sampled_request(monkeypatch: pytest.Monkey
 
     def drafts(slow: float) -> list[Any]:
         clock = iter(range(10**6))
-        monkeypatch.setattr("outpace.methods.combination.metasd.perf_counter", lambda: slow * next(clock) ** 2)
+        monkeypatch.setattr("outpace.drafting.rewarded.perf_counter", lambda: slow * next(clock) ** 2)
         method = build("metasd", context, settings)
         decoder = Decoder(context.target)
         params = SamplingParams(temperature=1.0)

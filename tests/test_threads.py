@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.methods.registry import Context, build
-from outpace.targets.base import Sequence
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 
@@ -51,13 +51,13 @@ def test_a_round_beside_the_kernels_leaves_them_the_machine(monkeypatch: pytest.
     target, draft = target_of(next(iter(SHAPES)), "float32"), HFTarget(tiny_model("llama"))
     method = build("pld", Context(target, lambda: target))
     drafting, scoring, elsewhere = list[tuple[int, int]](), list[tuple[int, int]](), list[int]()
-    propose, run, forward = method.drafter.propose, target.native.run, draft.model.base_model.forward
+    propose, run, forward = method.drafter.propose_batch, target.native.run, draft.model.base_model.forward
 
-    def proposing(sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def proposing(states: Seq[Any], budgets: Seq[Budget]) -> list[TokenTree]:
         drafting.append((torch.get_num_threads(), used.threads()))
         sequence = draft.sequence([1, 2, 3])
         draft.prefill([sequence])  # as a draft model would that torch runs
-        return propose(sequences, budgets)
+        return propose(states, budgets)
 
     def running(record: object) -> None:
         scoring.append((torch.get_num_threads(), used.threads()))
@@ -67,7 +67,7 @@ def test_a_round_beside_the_kernels_leaves_them_the_machine(monkeypatch: pytest.
         elsewhere.append(torch.get_num_threads())
         return forward(*given, **named)
 
-    monkeypatch.setattr(method.drafter, "propose", proposing)
+    monkeypatch.setattr(method.drafter, "propose_batch", proposing)
     monkeypatch.setattr(target.native, "run", running)
     monkeypatch.setattr(draft.model.base_model, "forward", forwarding)
     with threads(2):

@@ -165,9 +165,8 @@ class TokenTree:
     def follow(self, tokens: Iterable[int]) -> list[int]:
         """The nodes that spell ``tokens`` from the root down, as far as there are any (at most one per token)."""
         nodes: list[int] = []
-        node: int | None = ROOT
         for token in tokens:
-            node = self.child(node, token)
+            node = self.child(nodes[-1] if nodes else ROOT, token)
             if node is None:
                 break
             nodes.append(node)

@@ -116,7 +116,7 @@ class Context:
 class Parts:
     """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees."""
 
-    drafter: Drafter
+    drafter: Drafter[Any]
     controller: Controller
     rule: AcceptanceRule | None = None
 
