@@ -24,7 +24,8 @@ from outpace.methods.registry import Context
 from outpace.targets.table import TableTarget, random_table
 
 PAGE = (Path(__file__).parents[1] / "docs" / "add-a-method.md").read_text(encoding="utf-8")
-EXAMPLE, SETTINGS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+CODE: list[str] = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+EXAMPLE, SETTINGS = CODE
 
 
 @pytest.fixture(autouse=True)
