@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-import outpace.methods.registry
+import outpace
 from cli_support import Run
 from outpace.core.metrics import RequestMetrics
 from outpace.model import Model
@@ -37,40 +34,6 @@ def test_the_readme_s_ten_lines_run(
     shown = capsys.readouterr().out
     assert "tokens a round" in shown
     assert len(shown) > 60
-
-
-def test_the_example_method_works(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole file of docs/add-a-method.md, as a module of somebody else's package."""
-    code = block("docs/add-a-method.md")
-    assert len(code.splitlines()) < 100
-    path = tmp_path / "my_bigrams.py"
-    path.write_text(code)
-    outpace.methods.registry.methods()  # discover first, so that what is restored afterwards is whole
-    monkeypatch.setattr(outpace.methods.registry, "_REGISTRY", dict(outpace.methods.registry._REGISTRY))
-    spec = importlib.util.spec_from_file_location("my_bigrams", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "my_bigrams", module)
-    spec.loader.exec_module(module)
-
-    said = {}
-    likely = ["--logit-bias", "3=6", "--logit-bias", "4=6"]  # few letters, so that bigrams come back
-    for method, more in (("none", []), ("bigrams", ["--param", "length=4", "--param", "entries=3"])):
-        for temperature in ("0", "1"):
-            ran = cli("generate", "ab", *likely, "--method", method, *more, "-t", temperature, "-n", "80", "--json")
-            said[method, temperature] = json.loads(ran.out)
-    assert said["bigrams", "0"]["tokens"] == said["none", "0"]["tokens"]
-    assert said["bigrams", "0"]["metrics"]["mean_acceptance_length"] > 1
-    assert said["bigrams", "1"]["metrics"]["acceptance_rate"] > 0
-    [cache] = said["bigrams", "1"]["metrics"]["caches"]
-    assert (cache["entries"], cache["bound"]) == (3, 3)
-    assert cache["evicted"] > 0
-    shown = cli("methods", "bigrams").out
-    assert "Hardly in prose" in shown
-    assert "most draft tokens a round" in shown
-    assert cli("generate", "abc abc", "--method", "bigrams", "--param", "length=9", "-n", "9").code == 0
-    assert "Input should be" in cli("generate", "abc", "--method", "bigrams", "--param", "length=-1").err
 
 
 def test_every_figure_is_defined() -> None:

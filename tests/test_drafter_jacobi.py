@@ -43,7 +43,7 @@ def context(target: TableTarget) -> Context:
 def decode(
     target: TableTarget, settings: dict[str, Any], length: int, params: SamplingParams | None = None
 ) -> Generation:
-    method = registry.build("santilli", context(target), settings)
+    method = registry.build("jacobi", context(target), settings)
     decoder = Decoder(target)
     generation = decoder.submit(Request(PROMPT, method, params or SamplingParams(), max_new_tokens=length, trace=True))
     decoder.run()
@@ -212,9 +212,9 @@ def test_sampling_is_exact(settings: dict[str, Any]) -> None:
     assert all(not SAMPLING[cell.sampling].greedy for cell in cells)
 
     def make(context: Context) -> Method:
-        return registry.build("santilli", context, settings)
+        return registry.build("jacobi", context, settings)
 
-    certificate = certify_exact("santilli", make, cells)
+    certificate = certify_exact("jacobi", make, cells)
     assert certificate.lossless, certificate.verdict
     assert all(check.passed for check in certificate.checks), "exact, not sampled"
 
@@ -222,6 +222,6 @@ def test_sampling_is_exact(settings: dict[str, Any]) -> None:
 def test_settings_are_checked() -> None:
     target = TableTarget(6)
     with pytest.raises(BadInput, match="padding token 6"):
-        registry.build("santilli", context(target), {"guess": "pad", "pad": 6})
+        registry.build("jacobi", context(target), {"guess": "pad", "pad": 6})
     with pytest.raises(BadInput, match="block"):
-        registry.build("santilli", context(target), {"block": 0})
+        registry.build("jacobi", context(target), {"block": 0})

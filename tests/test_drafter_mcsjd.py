@@ -249,7 +249,7 @@ def test_at_temperature_0_it_is_jacobi_decoding() -> None:
     target = TableTarget(6, random_table(6, 7))
     context = Context(target, lambda: target)
     settings = {"window": 3, "guess": "pad", "restart": False}
-    sampled, jacobi = (registry.build(name, context, settings) for name in ("mcsjd", "santilli"))
+    sampled, jacobi = (registry.build(name, context, settings) for name in ("mcsjd", "jacobi"))
     one, other = (decode(target, each, 30, SamplingParams(), PROMPT) for each in (sampled, jacobi))
     assert [(r.tree.tokens, r.committed) for r in one.rounds] == [(r.tree.tokens, r.committed) for r in other.rounds]
     assert all(r.tree.is_deterministic for r in one.rounds)

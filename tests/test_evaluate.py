@@ -17,7 +17,7 @@ from outpace.bench.head_subjects import Subject, choose_methods, head_subjects, 
 from outpace.bench.settings import BenchSettings
 from outpace.certify import certify
 from outpace.certify.exact import toy_head
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
@@ -139,13 +139,9 @@ def test_a_bigram_drafter_follows_the_likeliest() -> None:
     sequence = target.sequence([0, 1])
     for width, paths in ((1, [(2,), (2, 3), (2, 3, 1)]), (2, [(2,), (2, 3), (2, 3, 1), (2, 4)])):
         drafter = BigramDrafter(table, width)
-        drafter.begin(sequence)
-        (tree,) = drafter.propose([sequence], [Fixed(3, width, nodes=4)._budget])
+        tree = drafter.propose(drafter.begin(sequence), Budget(3, 4, width))
         found = [tuple(tree.path_tokens(node)) for node in range(len(tree))]
         assert sorted(found) == sorted(paths)
-        drafter.end(sequence)
-        assert not drafter._rates
-        assert not drafter._grown
 
 
 def test_the_untrained_baseline_is_the_same_network_without_what_it_learned() -> None:

@@ -1,4 +1,4 @@
-"""NgramIndex: where each n-gram of a growing text was followed by another token."""
+"""An index of the n-grams of a growing text, for lookup of what followed the last tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Prefer = Literal["latest", "earliest"]
 
 
 class NgramIndex:
-    """Where every n-gram of a growing text (min_ngram <= n <= max_ngram) was followed by another token."""
+    """The positions after the latest, or earliest, occurrence of every n-gram (min_ngram <= n <= max_ngram)."""
 
     def __init__(self, min_ngram: int, max_ngram: int, prefer: Prefer = "latest") -> None:
         self.text: list[int] = []
@@ -38,7 +38,7 @@ class NgramIndex:
             text.append(token)
 
     def find(self, tail: Seq[int]) -> tuple[int, int] | None:
-        """Position after the preferred occurrence of the longest suffix of ``tail`` that is known, and its length."""
+        """Position after the preferred occurrence of the longest known suffix of ``tail``, and its length; or None."""
         for n, where in self._after:
             if n <= len(tail) and (start := where.get(tuple(tail[len(tail) - n :]))) is not None:
                 return start, n

@@ -1,11 +1,11 @@
 """The static half of SAM decoding: one suffix automaton of a whole corpus, read by every request.
 
-SAM-Decoding (Hu et al. 2024, arXiv 2411.10666) walks an automaton of the corpus beside the one of the text itself. It
-is built once and never changed; a request holds a :class:`Cursor`, which every token moves in amortised constant time,
-and which always stands at the longest suffix of the text that occurs in the corpus. What is copied follows the majority
-of all occurrences, token by token, where a single one would be anybody's.
+SAM-Decoding (Hu et al. 2024, arXiv 2411.10666) follows the text in an automaton of the corpus as well as in one of the
+text itself. It is built once and never changed; a request holds a :class:`Cursor`, which moves in amortised constant
+time a token, and which always stands at the longest suffix of the text that occurs in the corpus. What is copied
+follows the majority of all occurrences, token by token.
 
-A token of the corpus costs 5 microseconds to build and about 600 bytes to keep: the automaton is for small corpora, and
+A token of the corpus takes 5 microseconds to build and about 600 bytes: the automaton is for small corpora, and
 ``rest`` reads large ones from disk.
 """
 
@@ -33,7 +33,7 @@ class StaticAutomaton:
         self._likeliest: dict[int, tuple[int, int] | None] = {}
 
     def cursor(self) -> Cursor:
-        """A place in it, before any text."""
+        """A cursor before any text."""
         return Cursor(self)
 
     def _occurrences(self, text: Seq[int]) -> list[int]:
@@ -75,7 +75,7 @@ class Cursor:
         """Tokens of the longest suffix of the text that occurs in the corpus."""
 
     def advance(self, tokens: Iterable[int]) -> None:
-        """The text goes on."""
+        """Take in the tokens that the text goes on with."""
         following, link, lengths = self.automaton.next, self.automaton.link, self.automaton.length
         state, length = self.state, self.length
         for token in tokens:

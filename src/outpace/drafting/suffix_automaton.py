@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from outpace.drafting.ngram_index import Prefer
 
-if TYPE_CHECKING:
-    pass
-
 ROOT_STATE = 0
 REFRESH = 16
-"""Suffix links along which the latest occurrence is refreshed: all of them, but in long loops."""
+"""Most suffix links along which the latest occurrence is refreshed; only in long loops there are more."""
 
 
 class SuffixAutomaton:
@@ -57,8 +53,8 @@ class SuffixAutomaton:
                 link.append(suffix)
             last = new
             self.match_length, self.match_end = length[suffix], end[suffix]
-            # Only longest matches are ever asked for, and those lie at the top of this chain. Stopping early leaves
-            # an older occurrence in place, which is as true.
+            # Only longest matches are ever looked up, and those lie at the top of this chain. Stopping early leaves
+            # an older occurrence in place, which is an occurrence as well.
             for _ in range(self._refresh):
                 if suffix <= ROOT_STATE:
                     break

@@ -71,7 +71,7 @@ class Jacobi(Iterated):
 
 
 class JacobiSettings(BaseModel):
-    """Settings of ``santilli``."""
+    """Settings of ``jacobi``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,12 +88,12 @@ class JacobiSettings(BaseModel):
 
 
 @register(
-    "santilli",
+    "jacobi",
     family="jacobi",
     paper="Santilli et al. 2023, arXiv 2305.10427",
     summary="Iterates on guesses for the next tokens until the target confirms them (Jacobi, Gauss-Seidel, hybrid).",
     when_to_use="Where a forward over a few rows costs no more than one over one row. Few guesses are accepted.",
-    aliases=("jacobi",),
+    aliases=("santilli",),
     tiny={"window": 2},
 )
 def build(context: Context, settings: JacobiSettings) -> Parts:
