@@ -18,10 +18,10 @@ from outpace.core.proposal import Proposal
 from outpace.methods.registry import MethodInfo, build, methods
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "draft-model": [{"confidence": 0.4}, {"width": 2, "nodes": 4}],
+    "draft-model": [{"confidence": 0.4}, {"topk": 2, "max_nodes": 4}],
     "rsd": [{"branching": (1, 1), "beam": 2}],
     "sampled-tree": [{"draws": "greedy"}],
-    "pld": [{"length": 1}],
+    "pld": [{"num_draft_tokens": 1}],
     "hetvocab": [{"algorithm": "slem"}, {"algorithm": "slrs"}],
     "specinfer": [{"expansion": "top-k", "branching": (2, 1)}],
     "santilli": [{"mode": "gs", "block": 3}],
@@ -34,7 +34,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "medusa": [{"tree": "sparse"}],
     "dflash": [{"sampled": False}],
     "pard2": [{"features": False}, {"sampled": True}],
-    "distill": [{"width": 1}, {"draft": "sampled"}, {"draft": "sampled-tree", "branching": (2, 1)}],
+    "distill": [{"topk": 1}, {"draft": "sampled"}, {"draft": "sampled-tree", "branching": (2, 1)}],
 }
 """Settings beside the registered tiny ones that change what is drafted or how."""
 

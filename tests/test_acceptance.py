@@ -21,7 +21,7 @@ from scipy import stats
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.acceptance.distributions_of_draws import acceptance_probability, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.registry import rules
 from outpace.acceptance.rejection import RecursiveRejection, Rejection

@@ -466,7 +466,7 @@ def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> No
         (context(named=["three"]), {}, "of kind three"),
         (context(), {"learned": ["toy-one"]}, "no head of kind one"),
         (context(), {"learned": ["nonesuch"]}, "unknown method 'nonesuch'"),
-        (context(), {"settings": {"pld": {"length": 2}}}, "none of auto's parts"),
+        (context(), {"settings": {"pld": {"num_draft_tokens": 2}}}, "none of auto's parts"),
         (context(), {"settings": {"sam": {"lenth": 2}}}, "lenth"),
         (context(["one"]), {"learned": ["toy-one"], "settings": {"toy-one": {"x": 1}}}, "no setting 'x'"),
         (context(), {"free": "nonesuch"}, "unknown method"),

@@ -161,7 +161,7 @@ def test_every_rule_is_certified_on_every_kind_of_tree_that_it_takes() -> None:
 def test_gumbel_coupling_is_sampled_and_passes() -> None:
     certificate = certify_exact(
         "gumbel-coupling",
-        lambda context: build("draft-model", context, {"length": 2}, "gumbel-coupling"),
+        lambda context: build("draft-model", context, {"num_draft_tokens": 2}, "gumbel-coupling"),
         cells("temperature 1", (8,)) + cells("top-p 0.8", (9,)),
         samples=1500,
     )
@@ -288,10 +288,10 @@ def statistical(method: Method, **options: Any) -> Certificate:
 @pytest.mark.parametrize(
     ("name", "settings", "rule"),
     [
-        ("draft-model", {"length": 2}, None),
-        ("draft-model", {"length": 2}, "block"),
-        ("draft-model", {"length": 2}, "gumbel-coupling"),
-        ("draft-model", {"length": 2, "width": 2, "nodes": 4}, None),
+        ("draft-model", {"num_draft_tokens": 2}, None),
+        ("draft-model", {"num_draft_tokens": 2}, "block"),
+        ("draft-model", {"num_draft_tokens": 2}, "gumbel-coupling"),
+        ("draft-model", {"num_draft_tokens": 2, "topk": 2, "max_nodes": 4}, None),
         ("rsd", {"branching": (2, 2)}, None),
         ("rsd", {"branching": (2, 2), "beam": 3}, "traversal"),
         ("sampled-tree", {"branching": (3, 1)}, "k-seq"),
@@ -320,7 +320,7 @@ def test_the_statistical_level_catches(name: str) -> None:
 
 def test_p_values_of_honest_methods_are_not_absurd() -> None:
     """Contexts vary, so counts vary less than the test supposes: small p-values are rarer than promised, no more."""
-    found = [statistical(build("draft-model", CONTEXT, {"length": 2}), samples=500, seed=seed) for seed in range(16)]
+    found = [statistical(build("draft-model", CONTEXT, {"num_draft_tokens": 2}), samples=500, seed=seed) for seed in range(16)]
     p_values = [check.p_value for one in found for check in one.checks if check.p_value is not None]
     assert len(p_values) >= 32
     assert sum(p < 0.05 for p in p_values) <= 5

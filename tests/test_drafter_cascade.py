@@ -77,9 +77,9 @@ def test_only_the_drafting_parts_pass_is_handed_to_the_target() -> None:
 # ---------------------------------------------------------------------------------------------------------- law
 
 COMBINATIONS: list[dict[str, Any]] = [
-    {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
-    {"parts": ("draft-model", "pld"), "settings": {"draft-model": {"length": 2, "confidence": 0.5}}},
-    {"parts": ("sam", "rsd"), "settings": {"rsd": {"branching": (2,)}, "sam": {"length": 2}}, "confidence": 0.6},
+    {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}}},
+    {"parts": ("draft-model", "pld"), "settings": {"draft-model": {"num_draft_tokens": 2, "confidence": 0.5}}},
+    {"parts": ("sam", "rsd"), "settings": {"rsd": {"branching": (2,)}, "sam": {"num_draft_tokens": 2}}, "confidence": 0.6},
     {"parts": ("rsd", "sampled-tree"), "settings": {"rsd": {"branching": (2,)}}},
 ]
 
@@ -114,7 +114,7 @@ def test_choosing_by_what_was_sampled_is_caught() -> None:
 def test_confidence_comes_from_what_became_of_earlier_drafts() -> None:
     """On text that never repeats itself the way the automaton expects, the cascade turns to its second part."""
     context = tiny_context(6, 11)
-    settings = {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 1}}}
+    settings = {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}}}
     lengths = {}
     for confidence in (0.0, 0.9):
         method = build("cascade", context, {**settings, "confidence": confidence})

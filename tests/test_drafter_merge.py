@@ -117,11 +117,11 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
 
 
 COMBINATIONS: list[dict[str, Any]] = [
-    {"parts": ("pld", "draft-model"), "settings": {"pld": {"length": 2}, "draft-model": {"length": 2}}},
-    {"parts": ("draft-model", "sam"), "settings": {"draft-model": {"length": 2}, "sam": {"length": 2}}},
-    {"parts": ("rsd", "sam"), "settings": {"rsd": {"branching": (2,)}, "sam": {"length": 1}}},
-    {"parts": ("rsd", "draft-model"), "settings": {"rsd": {"branching": (2,)}, "draft-model": {"length": 1}}},
-    {"parts": ("pld", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,)}, "pld": {"length": 1}}},
+    {"parts": ("pld", "draft-model"), "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}}},
+    {"parts": ("draft-model", "sam"), "settings": {"draft-model": {"num_draft_tokens": 2}, "sam": {"num_draft_tokens": 2}}},
+    {"parts": ("rsd", "sam"), "settings": {"rsd": {"branching": (2,)}, "sam": {"num_draft_tokens": 1}}},
+    {"parts": ("rsd", "draft-model"), "settings": {"rsd": {"branching": (2,)}, "draft-model": {"num_draft_tokens": 1}}},
+    {"parts": ("pld", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,)}, "pld": {"num_draft_tokens": 1}}},
     {"parts": ("sam", "sampled-tree"), "settings": {"sampled-tree": {"branching": (2,), "draws": "greedy"}}},
 ]
 

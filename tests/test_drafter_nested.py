@@ -44,14 +44,14 @@ def certified(settings: dict[str, Any], rule: str | None = None, cells: Seq[Sett
 
 
 ONE: dict[str, Any] = {"levels": 1, "lengths": (2,)}
-SHORT = {"pld": {"length": 1}, "draft-model": {"length": 1}}
+SHORT = {"pld": {"num_draft_tokens": 1}, "draft-model": {"num_draft_tokens": 1}}
 
 
 @pytest.mark.parametrize("rule", ["block", "recursive-rejection"])
 @pytest.mark.parametrize("handover", ["fixed", "variable"])
 @pytest.mark.parametrize("inner", ["pld", "draft-model"])
 def test_both_handovers_are_exact(inner: str, handover: str, rule: str) -> None:
-    settings = {**ONE, "handover": handover, "inner": inner, "inner_settings": {"length": 2}}
+    settings = {**ONE, "handover": handover, "inner": inner, "inner_settings": {"num_draft_tokens": 2}}
     cells = CELLS if inner == "pld" else CELLS[2:]
     assert certified({**settings, "lengths": (1,) if handover == "variable" else (2,)}, rule, cells)
 
@@ -59,10 +59,10 @@ def test_both_handovers_are_exact(inner: str, handover: str, rule: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"levels": 2, "lengths": (2, 1), "inner": "pld", "inner_settings": {"length": 1}},
+        {"levels": 2, "lengths": (2, 1), "inner": "pld", "inner_settings": {"num_draft_tokens": 1}},
         {**ONE, "inner": "rsd", "inner_settings": {"branching": (2,)}},
         {**ONE, "inner": "merge", "inner_settings": {"settings": SHORT, "parts": ("pld", "draft-model")}},
-        {**ONE, "inner": "sam", "inner_settings": {"length": 2}},
+        {**ONE, "inner": "sam", "inner_settings": {"num_draft_tokens": 2}},
         {**ONE, "inner": "cascade", "inner_settings": {"settings": SHORT, "parts": ("pld", "draft-model")}},
     ],
     ids=lambda one: f"{one['levels']} {one['inner']}",
@@ -72,7 +72,7 @@ def test_any_method_any_number_of_levels(settings: dict[str, Any]) -> None:
 
 
 def test_it_combines() -> None:
-    settings = {"parts": ("hsd", "pld"), "settings": {"hsd": find("hsd").tiny, "pld": {"length": 1}}}
+    settings = {"parts": ("hsd", "pld"), "settings": {"hsd": find("hsd").tiny, "pld": {"num_draft_tokens": 1}}}
     merged = certify_exact("merge", lambda context: build("merge", context, settings), CELLS[1:2])
     cascaded = certify_exact("cascade", lambda context: build("cascade", context, settings), CELLS[1:2])
     assert merged.lossless and cascaded.lossless, (merged.verdict, cascaded.verdict)
@@ -110,7 +110,7 @@ def test_holding_tokens_back_for_being_few_is_a_bias() -> None:
 
     def small(kind: type[Nested]) -> Any:
         def make(context: Context) -> Method:
-            inner = build("pld", context, {"length": 2}, "recursive-rejection")
+            inner = build("pld", context, {"num_draft_tokens": 2}, "recursive-rejection")
             drafter = kind(context.draft(), inner, "variable")
             return Method("hsd", drafter, RecursiveRejection(), Always())
 
@@ -243,7 +243,7 @@ def test_the_surplus_is_kept_while_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
         table = random_table(5, 8, order=1, sharpness=9.0)
         target, draft = TableTarget(5, table), Counting(5, table)
         context = Context(target, lambda: draft)
-        settings = {"lengths": (2,), "inner": "pld", "inner_settings": {"length": 8}}
+        settings = {"lengths": (2,), "inner": "pld", "inner_settings": {"num_draft_tokens": 8}}
         decode(target, build("hsd", context, settings), 60)
         return draft.forwards
 
@@ -262,7 +262,7 @@ def test_the_surplus_is_kept_while_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_draft_models_context_that_is_full_ends_drafting_alone() -> None:
     target = TableTarget(4, random_table(4, 1), context_length=80)
     draft = TableTarget(4, random_table(4, 1), context_length=24)
-    method = build("hsd", Context(target, lambda: draft), {"lengths": (3,), "inner_settings": {"length": 3}})
+    method = build("hsd", Context(target, lambda: draft), {"lengths": (3,), "inner_settings": {"num_draft_tokens": 3}})
     plain = decode(target, build("none", Context(target, lambda: draft)), 50)
     assert [one.tokens for one in decode(target, method, 50)] == [one.tokens for one in plain]
 

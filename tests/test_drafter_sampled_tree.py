@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.acceptance.distributions_of_draws import draws_by_parent, proposal_distribution
+from outpace.acceptance.draws import draws_by_parent, proposal_distribution
 from outpace.acceptance.registry import rules
 from outpace.certify.exact import NEIGHBOURS, SAMPLING, Setting, certify_exact
 from outpace.certify.fit import g_test

@@ -185,4 +185,4 @@ def test_models_of_several_vocabularies_by_name() -> None:
     with pytest.raises(BadInput, match="--draft-model"):
         ours.method("specinfer")
     with pytest.raises(BadInput, match="room"):
-        ours.method("specinfer", {"branching": (4,), "nodes": 3}, draft_model=ours)
+        ours.method("specinfer", {"branching": (4,), "max_nodes": 3}, draft_model=ours)

@@ -187,7 +187,7 @@ def test_greedy_and_sampled_requests_do_not_share_statistics() -> None:
 def test_a_switch_is_exact(policy: Policy, reward: str) -> None:
     settings = {
         "parts": ("pld", "draft-model"),
-        "settings": {"pld": {"length": 2}, "draft-model": {"length": 1}},
+        "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}},
         "policy": policy,
         "reward": reward,
     }

@@ -65,7 +65,7 @@ def questions(tmp_path: Path) -> Path:
 def test_the_figures_are_those_of_a_hand_count() -> None:
     """The same requests decoded once more, and counted from their rounds."""
     model = toy()
-    method = bigram_method(model.target, own_answers(model, PROMPTS, 24), nodes=6)
+    method = bigram_method(model.target, own_answers(model, PROMPTS, 24), max_nodes=6)
     found = evaluate(model, [Subject("bigram", "tree", method)], PROMPTS, BenchSettings(max_new_tokens=24))
     plain, row = found["drafters"]
 

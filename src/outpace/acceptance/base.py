@@ -53,7 +53,7 @@ class Verdict:
 class AcceptanceRule(ABC):
     """Reads the tree's draws and the target's distribution, and decides. Stateless but for ``begin``'s state.
 
-    Class attributes say what the rule is and takes; :meth:`check` refuses, in words, what does not fit.
+    Class attributes state what the rule is and takes; :meth:`check` refuses what does not fit, with the reason.
     """
 
     name: str

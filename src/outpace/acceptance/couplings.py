@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outpace.acceptance.distributions_of_draws import acceptance_probability, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.core.chance import Chance
 
 if TYPE_CHECKING:

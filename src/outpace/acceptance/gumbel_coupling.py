@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.distributions_of_draws import draws_by_parent, proposal_distribution
+from outpace.acceptance.draws import draws_by_parent, proposal_distribution
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT

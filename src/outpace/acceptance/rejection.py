@@ -5,14 +5,14 @@ the residual norm(max(0, p - q)) (Leviathan et al. 2023, arXiv 2211.17192, algor
 2302.01318, algorithm 2). With several draws after one node, each is tried in turn against the residual that the
 earlier ones left: with replacement in SpecInfer (Miao et al. 2024, arXiv 2305.09781, algorithm 2), without in RSD
 (Jeon et al. 2024, arXiv 2402.14160, algorithm 1) and in multi-candidate decoding (Yang et al. 2024, arXiv 2401.06706),
-where each draw is tested with its conditional law given the earlier ones. A deterministic draft token is a draw from
-a one-hot q: it is accepted with probability p(x), and its residual is p without x.
+where each draw is tested with its conditional distribution given the earlier ones. A deterministic draft token is a
+draw from a one-hot q: it is accepted with probability p(x), and its residual is p without x.
 """
 
 from __future__ import annotations
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.distributions_of_draws import (
+from outpace.acceptance.draws import (
     acceptance_probability,
     draws_by_parent,
     proposal_distribution,

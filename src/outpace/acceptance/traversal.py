@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.distributions_of_draws import (
+from outpace.acceptance.draws import (
     acceptance_probability,
     draws_by_parent,
     proposal_distribution,

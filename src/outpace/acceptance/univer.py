@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.distributions_of_draws import draws_by_parent, proposal_distribution
+from outpace.acceptance.draws import draws_by_parent, proposal_distribution
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw

@@ -1,7 +1,7 @@
 """The baseline of learned drafters: what most often followed a token in the target's own answers.
 
-A table of bigrams costs a second to fit and nothing to ask. A head that does not accept more than it has learned
-nothing that counting would not have found. It is measured, not registered: nobody should decode with it.
+A table of bigrams is fitted in about a second, and a lookup costs next to nothing. A head whose draft tokens are not
+accepted more often has learned nothing beyond such counts. The method is only measured by the bench, not registered.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
-from outpace.drafting.best_first import BestFirst, Successor
+from outpace.drafting.best_first import BestFirst, CandidateState, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.engine.method import Method
 from outpace.targets.base import Sequence, Target
@@ -72,33 +70,25 @@ class Bigrams:
         return self._followers.get(token, [])
 
 
-class BigramDrafter(BestFirst):
-    """Drafts along the table, the ``width`` likeliest followers of each token, as many as pay."""
+class BigramDrafter(BestFirst[CandidateState]):
+    """Drafts along the table, the ``topk`` likeliest followers of each token."""
 
-    def __init__(self, table: Bigrams, width: int) -> None:
-        super().__init__()
-        self._table, self._width = table, width
-        self._rates: dict[Sequence, Calibration] = {}
+    def __init__(self, table: Bigrams, topk: int) -> None:
+        self._table, self._topk = table, topk
 
-    def begin(self, sequence: Sequence) -> None:
-        self._rates[sequence] = Calibration(lambda kind: (kind + 0.5) / _BINS)
+    def begin(self, sequence: Sequence) -> CandidateState:
+        return CandidateState(sequence, Calibration(lambda kind: (kind + 0.5) / _BINS))
 
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self._rates[sequence]
+    def root(self, state: CandidateState) -> int:
+        return state.sequence.tokens[-1]
 
-    def root(self, sequence: Sequence) -> int:
-        return sequence.tokens[-1]
-
-    def successors(self, sequence: Sequence, state: int) -> Iterable[Successor]:
-        for token, share in self._table.after(state)[: self._width]:
+    def successors(self, state: CandidateState, place: int) -> Iterable[Successor]:
+        for token, share in self._table.after(place)[: self._topk]:
             yield Successor(token, min(_BINS - 1, int(_BINS * share)), token)
 
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        del self._rates[sequence]
 
-
-def bigram_method(target: Target, table: Bigrams, width: int = FOLLOWERS, nodes: int | None = None) -> Method:
-    """The table as a method: a tree, or a chain of ``width`` 1. ``nodes``: draft tokens a round; None: what pays."""
-    controller = CostModel(target.costs) if nodes is None else Fixed(nodes, width, nodes)
-    return Method("bigram", BigramDrafter(table, width), RecursiveRejection(), controller)
+def bigram_method(target: Target, table: Bigrams, topk: int = FOLLOWERS, max_nodes: int | None = None) -> Method:
+    """The table as a method: a tree, or a chain with ``topk`` 1. ``max_nodes``: draft tokens a round, on a path too;
+    by default as many as the measured costs justify."""
+    controller = tree_controller(target, max_nodes or 0, max_nodes)
+    return Method("bigram", BigramDrafter(table, topk), RecursiveRejection(), controller)

@@ -104,7 +104,7 @@ def _with(model: Model, head: Head, name: str) -> Context:
 
 def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
     """The table as a tree and as a chain: of what pays and in the fixed shapes, or of ``nodes`` draft tokens."""
-    tree, chain = bigram_method(model.target, table, nodes=nodes), bigram_method(model.target, table, 1, nodes)
+    tree, chain = bigram_method(model.target, table, max_nodes=nodes), bigram_method(model.target, table, 1, nodes)
     return [*Subject("bigram", TREE, tree).shapes(), *Subject("bigram", CHAIN, chain).shapes()]
 
 

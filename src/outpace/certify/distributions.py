@@ -1,4 +1,4 @@
-"""Exact laws: of plain decoding, from the target's own distribution, and of a method, by walking every outcome."""
+"""Exact output distributions: of autoregressive decoding, from the target, and of a method, by every outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OutputDistribution = dict[Output, float]
 def autoregressive_distribution(
     table: Table, vocab_size: int, params: SamplingParams, prompt: Output, length: int
 ) -> OutputDistribution:
-    """The law of ``length`` tokens of plain decoding. Uses no tree, no draft and no engine."""
+    """The distribution of ``length`` tokens of autoregressive decoding. Uses no tree, no draft and no engine."""
     proposal_distribution: OutputDistribution = {(): 1.0}
     for _ in range(length):
         longer: OutputDistribution = defaultdict(float)
@@ -52,8 +52,8 @@ class _Own:
 def enumerated_distribution(
     build: Callable[[], tuple[Target, Seq[Request]]], watched: int = 0, limit: int = 300_000
 ) -> tuple[OutputDistribution, int]:
-    """The exact law of the output of request ``watched`` when all requests decode in one batch, and the number of
-    tokens that it drafted over all branches (a method that never drafts proves nothing).
+    """The exact distribution of the output of request ``watched`` when all requests decode in one batch, and the
+    number of tokens that it drafted over all branches (a method that never drafts proves nothing).
 
     ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
     Raises NotImplementedError for continuous noise and RuntimeError for more than ``limit`` branches.
@@ -90,7 +90,7 @@ def run_once(
 
 
 def raise_errors(running: Seq[Generation]) -> None:
-    """An answer that broke off says nothing about the law of answers."""
+    """Raise the error that ended a request: an incomplete answer is no sample of the output distribution."""
     for generation in running:
         if generation.error is not None:
             raise generation.error

@@ -1,9 +1,9 @@
 """The exact level: every outcome of the real round, weighed, on targets of three to five tokens.
 
 A method is built from its tiny settings on table targets; whole outputs of three or four tokens are enumerated
-through the decoder, several rounds of drafting, acceptance and commit each, and their law is compared with plain
-decoding's. Rules with continuous noise cannot be enumerated: their outputs are sampled and tested against the exact
-law instead, and the smallest bias that this would have shown is stated.
+through the decoder, several rounds of drafting, acceptance and commit each, and their distribution is compared with
+autoregressive decoding's. Rules with continuous noise cannot be enumerated: their outputs are sampled and tested
+against the exact distribution instead, and the smallest bias that this would have shown is stated.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def certify_exact(
     outcomes: int = 300_000,
     on_progress: Callable[[Setting], None] | None = None,
 ) -> Certificate:
-    """Compare the law of whole outputs with plain decoding's in every setting.
+    """Compare the distribution of whole outputs with autoregressive decoding's in every setting.
 
     Settings with continuous noise, or with more than ``outcomes``, are sampled: for them are ``samples`` and ``alpha``.
     """
@@ -242,7 +242,7 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         first = next(check for check in checks if check.passed is False)
         verdict = f"not lossless: output probabilities are off by {first.max_abs_error:.2g} with {first.name}"
     elif sampled_fails:
-        verdict = f"not lossless: sampled outputs differ from plain decoding's law, p = {p_value:.2g}"
+        verdict = f"not lossless: sampled outputs differ in distribution from method none, p = {p_value:.2g}"
     elif not checks:
         verdict = "no setting was run"
     elif p_values:
@@ -252,6 +252,6 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         if errors:
             verdict += f"; {len(errors)} settings exact to {worst:.1g}"
     else:
-        verdict = f"exact: output probabilities equal plain decoding's to {worst:.1g} in {len(errors)} settings"
+        verdict = f"exact: output probabilities equal those of method none to {worst:.1g} in {len(errors)} settings"
     lossless = None if not checks else not (exact_fails or sampled_fails)
     return Certificate(name, "exact", lossless, verdict, worst, p_value, bias, checks=tuple(checks))

@@ -1,4 +1,5 @@
-"""The greedy level: token for token what plain decoding says; a first difference is told apart, tie or bug."""
+"""The greedy level: the tokens of autoregressive decoding, one by one; a first difference is classified as tie or
+bug."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 
 
 def draw_sets(q: np.ndarray, draws: int, replacement: bool) -> dict[frozenset[int], float]:
-    """The law of the set of tokens drawn, ``draws`` of them from ``q`` (V,), with or without replacement."""
+    """The distribution of the set of tokens drawn, ``draws`` of them from ``q`` (V,), with or without replacement."""
     proposal_distribution: dict[frozenset[int], float] = defaultdict(float)
     support = [token for token in range(len(q)) if q[token] > 0]
     draws = draws if replacement else min(draws, len(support))

@@ -120,5 +120,5 @@ def _show(found: dict[str, Any], trials: int, output: Path) -> None:
     console.print(f"  best with {found['length']} draft tokens a round")
     if ratio < 1.0:
         console.print("  [yellow]no set that was tried pays on this model and machine: plain decoding is faster[/]")
-    settings = f"--param skips={output} --param length={found['length']}"
+    settings = f"--param skips={output} --param num_draft_tokens={found['length']}"
     console.print(f"  [dim]use it: outpace generate ... --method dv {settings}", soft_wrap=True)

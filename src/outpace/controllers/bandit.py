@@ -1,8 +1,8 @@
 """Bandits: which of several arms to pull, from the rewards of earlier pulls.
 
 ``ucb`` (UCB1, Auer et al. 2002; discounted, Garivier and Moulines 2011, arXiv 0805.3415), ``thompson`` (Beta posteriors
-with fractional rewards) and ``exp3`` (Auer et al. 2002, for rewards that obey no law). Rewards are in [0, 1]. With
-``discount`` below 1 older pulls weigh less, for rewards that drift with the text.
+with fractional rewards) and ``exp3`` (Auer et al. 2002, for rewards without a fixed distribution). Rewards are in [0,
+1]. With ``discount`` below 1 older pulls weigh less, for rewards that drift with the text.
 
 A policy gives the probability of every arm; whoever pulls draws from it once. So a choice takes one random number, and
 can be enumerated.

@@ -19,7 +19,8 @@ class Budget:
 
     ``depth``: draft tokens on the longest path; ``nodes``: nodes in the whole tree; ``width``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
-    ``relative_costs[n]``: what the round costs with n draft tokens, in plain steps; empty where nobody knows.
+    ``relative_costs[n]``: what the round costs with n draft tokens, in autoregressive
+    steps; empty where it is not known.
     ``parts``: the budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
@@ -38,22 +39,22 @@ class Budget:
         return replace(self, depth=min(self.depth, max(0, depth)), parts=parts)
 
     def best_draft_size(self, path_acceptance_probs: Iterable[float]) -> int:
-        """How many draft tokens pay, in the order in which they would be taken: at best the likeliest path first.
+        """How many draft tokens to take, in the given order, for the most expected tokens per time.
 
         ``path_acceptance_probs[i]`` is the probability that the whole path to the i-th is accepted, so n of them give
-        1 + sum(estimates[:n]) tokens for ``relative_costs[n]`` plain steps (Chen et al. 2024, arXiv 2402.12374,
-        choose trees by this ratio). Draft tokens are functions of the context here: a sampled one is never dropped
-        for its estimate.
+        1 + sum(path_acceptance_probs[:n]) tokens for ``relative_costs[n]`` autoregressive steps (Chen et al. 2024,
+        arXiv 2402.12374, choose trees by this ratio). The draft tokens are deterministic: a sampled one is never
+        dropped for its probability.
         """
         if not self.relative_costs:
             return min(self.nodes, len(list(path_acceptance_probs)))
         most = min(self.nodes, len(self.relative_costs) - 1)
-        best, best_pace, expected = 0, 1.0 / self.relative_costs[0], 1.0
+        best, best_rate, expected = 0, 1.0 / self.relative_costs[0], 1.0
         for count, path_acceptance_prob in enumerate(islice(path_acceptance_probs, most), start=1):
             expected += path_acceptance_prob
-            pace = expected / self.relative_costs[count]
-            if pace > best_pace:
-                best, best_pace = count, pace
+            rate = expected / self.relative_costs[count]
+            if rate > best_rate:
+                best, best_rate = count, rate
         return best
 
     def wants(self, depth: int, confidence: float = 1.0) -> bool:

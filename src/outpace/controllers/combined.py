@@ -15,7 +15,7 @@ class CombinedController(Controller):
     """As deep as the deepest part; ``parts[i]`` is the budget of part i.
 
     ``united``: whether the parts draft together into one tree, which then holds what all of them may draft, or one of
-    them at a time. Where a part knows prices, the whole has them: what a draft token costs does not depend on who
+    them at a time. Where a part has relative costs, the whole has them: what a draft token costs does not depend on who
     drafted it. The parts' controllers go by the acceptance of the whole.
     """
 

@@ -1,8 +1,9 @@
-"""The cost model: what a round costs with n draft tokens on this machine, for drafters to draft as many as pay.
+"""The cost model: what a round costs with n draft tokens on this machine, from which drafters choose how many to draft.
 
 A drafter that estimates how likely its draft tokens are accepted needs no length: it drafts while the expected tokens
-of the round outgrow its price (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one acceptance rate;
-Chen et al. 2024, arXiv 2402.12374, for trees). The price is the measured forward over the rows of the whole batch.
+of the round grow faster than its cost (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one
+acceptance rate; Chen et al. 2024, arXiv 2402.12374, for trees). The cost is that of the measured forward over the
+rows of the whole batch.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ if TYPE_CHECKING:
     from outpace.targets.costs import ForwardCosts
 
 MARGIN = 1.05
-"""Drafting must promise this much more than the plain step: estimates are not exact, and drafts cost a little."""
+"""Drafting must promise this much more than an autoregressive step: probabilities are not exact, drafts take time."""
 NOMINAL, AMPLE, BEYOND = 0.05, 7, 0.2
-"""What a draft token costs a sampled request, in plain steps: up to AMPLE of them and after. About what it does on
-processors where drafting pays at all; rows stop being cheap at some number everywhere."""
+"""What a draft token costs a sampled request, in autoregressive steps: up to AMPLE of them and after. About what it
+does on processors where drafting gains at all; beyond some number of rows each costs in proportion everywhere."""
 
 
 def nominal(count: int) -> float:
-    """The price of a round with ``count`` draft tokens where no clock may be asked, in plain steps."""
+    """The relative cost of a round with ``count`` draft tokens where nothing may be measured, in autoregressive
+    steps."""
     return MARGIN + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE) if count else 1.0
 
 
 class CostModel(Controller):
-    """Prices of up to ``most`` draft tokens, measured for greedy requests, nominal for sampled ones.
+    """Relative costs of up to ``most`` draft tokens, measured for greedy requests, nominal for sampled ones.
 
     What is drafted never changes a greedy answer. A sampled answer does depend on it, and measured times differ from
-    run to run: nominal prices keep the promise that a seed reproduces its answer.
+    run to run: with nominal costs a seed reproduces its answer.
     """
 
     def __init__(self, costs: ForwardCosts, most: int = 16, width: int = 1) -> None:

@@ -8,8 +8,8 @@ below it::
 
     F_i = (K F_j + c_i(K + 1)) / (1 + a + ... + a^K)        and F_j = c_j(1) for the lowest
 
-F_i grows with F_j, so the best stack over i holds the best stack over j: a shortest path whose edges scale what comes
-before them. Models ordered by cost are its topological order, and n models and K up to m take n^2 m steps.
+F_i grows with F_j, so the best stack over i contains the best stack over j: a shortest path whose edges scale what
+comes before them. Models ordered by cost are its topological order, and n models and K up to m take n^2 m steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def latency(costs: Seq[Cost], rates: Rates, models: Seq[int], lengths: Seq[int])
 def best_hierarchy(costs: Seq[Cost], rates: Rates, most: int = 16) -> Hierarchy:
     """The hierarchy over model 0, the target, of least latency; ``most`` tokens handed up at each level.
 
-    A model drafts only for dearer ones. The target alone, if nothing pays.
+    A model drafts only for more expensive ones. The target alone, if no hierarchy is faster.
     """
     check_rates(rates, len(costs))
     best: dict[int, Hierarchy] = {}

@@ -17,7 +17,7 @@ FADE = 0.95
 MARGIN = 1.05
 """How much better rounds with the learned part must have been than one without promises to be."""
 PATIENCE, MOST_PATIENCE = 8, 64
-"""Rounds without the learned part after which it is tried again: at first, and at most. A trial that does not pay
+"""Rounds without the learned part after which it is tried again: at first, and at most. A trial without gain
 doubles them, one that does halves them and is followed by another at once."""
 _CLOCKED = 9
 

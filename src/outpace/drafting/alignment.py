@@ -6,25 +6,29 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from outpace.drafting.copying import separated
+from outpace.targets.base import Sequence
 
 TRUSTED = 2
-"""Tokens in a row that must agree before a place is believed: one alone may be chance."""
+"""Tokens in a row that must agree before a place counts as found: one alone may be chance."""
 SURE = 8
-"""Tokens that match beyond these add nothing: of such places the nearest is meant."""
+"""Matching tokens beyond these do not count: of places with so many the nearest is taken."""
 FAR = 0.5
+"""What is taken from a place's score for every doubling of its distance."""
 MARGIN = 0.3
-"""How much more a place must be worth than every other to be the one."""
+"""How much higher than every other the score of a place must be for it to be taken."""
 _MOST = 256
+"""Most places that are compared."""
 
 
 class Alignment:
     """Where in its sources a growing output stands.
 
-    ``started``: it begins at the beginning of the first source; otherwise its place is found as after an edit.
-    ``min_match``: tokens that must match to resume near the last place; elsewhere one more is asked for. ``window``:
-    how far from the last place is near. ``realign=False``: once lost, lost.
+    ``started``: it begins at the beginning of the first source; otherwise its place is searched as after an edit.
+    ``min_match``: tokens that must match to resume near the last place; elsewhere one more is required. ``window``:
+    how many tokens from the last place count as near. ``realign=False``: a lost place is not searched.
     """
 
     def __init__(
@@ -43,19 +47,24 @@ class Alignment:
         self.matched = 0
         """Tokens up to the cursor that agree with the end of the output."""
         self._lost_at = 0 if started else None
-        """The last place that was believed in."""
+        """The last place that counted as found."""
         self._since = 0
-        """Tokens written since then."""
+        """Tokens written since."""
         self._output: list[int] = []
         self._after: dict[tuple[int, ...], list[int]] = {}
-        """Places after every token and after every longer n-gram that is asked for elsewhere, in ascending order."""
+        """Places after every token and every n-gram of ``min_match + 1`` tokens, in ascending order."""
         for at in range(1, len(self.text)):
             for length in {1, min_match + 1}:
                 if at >= length:
                     self._after.setdefault(tuple(self.text[at - length : at]), []).append(at)
 
+    @classmethod
+    def of(cls, sequence: Sequence, **options: Any) -> Alignment:
+        """In a request's references, or in its prompt where there are none. ``options``: those of the constructor."""
+        return cls(sequence.references or (sequence.tokens[: sequence.prompt_length],), **options)
+
     def advance(self, tokens: Iterable[int]) -> None:
-        """The output goes on."""
+        """Take in the tokens that the output goes on with."""
         for token in tokens:
             self._output.append(token)
             if self.cursor is not None and self.text[self.cursor : self.cursor + 1] == [token]:
@@ -73,7 +82,7 @@ class Alignment:
         """Find the place that the end of the output matches: near where it should be, or anywhere."""
         near = self._near()
         for places, least in ((near, self.min_match), (self._places(self.min_match + 1), self.min_match + 1)):
-            ranked = sorted(((self._worth(place), place) for place in places[:_MOST]), reverse=True)
+            ranked = sorted(((self._score(place), place) for place in places[:_MOST]), reverse=True)
             if not ranked or (len(ranked) > 1 and ranked[0][0] - ranked[1][0] < MARGIN):
                 continue
             place = ranked[0][1]
@@ -95,22 +104,22 @@ class Alignment:
             return found
         return found[bisect_left(found, low) : bisect_right(found, high)]
 
-    def _worth(self, place: int) -> float:
-        """Tokens that match there, less ``FAR`` for every doubling of the distance from where the output should be."""
+    def _score(self, place: int) -> float:
+        """Matching tokens, less ``FAR`` for every doubling of the distance from where the output should be."""
         low = self._lost_at or 0
         away = max(low - place, place - low - self._since, 0)
         return self._agreement(place) - FAR * math.log2(1 + away)
 
     def guess(self) -> int | None:
-        """The likeliest place while there is none that is sure: the best match near by, or one token for each lost."""
+        """The likeliest place while none is certain: the best match near by, or as if every new token replaced one."""
         if not self.realign or self._lost_at is None:
             return None
         here = self._lost_at + self._since
-        place = max(self._near()[:_MOST], key=self._worth, default=here)
+        place = max(self._near()[:_MOST], key=self._score, default=here)
         return place if place < len(self.text) else None
 
     def _agreement(self, place: int) -> int:
-        """Tokens before a place that agree with the end of the output, no more than decide."""
+        """Tokens before a place that agree with the end of the output, up to ``SURE``."""
         output, text = self._output, self.text
         length = 0
         while length < min(SURE, len(output), place) and text[place - 1 - length] == output[-1 - length]:

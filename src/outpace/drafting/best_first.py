@@ -13,14 +13,19 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Budget
+from outpace.controllers.base import Budget, Controller
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.calibration import Calibration, Kind
+from outpace.targets.base import Target
 
 FLOOR = 0.02
 """Paths that are less likely to be accepted than this are left out."""
@@ -95,6 +100,17 @@ class CandidateState(DraftState):
         grown, self.grown = self.grown, None
         if grown is not None:
             self.calibration.learn_tree(grown.tree, grown.kinds, verdict.committed)
+
+
+MaxNodes = Annotated[
+    int | None,
+    Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs"),
+]
+
+
+def tree_controller(target: Target, depth: int, max_nodes: int | None) -> Controller:
+    """A fixed number of draft tokens on paths of ``depth``, or, for None, as many as the measured costs justify."""
+    return CostModel(target.costs) if max_nodes is None else Fixed(depth, nodes=max_nodes)
 
 
 S = TypeVar("S", bound=CandidateState)

@@ -70,7 +70,7 @@ C = TypeVar("C", bound=CombinedState)
 
 
 class Combined(Drafter[C], ABC):
-    """Passes to its parts all that happens to a request. Subclasses say who drafts.
+    """Passes to its parts all that happens to a request. Subclasses choose which part drafts.
 
     ``names`` are shown beside the parts' caches.
     """

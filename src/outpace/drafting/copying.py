@@ -7,8 +7,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -16,10 +18,10 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.calibration import Calibration
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Target
 
 
 def separated(texts: Iterable[Seq[int]]) -> list[int]:
@@ -34,8 +36,8 @@ def separated(texts: Iterable[Seq[int]]) -> list[int]:
 def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> list[int]:
     """Up to ``count`` tokens of ``text`` from ``start``, ending before a separator.
 
-    Where the copy reaches the end of a text that the model is writing, ``periodic`` goes on by reading what was just
-    copied: the match says that the text repeats itself at that distance, so a loop is drafted to any length.
+    ``periodic``: where the copy reaches the end of ``text``, which the model is writing, it goes on with what was just
+    copied. The match shows that the text repeats itself at that distance, so a loop is drafted to any length.
     """
     copied = list(text[start : start + count])
     for index, token in enumerate(copied):
@@ -47,32 +49,24 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
     return copied
 
 
-Length = Annotated[
+NumDraftTokens = Annotated[
     int | None,
-    Field(ge=0, le=512, description="most draft tokens a round; by default what pays by the measured costs"),
+    Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs"),
 ]
 
 
-def length_controller(target: Target, length: int | None) -> Controller:
-    """The length that was asked for, or as many draft tokens as pay."""
-    return CostModel(target.costs) if length is None else Fixed(length, nodes=length)
+def length_controller(target: Target, num_draft_tokens: int | None) -> Controller:
+    """A fixed number of draft tokens, or, for None, as many as the measured costs justify."""
+    return CostModel(target.costs) if num_draft_tokens is None else Fixed(num_draft_tokens, nodes=num_draft_tokens)
 
 
 INDEX_BYTES_PER_TOKEN = 600
-"""Most memory that an index keeps of a token of reference text (a suffix automaton)."""
+"""Most bytes of memory that an index takes for a token of reference text (a suffix automaton)."""
 
 LONGEST = 16
-"""Longer matches are all of one kind."""
+"""Matches of this length and longer are all of one kind."""
 CopyKind = tuple[str, int]
-"""Where a token is copied from, if that is told apart, and the length of the match behind it."""
-
-
-class Copied(NamedTuple):
-    """What could be copied in a round: the tokens, the kind of each, and the sequence's length then."""
-
-    tokens: list[int]
-    kinds: list[CopyKind]
-    at: int
+"""The origin of the match that a token is copied from, and the length of the match behind the token."""
 
 
 @dataclass(slots=True)
@@ -85,69 +79,69 @@ class Match:
     periodic: bool = True
     """Whether ``text`` ends where the model is writing."""
     origin: str = ""
-    """Copies of different origins are right at rates of their own."""
+    """Copies of different origins have acceptance rates of their own."""
 
 
-class CopyDrafter(Drafter, ABC):
+@dataclass(slots=True)
+class CopyState(DraftState):
+    """What a copying drafter keeps of one request; subclasses add the texts that are searched."""
+
+    calibration: Calibration
+    fed: int = 0
+    """Tokens of the sequence that were taken into the texts."""
+    copied: list[tuple[CopyKind, int]] = field(default_factory=list)
+    """Kind and token of all that could have been copied in this round."""
+
+    def fresh(self) -> list[int]:
+        """The tokens that arrived since the last call."""
+        tokens = self.sequence.tokens[self.fed :]
+        self.fed += len(tokens)
+        return tokens
+
+
+S = TypeVar("S", bound=CopyState)
+
+
+class CopyDrafter(Drafter[S], ABC):
     """Drafts what followed the last tokens where they occurred before: a deterministic chain.
 
-    How likely a copied token is accepted depends on how long the match behind it is, those copied before it included;
-    how much, every request learns for itself.
+    How likely a copied token is accepted depends on the length of the match behind it, the tokens copied before it
+    included; every request learns these rates for itself.
     """
 
-    def __init__(self) -> None:
-        self._calibrations: dict[Sequence, Calibration] = {}
-        self._copied: dict[Sequence, Copied] = {}
-
     @abstractmethod
-    def match(self, sequence: Sequence) -> Match | None:
-        """The match to copy from, if any, after taking in the tokens that arrived."""
+    def match(self, state: S) -> Match | None:
+        """The match to copy from, if any, once the tokens that arrived (``state.fresh()``) are taken in."""
 
-    def length(self, match: Match) -> int:
-        """How many tokens are worth copying where no costs are known, the budget aside."""
+    def most(self, match: Match) -> int:
+        """How many tokens to copy after a match where no costs are known, the budget aside."""
         return sys.maxsize
 
     def prior(self, kind: CopyKind) -> float:
-        """Acceptance after a match of so many tokens before anything is known (``benchmarks/priors.py``)."""
+        """The acceptance rate of a kind before anything was observed (``benchmarks/priors.py``)."""
         return 1.0 - 0.77 / math.pow(kind[1], 0.8)
 
-    def begin(self, sequence: Sequence) -> None:
-        self._calibrations[sequence] = Calibration(self.prior)
-
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [self._chain(one, budget) for one, budget in zip(sequences, budgets, strict=True)]
-
-    def _chain(self, sequence: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, state: S, budget: Budget) -> TokenTree:
+        state.copied = []
         depth = min(budget.depth, budget.nodes)
-        if depth <= 0 or (match := self.match(sequence)) is None:
+        if depth <= 0 or (match := self.match(state)) is None:
             return TokenTree()
-        count = depth if budget.relative_costs else min(depth, self.length(match))
+        count = depth if budget.relative_costs else min(depth, self.most(match))
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
         kinds = [(match.origin, min(match.length + index, LONGEST)) for index in range(len(tokens))]
-        self._copied[sequence] = Copied(tokens, kinds, len(sequence.tokens))
-        rate, path_acceptance_prob, path_acceptance_probs = self._calibrations[sequence].rate, 1.0, []
-        for kind in kinds:
-            path_acceptance_prob *= rate(kind)
-            path_acceptance_probs.append(path_acceptance_prob)
-        tree, node = TokenTree(), ROOT
+        state.copied = list(zip(kinds, tokens, strict=True))
+        path_acceptance_probs = list(accumulate(map(state.calibration.rate, kinds), mul))
+        tree = TokenTree()
         for token, path_acceptance_prob in zip(
             tokens[: budget.best_draft_size(path_acceptance_probs)], path_acceptance_probs, strict=False
         ):
-            node = tree.add(node, token, path_acceptance_prob=path_acceptance_prob)
+            tree.add(len(tree) - 1, token, path_acceptance_prob=path_acceptance_prob)
         return tree
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence in sequences:
-            copied = self._copied.pop(sequence, None)
-            if copied is None:
-                continue
-            learn = self._calibrations[sequence].learn
-            # All that could have been copied teaches, drafted or not.
-            for kind, token, came in zip(copied.kinds, copied.tokens, sequence.tokens[copied.at :], strict=False):
-                learn(kind, token == came)
-                if token != came:
-                    break
-
-    def end(self, sequence: Sequence) -> None:
-        self._calibrations.pop(sequence, None)
-        self._copied.pop(sequence, None)
+    def observe(self, state: S, verdict: Verdict) -> None:
+        """All that could have been copied teaches, drafted or not."""
+        for (kind, token), committed in zip(state.copied, verdict.committed, strict=False):
+            state.calibration.learn(kind, token == committed)
+            if token != committed:
+                break
+        state.copied = []

@@ -16,8 +16,8 @@ from outpace.targets.base import Scores, Sequence, TreeScores
 
 
 def cut(tree: TokenTree, budget: Budget) -> TokenTree:
-    """As much of a deterministic tree as pays: the likeliest paths first, parents before children."""
-    # An estimate is of the whole path, so a child's may be above its parent's only where two drafters disagree.
+    """The best part of a deterministic tree for the budget: the likeliest paths first, parents before children."""
+    # A probability is of the whole path, so a child's exceeds its parent's only where two drafters disagree.
     reachable = list(tree.path_acceptance_probs)
     for node, parent in enumerate(tree.parents):
         if parent != ROOT:

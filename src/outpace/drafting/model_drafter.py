@@ -1,138 +1,142 @@
-"""DraftModel: another target drafts chains or trees, with K/V of its own."""
+"""DraftModel: a second, smaller target drafts chains or trees, with K/V of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
-from outpace.drafting.tree_builder import ChainBuilder, LikeliestTreeBuilder, TreeBuilder, build_together
-from outpace.targets.base import Scores, Sequence, Target, TreeScores
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter, DraftState
+from outpace.drafting.dynamic_tree import DynamicTreeBuilder
+from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder, build_together
+from outpace.targets.base import Scores, Sequence, Target
 
 CATCH_UP = 16
-"""Committed tokens that the draft model has not seen ride along in its first forward, unless there are more."""
+"""Committed tokens that the draft model has not run go into its first forward; more of them are prefilled."""
+
+BuilderFactory = Callable[[Sequence, Budget, Chance], TreeBuilder]
+"""Starts one draft over the draft model's sequence."""
 
 
 @dataclass(slots=True)
-class _Twin:
-    """The draft model's side of one request. ``sequence`` shares tokens and sampler with the request's own; its K/V
-    may lag behind by more than a token. ``scores[index]`` is this round's last draft forward."""
+class DraftRun:
+    """One sequence's part, ``index``, of the last forward of a draft."""
 
-    sequence: Sequence
-    scores: Scores | None = None
-    index: int = 0
+    scores: Scores
+    index: int
 
 
-Grow = Callable[[Sequence, Budget, Chance], TreeBuilder]
-"""Starts one draft: what shape it takes and how it is drawn."""
+@dataclass(slots=True)
+class ModelDraftState(DraftState):
+    """``draft_sequence`` shares tokens and sampler with ``sequence``; its K/V may lag behind by several tokens.
+
+    ``builder`` and ``run``: this round's draft, None where none was made.
+    """
+
+    draft_sequence: Sequence
+    builder: TreeBuilder | None = field(default=None, init=False)
+    run: DraftRun | None = field(default=None, init=False)
 
 
-class DraftModel(Drafter):
-    """Drafts with another target; ``builder`` makes the trees that ``proposal`` describes: sampled chains by
-    default."""
+def lag(model: Target, sequence: Sequence) -> int:
+    """Committed tokens between the model's root (the first without K/V) and the last one."""
+    return len(sequence.tokens) - 1 - model.length(sequence.kv)
+
+
+def catch_up(model: Target, sequences: Seq[Sequence], builders: Seq[TreeBuilder]) -> None:
+    """Prefill the sequences that are far behind; the builders' first forward runs the tokens that the others lack."""
+    behind = [one for one in sequences if lag(model, one) > CATCH_UP]
+    if behind:
+        model.prefill(behind)
+    for sequence, builder in zip(sequences, builders, strict=True):
+        builder.catch_up(sequence.tokens[len(sequence.tokens) - lag(model, sequence) :])
+
+
+def commit_runs(model: Target, runs: Iterable[tuple[DraftRun, list[int]]]) -> None:
+    """Commit a path of each run: the K/V of its nodes and of the root before them."""
+    paths: dict[int, tuple[Scores, list[list[int] | None]]] = {}
+    for run, path in runs:
+        _, kept = paths.setdefault(id(run.scores), (run.scores, [None] * len(run.scores)))
+        kept[run.index] = path
+    for scores, kept in paths.values():
+        model.commit(scores, kept)
+
+
+class DraftModel(Drafter[ModelDraftState]):
+    """Drafts with the target ``draft``; ``builder`` makes trees as ``proposal`` describes them, by default sampled
+    chains (Leviathan et al. 2023, arXiv 2211.17192)."""
 
     def __init__(
         self,
         draft: Target,
-        builder: Grow = ChainBuilder,
+        builder: BuilderFactory = ChainBuilder,
         proposal: Proposal = Proposal(sampled=True),  # noqa: B008
     ) -> None:
         self.draft = draft
         self.proposal = proposal
         self._builder = builder
-        self._twins: dict[Sequence, _Twin] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        # The prompt is prefilled with the first proposal: for all requests that join together, in one go.
-        self._twins[sequence] = self._twin(sequence, self.draft.open())
+    def begin(self, sequence: Sequence) -> ModelDraftState:
+        # The prompt is prefilled with the first proposal: for all requests that join together, in one forward.
+        return ModelDraftState(sequence, self._draft_sequence(sequence, self.draft.open()))
 
     @staticmethod
-    def _twin(sequence: Sequence, kv: object) -> _Twin:
-        # The sampler is shared, not copied: it knows the committed history, which is the same history.
-        return _Twin(Sequence(sequence.tokens, sequence.prompt_length, kv, sequence.sampler, sequence.chance))
+    def _draft_sequence(sequence: Sequence, kv: object) -> Sequence:
+        # The sampler is shared, not copied: the committed history is the same.
+        return Sequence(sequence.tokens, sequence.prompt_length, kv, sequence.sampler, sequence.chance)
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        proposals = [TokenTree() for _ in sequences]
-        builders: dict[int, TreeBuilder] = {}
-        for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
-            twin = self._twins[sequence]
-            twin.scores = None
-            budget = budget.limited(self.draft.context_length - len(sequence.tokens))  # noqa: PLW2901
+    def start(self, state: ModelDraftState, budget: Budget) -> TreeBuilder:
+        """A builder for one draft within ``budget``."""
+        return self._builder(state.draft_sequence, budget, self.chance(state.sequence))
+
+    def propose_batch(self, states: Seq[ModelDraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        sequences, builders, drafting = [], [], []
+        for state, whole in zip(states, budgets, strict=True):
+            state.builder = state.run = None
+            budget = whole.limited(self.draft.context_length - len(state.sequence.tokens))
             if budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
-                builders[index] = self._builder(twin.sequence, budget, self.chance(sequence))
-        self._grow([self._twins[sequences[index]] for index in builders], list(builders.values()))
-        for index, builder in builders.items():
-            proposals[index] = builder.proposal()
-        return proposals
+                state.builder = self.start(state, budget)
+                drafting.append(state)
+                builders.append(state.builder)
+                sequences.append(state.draft_sequence)
+        catch_up(self.draft, sequences, builders)
+        scores = build_together(self.draft, sequences, builders)
+        for index, state in enumerate(drafting):
+            assert scores is not None
+            state.run = DraftRun(scores, index)
+        return [TokenTree() if state.builder is None else state.builder.proposal() for state in states]
 
-    def _grow(self, twins: Seq[_Twin], builders: Seq[TreeBuilder]) -> None:
-        """Run the draft model over all trees, a level at a time, until every tree is full or not worth going on."""
-        behind = [one.sequence for one in twins if self._lag(one) > CATCH_UP]
-        if behind:
-            self.draft.prefill(behind)
-        for twin, builder in zip(twins, builders, strict=True):
-            builder.catch_up(twin.sequence.tokens[len(twin.sequence.tokens) - self._lag(twin) :])
-        scores = build_together(self.draft, [twin.sequence for twin in twins], builders)
-        for index, twin in enumerate(twins):
-            twin.scores, twin.index = scores, index
+    def observe_batch(self, states: Seq[ModelDraftState], verdicts: Seq[Verdict]) -> None:
+        """Commit the draft model's K/V of what it ran and the target committed; the rest is caught up next round."""
+        runs = []
+        for state, verdict in zip(states, verdicts, strict=True):
+            if state.builder is not None:
+                state.builder.learn(verdict.committed)
+            if state.run is not None:
+                # The last token stays out of the K/V.
+                tokens = state.sequence.tokens[self.draft.length(state.draft_sequence.kv) + 1 : -1]
+                runs.append((state.run, state.run.scores[state.run.index].tree.follow(tokens)))
+            state.builder = state.run = None
+        commit_runs(self.draft, runs)
 
-    def _lag(self, twin: _Twin) -> int:
-        """How many committed tokens lie between the draft model's root and the last one."""
-        return len(twin.sequence.tokens) - 1 - self.draft.length(twin.sequence.kv)
+    def rewind(self, state: ModelDraftState, sequence: Sequence, kept: int) -> ModelDraftState:
+        """Keep the K/V of the tokens that are still there."""
+        kv, same = state.draft_sequence.kv, min(kept, len(sequence.tokens) - 1)
+        if self.draft.length(kv) > same:
+            kv = self.draft.truncate(kv, same)
+        state.sequence, state.draft_sequence = sequence, self._draft_sequence(sequence, kv)
+        state.builder = state.run = None
+        return state
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        """Keep the draft model's K/V of what it ran and the target committed; the rest is caught up next round."""
-        paths: dict[int, tuple[Scores, list[list[int] | None]]] = {}
-        for sequence in sequences:
-            twin = self._twins[sequence]
-            if twin.scores is None:
-                continue
-            _, kept = paths.setdefault(id(twin.scores), (twin.scores, [None] * len(twin.scores)))
-            kept[twin.index] = self._run_path(twin)
-            twin.scores = None
-        for drafted, kept in paths.values():
-            self.draft.commit(drafted, kept)
-
-    def _run_path(self, twin: _Twin) -> list[int]:
-        """The nodes of the draft model's tree that spell the committed tokens after its root, but the last of these."""
-        assert twin.scores is not None
-        tree = twin.scores[twin.index].tree
-        tokens = twin.sequence.tokens
-        path: list[int] = []
-        node = ROOT
-        for token in tokens[self.draft.length(twin.sequence.kv) + 1 : -1]:
-            child = tree.child(node, token)
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        return path
-
-    def fork(self, sequence: Sequence, twin: Sequence) -> None:
-        kv = self._twins[sequence].sequence.kv
-        same = min(self.draft.length(kv), len(twin.tokens) - 1)
-        self._twins[twin] = self._twin(twin, self.draft.fork(kv, same))
-
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        twin = self._twins[sequence]
-        same = min(kept, len(sequence.tokens) - 1)
-        if self.draft.length(twin.sequence.kv) > same:
-            twin.sequence.kv = self.draft.truncate(twin.sequence.kv, same)
-        # Tokens are shared with the request's own sequence; the sampler was replaced there.
-        twin.sequence.sampler = sequence.sampler
-
-    def end(self, sequence: Sequence) -> None:
-        twin = self._twins.pop(sequence, None)
-        if twin is not None:
-            self.draft.close(twin.sequence.kv)
+    def end(self, state: ModelDraftState) -> None:
+        self.draft.close(state.draft_sequence.kv)
 
 
 def top_k_tree(draft: Target) -> DraftModel:
-    """A drafter of deterministic trees: the draft model's likeliest paths."""
-    return DraftModel(draft, LikeliestTreeBuilder, Proposal(tree=True))
+    """A drafter of deterministic trees: the draft model's most probable paths."""
+    return DraftModel(draft, DynamicTreeBuilder, Proposal(tree=True))

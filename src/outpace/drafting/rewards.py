@@ -1,4 +1,4 @@
-"""What a draft was worth: rewards in [0, 1] for drafters that choose among drafters."""
+"""Rewards in [0, 1] of a draft after its verdict, for drafters that choose among drafters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
-from outpace.acceptance.distributions_of_draws import proposal_distribution
+from outpace.acceptance.draws import proposal_distribution
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import nominal
 from outpace.core.tree import ROOT, TokenTree
@@ -73,7 +73,8 @@ def divergence_reward(pull: Pull, sequence: Sequence, scores: TreeScores) -> flo
 
 
 def pace_reward(pull: Pull, sequence: Sequence) -> float:
-    """Tokens per plain step's time, over the best that the budget allows. Draft time counts where it was measured."""
+    """Tokens per autoregressive step's time, over the best that the budget allows. Draft time counts where it was
+    measured."""
     relative_costs = pull.budget.relative_costs or tuple(nominal(n) for n in range(pull.budget.depth + 1))
     relative_cost = relative_costs[min(len(pull.tree), len(relative_costs) - 1)]
     tokens = 1 + accepted(pull.tree, sequence.tokens[pull.at :])

@@ -1,12 +1,12 @@
 """Self-speculative drafting: the target drafts for itself, through a part of itself.
 
-What these drafters share. The committed K/V is the request's own, read and never written: a drafter of this kind keeps
-none. A draft pass runs a :class:`~outpace.targets.base.SubGraph` level by level; the verifying forward takes it up
-where it first left the full model (:meth:`SelfDraft.reusable_forward`), so that layers below are run once for both.
+The committed K/V is the request's own, read and never written: a drafter of this kind keeps none. A draft pass runs a
+:class:`~outpace.targets.base.SubGraph` level by level; the verifying forward takes it up where it first left the full
+model (:meth:`SelfDraft.reusable_forward`), so that the layers below are run once for both.
 
-A draft goes on while the sub-graph is sure enough of the token before; how sure is enough adapts: see
-:class:`DraftExit`. The row that it is unsure of is paid for, so that a token is still drawn from it; what it stops is
-the next forward, before the next draw.
+A draft goes on while the sub-graph's largest probability reaches a threshold, which :class:`DraftExit` adapts. A token
+is still drawn from the first row below it, since that row has been run; the forward after it is saved. So the decision
+never depends on what was drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -24,9 +24,9 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.tree_builder import ChainBuilder, build_together
-from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import Scores, SubGraph, Target
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class DraftExit:
 
     After each round the acceptance rate is averaged, AR <- b1 AR + (1 - b1) accepted / drafted, and the threshold moves
     towards itself plus or minus ``step``, g <- b2 g + (1 - b2) (g +- step): up while AR is at most ``wanted``, down
-    while it is above. A round without a draft says nothing.
+    while it is above. A round without a draft changes nothing.
     """
 
     threshold: float = 0.6
@@ -56,7 +56,7 @@ class DraftExit:
 
 
 class ConfidentChainBuilder(ChainBuilder):
-    """A chain that ends with the first token that the model is less sure of than ``budget.confidence``."""
+    """A chain that ends with the first token whose row has a largest probability below ``budget.confidence``."""
 
     def grow(self, logits: Tensor) -> bool:
         distribution, node = self._distribution(logits), len(self._drafted) - 1
@@ -68,7 +68,7 @@ class ConfidentChainBuilder(ChainBuilder):
 
 
 @dataclass(slots=True)
-class Pass:
+class DraftPass:
     """The last draft of one request: ``tree`` as proposed when it had ``at`` tokens, part ``index`` of ``scores``."""
 
     at: int
@@ -79,16 +79,16 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Own:
-    """What every self-drafter keeps of one request."""
+class SelfDraftState(DraftState):
+    """What every self-drafter keeps of one request: this round's draft pass, if there was one."""
 
-    last: Pass | None = field(default=None, init=False)
-
-
-S = TypeVar("S", bound=Own)
+    last: DraftPass | None = field(default=None, init=False)
 
 
-class SelfDraft(Drafter, Generic[S]):
+S = TypeVar("S", bound=SelfDraftState)
+
+
+class SelfDraft(Drafter[S]):
     """Drafts chains through sub-graphs of ``target``, which is the requests' own."""
 
     proposal = Proposal(sampled=True)
@@ -96,52 +96,41 @@ class SelfDraft(Drafter, Generic[S]):
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._own: dict[Sequence, S] = {}
 
     @abstractmethod
-    def opened(self, sequence: Sequence) -> S:
-        """What to keep of a request that joins."""
-
-    @abstractmethod
-    def plan(self, sequence: Sequence, budget: Budget) -> tuple[SubGraph, Budget]:
+    def plan(self, state: S, budget: Budget) -> tuple[SubGraph, Budget]:
         """The part of the target that drafts this round, and how far. Must depend on counts, never on clocks."""
 
-    def learn(self, sequence: Sequence, scores: TreeScores, verdict: Verdict, drafted: Pass | None) -> None:
+    def learn(self, state: S, verdict: Verdict, drafted: DraftPass | None) -> None:
         """A round was judged; ``drafted`` is what was proposed in it, if anything was."""
 
-    def begin(self, sequence: Sequence) -> None:
-        self._own[sequence] = self.opened(sequence)
-
-    def end(self, sequence: Sequence) -> None:
-        self._own.pop(sequence, None)
-
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        groups: dict[Hashable, tuple[SubGraph, list[tuple[Sequence, ConfidentChainBuilder]]]] = {}
+    def propose_batch(self, states: Seq[S], budgets: Seq[Budget]) -> list[TokenTree]:
+        groups: dict[Hashable, tuple[SubGraph, list[tuple[S, ConfidentChainBuilder]]]] = {}
         builders: list[ConfidentChainBuilder | None] = []
-        for sequence, whole in zip(sequences, budgets, strict=True):
-            self._own[sequence].last = None
-            graph, budget = self.plan(sequence, whole)
+        for state, whole in zip(states, budgets, strict=True):
+            state.last = None
+            graph, budget = self.plan(state, whole)
             builders.append(None)
             if budget.depth > 0 and budget.nodes > 0:
-                builder = builders[-1] = ConfidentChainBuilder(sequence, budget, self.chance(sequence))
+                builder = builders[-1] = ConfidentChainBuilder(state.sequence, budget, self.chance(state.sequence))
                 key = graph.start, graph.stop, graph.skip_attention, graph.skip_mlp
-                groups.setdefault(key, (graph, []))[1].append((sequence, builder))
+                groups.setdefault(key, (graph, []))[1].append((state, builder))
         for graph, members in groups.values():
             self._run(graph, members)
         return [TokenTree() if builder is None else builder.proposal() for builder in builders]
 
-    def _run(self, graph: SubGraph, members: Seq[tuple[Sequence, ConfidentChainBuilder]]) -> None:
+    def _run(self, graph: SubGraph, members: Seq[tuple[S, ConfidentChainBuilder]]) -> None:
         boundary = graph.first_difference(self.target.num_layers)
-        lower = [
-            layer for layer in self.aux_hidden_state_layers if layer <= boundary
-        ]  # the verifying forward will want them too
-        scores = build_together(self.target, [one for one, _ in members], [one for _, one in members], graph, lower)
+        # The verifying forward will be asked for these too.
+        lower = [layer for layer in self.aux_hidden_state_layers if layer <= boundary]
+        sequences, builders = [state.sequence for state, _ in members], [builder for _, builder in members]
+        scores = build_together(self.target, sequences, builders, graph, lower)
         assert scores is not None
-        for index, (sequence, builder) in enumerate(members):
-            self._own[sequence].last = Pass(len(sequence.tokens), builder.proposal(), scores, index, boundary)
+        for index, (state, builder) in enumerate(members):
+            state.last = DraftPass(len(state.sequence.tokens), builder.proposal(), scores, index, boundary)
 
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
-        passes = [self._current(sequence) for sequence in sequences]
+    def reusable_forward(self, states: Seq[S]) -> Scores | None:
+        passes = [self._current(state) for state in states]
         first = passes[0] if passes else None
         if first is None or not first.first_difference or len(first.scores) != len(passes):
             return None
@@ -150,34 +139,44 @@ class SelfDraft(Drafter, Generic[S]):
         )
         return first.scores if together else None
 
-    def _current(self, sequence: Sequence) -> Pass | None:
-        last = self._own[sequence].last
-        return last if last is not None and last.at == len(sequence.tokens) else None
+    @staticmethod
+    def _current(state: S) -> DraftPass | None:
+        last = state.last
+        return last if last is not None and last.at == len(state.sequence.tokens) else None
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, part, verdict in zip(sequences, scores, verdicts, strict=True):
-            own = self._own[sequence]
-            drafted, own.last = own.last, None  # a pass holds K/V of its rows
-            self.learn(sequence, part, verdict, drafted)
-
-
-def accepted(drafted: Pass, sequence: Sequence) -> int:
-    """How many of the drafted tokens stand in the sequence now, whoever else drafted beside."""
-    ours, committed = drafted.tree.tokens, sequence.tokens[drafted.at :]
-    most = min(len(ours), len(committed))
-    return next((count for count in range(most) if ours[count] != committed[count]), most)
+    def observe(self, state: S, verdict: Verdict) -> None:
+        drafted, state.last = state.last, None  # a pass holds K/V of its rows
+        self.learn(state, verdict, drafted)
 
 
 def stopping(budget: Budget, threshold: float) -> Budget:
-    """The budget with a threshold at least as high."""
+    """The budget with a confidence of at least ``threshold``."""
     return replace(budget, confidence=max(budget.confidence, threshold))
 
 
 @dataclass(slots=True)
-class Adapting(Own):
-    """A request and its own threshold."""
+class AdaptiveState(SelfDraftState):
+    """A request with a threshold of its own."""
 
-    exit: DraftExit = field(default_factory=DraftExit)
+    exit: DraftExit
+
+
+A = TypeVar("A", bound=AdaptiveState)
+
+
+class AdaptiveSelfDraft(SelfDraft[A]):
+    """Drafts through one sub-graph a request, until the request's threshold ends the draft."""
+
+    @abstractmethod
+    def sub_graph(self, state: A) -> SubGraph:
+        """The part of the target that drafts this round."""
+
+    def plan(self, state: A, budget: Budget) -> tuple[SubGraph, Budget]:
+        return self.sub_graph(state), stopping(budget, state.exit.threshold)
+
+    def learn(self, state: A, verdict: Verdict, drafted: DraftPass | None) -> None:
+        if drafted is not None:
+            state.exit.learn(len(drafted.tree.follow(verdict.committed)), len(drafted.tree))
 
 
 class ExitSettings(BaseModel):
@@ -185,7 +184,7 @@ class ExitSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     confidence: float = Field(
         0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
     )

@@ -9,35 +9,61 @@ from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.base import Drafter
-from outpace.drafting.model_drafter import CATCH_UP
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter, DraftState
+from outpace.drafting.model_drafter import DraftRun, catch_up, commit_runs
+from outpace.drafting.tree_builder import TreeBuilder, build_together
 from outpace.models.base import ChatTokenizer
-from outpace.targets.base import Scores, Sequence, Target, TreeScores
+from outpace.targets.base import Sequence, Target
 from outpace.targets.following import Follower
 from outpace.vocabulary.shared import exact
 from outpace.vocabulary.text import Reader, Reading, written
 
 
+class TextBuilder(TreeBuilder):
+    """The draft model's greedy chain, at most ``budget.depth`` tokens, and the bytes ``text`` that it spells.
+
+    A special token ends it: ``ending``, the draft model's id.
+    """
+
+    def __init__(self, sequence: Sequence, budget: Budget, theirs: ChatTokenizer) -> None:
+        super().__init__(sequence, budget, sequence.chance.at(len(sequence.tokens), "draft"))
+        self._theirs = theirs
+        self.text = b""
+        self.ending: int | None = None
+
+    def grow(self, logits: Tensor) -> bool:
+        row = logits[-1, : len(self._theirs)]
+        token = int(row.argmax())
+        if self.budget.confidence > 0.0 and float(row.softmax(-1)[token]) < self.budget.confidence:
+            return False
+        text = self._theirs.token_bytes(token)
+        if text is None:
+            self.ending = token
+            return False
+        self.text += text
+        self._depth += 1
+        if self._depth < self.budget.depth:
+            self._run_after(len(self._drafted) - 1, token)
+        return self._depth < self.budget.depth
+
+    def proposal(self) -> TokenTree:
+        raise NotImplementedError("the text is proposed in the target's tokens")
+
+
 @dataclass(slots=True)
-class _Voice:
-    """The draft model's side of one request: what it has read, and what it says in this round."""
+class TextDraftState(DraftState):
+    """``reading``: the text in the draft model's tokens. ``follower``: the draft model's sequence over them."""
 
     reading: Reading
     follower: Follower
-    run: TokenTree
-    text: bytes = b""
-    ending: int | None = None
-    """The target's token of the special one that the draft model ended with."""
-    left: int = 0
-    """Draft tokens that it may still say."""
-    confidence: float = 0.0
-    scores: Scores | None = None
-    index: int = 0
+    builder: TextBuilder | None = None
+    run: DraftRun | None = None
 
 
-class TextDrafter(Drafter):
-    """String-level exact match: up to ``steps`` greedy tokens of ``draft``, read again in the tokens of ``ours``."""
+class TextDrafter(Drafter[TextDraftState]):
+    """String-level exact match (Timor et al. 2025, arXiv 2502.05202): at most ``steps`` greedy tokens of ``draft``,
+    tokenised again by ``ours``."""
 
     def __init__(self, draft: Target, theirs: ChatTokenizer, ours: ChatTokenizer, steps: int) -> None:
         self.draft, self.steps = draft, steps
@@ -46,106 +72,72 @@ class TextDrafter(Drafter):
         self._encode = exact(ours)
         special = (token for token in range(len(ours)) if ours.token_bytes(token) is None)
         self._special = {ours.token_text(token): token for token in special}
-        self._voices: dict[Sequence, _Voice] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        self._voices[sequence] = _Voice(Reading(self._ours, self._reader), Follower(self.draft), TokenTree())
+    def begin(self, sequence: Sequence) -> TextDraftState:
+        return TextDraftState(sequence, Reading(self._ours, self._reader), Follower(self.draft))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        pairs = [(self._voices[one], one, budget) for one, budget in zip(sequences, budgets, strict=True)]
-        self._speak([voice for voice, one, budget in pairs if self._listen(voice, one, budget)])
-        return [self._tree(*pair) for pair in pairs]
+    def propose_batch(self, states: Seq[TextDraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        drafting, builders = [], []
+        for state, budget in zip(states, budgets, strict=True):
+            state.builder = state.run = None
+            self._read(state)
+            if min(budget.depth, budget.nodes) > 0 and state.reading.ids:
+                sequence = state.follower.place(state.reading.ids, self.steps)
+                state.builder = TextBuilder(sequence, Budget(self.steps, confidence=budget.confidence), self._theirs)
+                drafting.append(state)
+                builders.append(state.builder)
+        sequences = [state.follower.sequence for state in drafting]
+        catch_up(self.draft, sequences, builders)
+        scores = build_together(self.draft, sequences, builders)
+        for index, state in enumerate(drafting):
+            assert scores is not None
+            state.run = DraftRun(scores, index)
+        return [
+            TokenTree() if state.builder is None else self._tree(state, state.builder, min(budget.depth, budget.nodes))
+            for state, budget in zip(states, budgets, strict=True)
+        ]
 
-    def _listen(self, voice: _Voice, sequence: Sequence, budget: Budget) -> bool:
-        """Read what was committed. False where nothing is to be said, or there is nothing to go on from."""
-        voice.text, voice.ending, voice.scores, voice.confidence = b"", None, None, budget.confidence
-        voice.left = self.steps if min(budget.depth, budget.nodes) > 0 else 0
-        voice.reading.extend(sequence.tokens[voice.reading.read :])
-        if not voice.left or not voice.reading.ids:
-            return False
-        voice.follower.place(voice.reading.ids, self.steps)
-        return True
+    @staticmethod
+    def _read(state: TextDraftState) -> None:
+        """Read what was committed since."""
+        state.reading.extend(state.sequence.tokens[state.reading.read :])
 
-    def _speak(self, voices: Seq[_Voice]) -> None:
-        """Run the draft model over all requests, a token at a time."""
-        behind = [one.follower.sequence for one in voices if one.follower.lag > CATCH_UP]
-        if behind:
-            self.draft.prefill(behind)
-        for voice in voices:
-            tokens = voice.follower.sequence.tokens
-            voice.run = TokenTree.chain(tokens[len(tokens) - voice.follower.lag :])
-        scores: Scores | None = None
-        growing = list(voices)
-        while growing:  # those that are done stay in the batch: their rows are not run again
-            scores = self.draft.score([(one.follower.sequence, one.run) for one in voices], resume=scores)
-            last = {id(voice): part.logits[-1] for voice, part in zip(voices, scores.parts, strict=True)}
-            growing = [voice for voice in growing if self._say(voice, last[id(voice)])]
-        for index, voice in enumerate(voices):
-            voice.scores, voice.index = scores, index
+    def _tree(self, state: TextDraftState, drafted: TextBuilder, most: int) -> TokenTree:
+        """The drafted text in at most ``most`` of the target's tokens.
 
-    def _say(self, voice: _Voice, logits: Tensor) -> bool:
-        """Say the likeliest token. False when that was the last."""
-        logits = logits[: len(self._theirs)]
-        token = int(logits.argmax())
-        if voice.confidence > 0.0 and float(logits.softmax(-1)[token]) < voice.confidence:
-            return False
-        text = self._theirs.token_bytes(token)
-        if text is None:
-            voice.ending = self._special.get(self._theirs.token_text(token))
-            return False
-        voice.text += text
-        voice.left -= 1
-        if voice.left:
-            voice.run.add(len(voice.run) - 1, token)
-        return voice.left > 0
-
-    def _tree(self, voice: _Voice, sequence: Sequence, budget: Budget) -> TokenTree:
-        """What was said, in the target's tokens. What the target has said of a character, the draft must say first."""
-        held = voice.reading.held
-        if not voice.text.startswith(held):
+        Where the last token holds the beginning of a character, the text must begin with those bytes.
+        """
+        held = state.reading.held
+        if not drafted.text.startswith(held):
             return TokenTree()
-        tokens = written(self._ours, self._encode, sequence.tokens, voice.text[len(held) :])
-        if voice.ending is not None:
-            tokens.append(voice.ending)
-        return TokenTree.chain(tokens[: max(0, min(budget.depth, budget.nodes))])
+        tokens = written(self._ours, self._encode, state.sequence.tokens, drafted.text[len(held) :])
+        if drafted.ending is not None:
+            ending = self._special.get(self._theirs.token_text(drafted.ending))
+            tokens += [] if ending is None else [ending]
+        return TokenTree.chain(tokens[:most])
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        """Keep the draft model's K/V of what it ran and, read as text, was committed."""
-        paths: dict[int, tuple[Scores, list[list[int] | None]]] = {}
-        kept: list[_Voice] = []
-        for sequence in sequences:
-            voice = self._voices[sequence]
-            voice.reading.extend(sequence.tokens[voice.reading.read :])
-            if voice.scores is None:
-                continue
-            _, own = paths.setdefault(id(voice.scores), (voice.scores, [None] * len(voice.scores)))
-            path = self._run_path(voice)
-            voice.scores = None
-            if path is not None:
-                own[voice.index] = path
-                kept.append(voice)
-        for drafted, own in paths.values():
-            self.draft.commit(drafted, own)
-        for voice in kept:
-            voice.follower.follow(voice.reading.ids)
+    def observe_batch(self, states: Seq[TextDraftState], verdicts: Seq[Verdict]) -> None:
+        """Commit the draft model's K/V of what it ran and, read as text, was committed."""
+        runs, kept = [], []
+        for state in states:
+            self._read(state)
+            if state.run is not None and (path := self._path(state, state.run)) is not None:
+                runs.append((state.run, path))
+                kept.append(state)
+            state.builder = state.run = None
+        commit_runs(self.draft, runs)
+        for state in kept:
+            state.follower.follow(state.reading.ids)
 
-    def _run_path(self, voice: _Voice) -> list[int] | None:
-        """The nodes of its tree that spell what it now reads after its root, but the last of these. None where it reads
-        the text up to the root otherwise than before."""
-        follower, run = voice.follower, voice.follower.run
-        now = voice.reading.ids[follower.start :]
-        if now[: run + 1] != follower.sequence.tokens[: run + 1] or len(now) == run + 1:
+    @staticmethod
+    def _path(state: TextDraftState, run: DraftRun) -> list[int] | None:
+        """The nodes of the run that spell the text after its root, but the last token of it. None where the text up to
+        the root is tokenised otherwise than before."""
+        follower = state.follower
+        now, root = state.reading.ids[follower.start :], follower.run + 1
+        if now[:root] != follower.sequence.tokens[:root] or len(now) == root:
             return None
-        path: list[int] = []
-        node = ROOT
-        for token in now[run + 1 : -1]:
-            child = voice.run.child(node, token)
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        return path
+        return run.scores[run.index].tree.follow(now[root:-1])
 
-    def end(self, sequence: Sequence) -> None:
-        if (voice := self._voices.pop(sequence, None)) is not None:
-            voice.follower.close()
+    def end(self, state: TextDraftState) -> None:
+        state.follower.close()

@@ -1,19 +1,15 @@
-"""How a draft grows from the scores of a probabilistic drafter: a sampled chain, or a tree of the likeliest paths.
+"""TreeBuilder: one draft made from a draft model's logits, a level at a time; and the sampled chain.
 
-A :class:`TreeBuilder` keeps two trees: ``run``, what the draft model has to run, and the proposal. They differ:
-committed tokens that the draft model has not seen come first in ``run``, and what is drafted last is never run.
+A builder keeps two trees: ``run``, what the draft model has to run, and the proposal. They differ: committed tokens
+that the draft model has not run come first in ``run``, and the tokens that are drafted last are never run.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from outpace.controllers.base import Budget
@@ -24,7 +20,7 @@ from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 
 
 class TreeBuilder(ABC):
-    """One draft under construction: ``run`` is scored and ``grow`` reads the scores, until it says that it is done."""
+    """One draft under construction: the model scores ``run`` and ``grow`` reads its logits, until ``grow`` is False."""
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
         self.sequence = sequence
@@ -32,7 +28,7 @@ class TreeBuilder(ABC):
         self.chance = chance
         self.run = TokenTree()
         self._drafted = TokenTree()
-        """The nodes of ``run`` after the catch-up: what the sampler, which knows all committed tokens, lacks."""
+        """The nodes of ``run`` after the catch-up: tokens that the sampler, which has all committed ones, lacks."""
         self._lag = 0
         self._depth = 0
 
@@ -59,6 +55,9 @@ class TreeBuilder(ABC):
     def proposal(self) -> TokenTree:
         """The draft."""
 
+    def learn(self, committed: Seq[int]) -> None:  # noqa: B027 - most have nothing to learn
+        """The round is over: ``committed`` are its tokens. Builders without calibration ignore them."""
+
 
 def build_together(
     model: Target,
@@ -67,9 +66,9 @@ def build_together(
     graph: SubGraph = FULL,
     aux_hidden_state_layers: Seq[int] = (),
 ) -> Scores | None:
-    """Run ``model`` over all growths, a level at a time, until each is complete; returns the last pass, over them all.
+    """Run ``model`` over all builders, a level at a time, until each is complete; returns the last forward, over all.
 
-    Growths that are complete stay in the batch: their rows are not run again. None where there are none.
+    Builders that are complete stay in the batch: their rows are not run again. None where there are no builders.
     """
     growing = list(builders)
     scores: Scores | None = None
@@ -118,73 +117,3 @@ class ChainBuilder(TreeBuilder):
 
     def proposal(self) -> TokenTree:
         return self._chain
-
-
-@dataclass(slots=True)
-class _Candidate:
-    parent: int
-    token: int
-    log_q: float
-
-
-class LikeliestTreeBuilder(TreeBuilder):
-    """The ``nodes`` most probable paths with at most ``width`` children a node; deterministic at every temperature.
-
-    A path is never more probable than its beginning, so what is outside the best ``nodes`` now has no descendant in
-    the final tree and is not run; and the best ``nodes`` of all candidates are a tree.
-    """
-
-    def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
-        super().__init__(sequence, budget, chance)
-        self._candidates: list[_Candidate] = []
-        self._frontier: list[tuple[int, int]] = [(ROOT, ROOT)]
-        """Nodes that were just run, as (node of ``_drafted``, candidate)."""
-
-    def grow(self, logits: Tensor) -> bool:
-        first = len(self._candidates)
-        self._depth += 1
-        self._expand(self._log_q(self._distribution(logits)))
-        if not self.budget.wants(self._depth + 1):
-            return False
-        nodes = {candidate: node for node, candidate in self._frontier}
-        self._frontier = [
-            (self._run_after(nodes[self._candidates[index].parent], self._candidates[index].token), index)
-            for index in self._best()
-            if index >= first
-        ]
-        return bool(self._frontier)
-
-    def _log_q(self, distribution: TreeDistribution) -> Tensor:
-        """Log-probabilities after every frontier node, (frontier, V); above temperature 0, as they would be sampled."""
-        nodes = [node for node, _ in self._frontier]
-        if self.sequence.params.greedy:
-            return distribution.processed(nodes).log_softmax(-1)
-        distribution.ensure(nodes)  # one vectorised pass
-        empty = torch.zeros(self.sequence.sampler.vocab_size)
-        return torch.stack([empty if distribution.dead_end(node) else distribution.p(node) for node in nodes]).log()
-
-    def _expand(self, log_q: Tensor) -> None:
-        values, tokens = log_q.topk(min(self.budget.width, log_q.shape[-1]), dim=-1)
-        for (_, parent), row, ids in zip(self._frontier, values.tolist(), tokens.tolist(), strict=True):
-            before = 0.0 if parent == ROOT else self._candidates[parent].log_q
-            if self.budget.wants(self._depth, math.exp(row[0])):
-                self._candidates += [
-                    _Candidate(parent, token, before + min(0.0, value))
-                    for value, token in zip(row, ids, strict=True)
-                    if value > float("-inf")
-                ]
-
-    def _best(self) -> list[int]:
-        """The best ``nodes`` candidates in the order they were found; of equals the earlier, so parents come along."""
-        order = range(len(self._candidates))
-        best = heapq.nsmallest(
-            self.budget.nodes, order, key=lambda index: (-self.budget.priority(self._candidates[index].log_q), index)
-        )
-        return sorted(best)
-
-    def proposal(self) -> TokenTree:
-        tree, where = TokenTree(), {ROOT: ROOT}
-        for index in self._best():
-            one = self._candidates[index]
-            where[index] = tree.add(where[one.parent], one.token, path_acceptance_prob=math.exp(one.log_q))
-        return tree

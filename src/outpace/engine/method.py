@@ -35,7 +35,7 @@ class Method:
 
     @property
     def may_draft(self) -> bool:
-        """Whether its controller asks for a draft at the start (plain decoding's never does)."""
+        """Whether its controller asks for a draft at the start (that of autoregressive decoding never does)."""
         return self.controller.budget(RequestMetrics(), 1, sampled=True).depth > 0
 
     def rule_for(self, params: SamplingParams) -> AcceptanceRule:

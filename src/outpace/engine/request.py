@@ -76,7 +76,7 @@ def check_references(references: Seq[Seq[int]], memory: int | None = None) -> No
 class Generation:
     """A request under way or finished.
 
-    ``finish_reason``: None while running, else "stop", "length", "cancelled" or "error" (then ``error`` says what).
+    ``finish_reason``: None while running, else "stop", "length", "cancelled" or "error" (then ``error`` is set).
     """
 
     request: Request

@@ -135,7 +135,7 @@ class MethodInfo:
     """The kind of trained head that it drafts with."""
     lossless: bool = True
     when_to_use: str = ""
-    """When it pays, and when it does not."""
+    """For which texts, models and machines it gains, and for which not."""
     aliases: tuple[str, ...] = ()
     tiny: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make a method small enough for exact certification on a toy target."""
@@ -209,7 +209,7 @@ def _discover() -> None:
 
 
 def methods() -> list[MethodInfo]:
-    """Every registered method, plain decoding first, then by family and name."""
+    """Every registered method, ``none`` first, then by family and name."""
     _discover()
     unique = {info.name: info for info in _REGISTRY.values()}
     return sorted(unique.values(), key=lambda info: (info.name != "none", info.family, info.name))
@@ -232,7 +232,7 @@ def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
     """A method's settings, checked. Raises BadInput that names the setting."""
     known = ", ".join(info.settings.model_fields) or "it has none"
     aliases = {field.alias for field in info.settings.model_fields.values()}
-    for key in settings:  # pydantic ignores these unless a method's author says otherwise
+    for key in settings:  # pydantic ignores these unless a method forbids it
         if key not in info.settings.model_fields and key not in aliases:
             raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known})")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.targets.base import Sequence, Target, TreeScores
+from outpace.targets.base import Sequence, Target
 from outpace.training.shards import Conversation
 
 TOGETHER = 64
@@ -42,35 +42,39 @@ class Prompt:
     seed: int = 0
 
 
-class Recorder(Drafter):
+@dataclass(slots=True)
+class RecorderState(DraftState):
+    """The hidden states that were kept of one request, chunk by chunk, by layer."""
+
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def keep(self, hidden_states: Mapping[int, Tensor]) -> None:
+        """Append rows (n, hidden) by layer."""
+        for layer, rows in hidden_states.items():
+            self.kept.setdefault(layer, []).append(rows.to("cpu", torch.bfloat16, copy=True))
+
+    def states(self) -> dict[int, Tensor]:
+        """What was kept, (tokens, hidden) bfloat16 by layer; the last row, whose token was never run, is zeros."""
+        return {layer: torch.cat([*rows, torch.zeros_like(rows[0][:1])]) for layer, rows in self.kept.items()}
+
+
+class Recorder(Drafter[RecorderState]):
     """Drafts nothing and keeps the hidden states of ``layers``: one row for every token but the last."""
 
     def __init__(self, layers: Seq[int]) -> None:
         self.aux_hidden_state_layers = tuple(layers)
-        self._kept: dict[Sequence, dict[int, list[Tensor]]] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        self._kept[sequence] = {layer: [] for layer in self.aux_hidden_state_layers}
+    def begin(self, sequence: Sequence) -> RecorderState:
+        return RecorderState(sequence)
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        self._keep(sequence, hidden_states)
+    def on_prefill(self, state: RecorderState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+        state.keep(hidden_states)
 
-    def _keep(self, sequence: Sequence, hidden_states: Mapping[int, Tensor]) -> None:
-        kept = self._kept[sequence]
-        for layer, rows in hidden_states.items():
-            kept[layer].append(rows.to("cpu", torch.bfloat16, copy=True))
+    def propose(self, state: RecorderState, budget: Budget) -> TokenTree:
+        return TokenTree()
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        return [TokenTree() for _ in sequences]
-
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, found in zip(sequences, scores, strict=True):
-            self._keep(sequence, {layer: rows[:1] for layer, rows in found.hidden_states.items()})
-
-    def states(self, sequence: Sequence) -> dict[int, Tensor]:
-        """What was kept, (tokens, hidden) by layer, the last row zeros; forgotten with this call."""
-        kept = self._kept.pop(sequence)
-        return {layer: torch.cat([*pieces, torch.zeros_like(pieces[0][:1])]) for layer, pieces in kept.items()}
+    def observe(self, state: RecorderState, verdict: Verdict) -> None:
+        state.keep({layer: rows[:1] for layer, rows in verdict.scores.hidden_states.items()})
 
 
 def answered(
@@ -109,8 +113,8 @@ def answered(
                 if generation.finish_reason is None:
                     continue
                 del running[name]
-                states, tokens = recorder.states(generation.sequence), generation.sequence.tokens
                 if generation.error is None:
+                    tokens, states = generation.sequence.tokens, generation.draft_state.states()
                     yield Conversation(prompt.key, list(prompt.tokens), tokens[len(prompt.tokens) :], states)
     finally:
         for _, generation in running.values():  # whoever stops listening, or an error: nothing is left open
@@ -119,18 +123,21 @@ def answered(
 
 
 def states_of(target: Target, conversations: Seq[Conversation], layers: Seq[int]) -> list[dict[int, Tensor]]:
-    """The states that answering would have kept, from a forward over what was said: equal up to rounding."""
-    recorder = Recorder(layers)
+    """The hidden states that answering would have kept, computed again from the conversations: equal up to rounding."""
     found: list[dict[int, Tensor]] = []
     for start in range(0, len(conversations), _RECALLED):
-        sequences = []
-        try:
-            for one in conversations[start : start + _RECALLED]:
-                sequences.append(target.sequence(one.tokens))
-                recorder.begin(sequences[-1])
-            target.prefill(sequences, tuple(layers), recorder.on_prefill)
-            found += [recorder.states(sequence) for sequence in sequences]
-        finally:
-            for sequence in sequences:
-                target.close(sequence.kv)
+        found += _states_of(target, conversations[start : start + _RECALLED], layers)
     return found
+
+
+def _states_of(target: Target, conversations: Seq[Conversation], layers: Seq[int]) -> list[dict[int, Tensor]]:
+    kept: dict[Sequence, RecorderState] = {}
+    try:
+        for one in conversations:
+            sequence = target.sequence(one.tokens)
+            kept[sequence] = RecorderState(sequence)
+        target.prefill(list(kept), tuple(layers), lambda sequence, _, states: kept[sequence].keep(states))
+        return [state.states() for state in kept.values()]
+    finally:
+        for sequence in kept:
+            target.close(sequence.kv)

@@ -239,10 +239,9 @@ def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] 
     "auto",
     family="combination",
     paper="outpace's own; after Kim, Jung, Yun 2026, arXiv 2604.05417",
-    summary="A learned drafter, the suffix automaton, both or neither, as costs and acceptance have it.",
-    when_to_use="Everywhere, with a head for the model; without one where text repeats. What does not pay is left "
-    "out: then "
-    "it is plain decoding.",
+    summary="A learned drafter, the suffix automaton, both or neither, chosen by acceptance and measured costs.",
+    when_to_use="The default: on any text with a head for the model, without one where text repeats. A part "
+    "that does not gain is left out; without any gain it decodes autoregressively.",
     tiny={"settings": {"eagle3": {"max_nodes": 3, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:

@@ -4,9 +4,9 @@
 is one, a table of successors for the rest. Retrieval with a fallback to another drafter is how SAM decoding (Hu et al.
 2024, arXiv 2411.10666) works; here any methods will do.
 
-A deterministic draft is confident when its likeliest first token is: the estimate says how often such a token was
+A deterministic draft is confident when its likeliest first token is: its probability is how often such a token was
 accepted. A sampled draft is taken whenever there is one: were it left out for what was sampled, what is sampled in the
-end would not have the law that the rule tests it with.
+end would not have the distribution that the rule tests it with.
 """
 
 from __future__ import annotations

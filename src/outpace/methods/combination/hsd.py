@@ -112,8 +112,8 @@ def _texts(context: Context, count: int = 4, tokens: int = 32) -> list[list[int]
     family="combination",
     paper="Mohri et al. 2025, arXiv 2510.19705",
     summary="A draft model that decodes speculatively itself, with any method inside, any number of levels deep.",
-    when_to_use="Above a dear target whose draft model is dear enough to be worth speeding up. "
-    "Not where the draft model is cheap: inner rounds have their price.",
+    when_to_use="With an expensive target whose draft model is slow enough to be accelerated itself. "
+    "Not with a cheap draft model: inner rounds take time too.",
     aliases=("hierarchical",),
     tiny={"lengths": (2,), "levels": 1, "inner": "pld", "inner_settings": {"num_draft_tokens": 2}},
 )

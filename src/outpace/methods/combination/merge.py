@@ -3,10 +3,10 @@
 ``merge`` scores the trees of all its parts in one forward. Equal nodes become one; every draw stays with the row that
 it was sampled from, in the order of the parts (as SpecInfer, Miao et al. 2024, arXiv 2305.09781, merges the drafts of
 several models), and the rule tries them one after the other. Each part has a random stream of its own: equal numbers
-would make two draws agree more often than their rows say.
+would make two draws agree more often than their distributions imply.
 
-What deterministic parts draft is a function of the context, so of their union as much is kept as pays: paths by
-falling estimate, and no more rows than the measured costs warrant. A sampled draw is never cut.
+What deterministic parts draft is a function of the context, so their union is cut to the size with the most
+expected tokens per time: paths by falling acceptance probability. A sampled draw is never cut.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A smaller language model drafts: speculative decoding as it began.
+"""A smaller language model drafts: speculative decoding as first proposed.
 
 ``draft-model`` (Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318): any model with the
-target's vocabulary drafts ``length`` tokens one after the other; the target scores them in one forward. At temperature
-0 the draft is the draft model's argmax, above it a sample from the draft model's distribution under the request's own
-sampling parameters, handed over with the row it was drawn from.
+target's vocabulary drafts ``num_draft_tokens`` tokens one after the other; the target scores them in one forward. At
+temperature 0 the draft is the draft model's argmax, above it a sample from the draft model's distribution under the
+request's own sampling parameters, handed over with the row it was drawn from.
 
-With ``width`` above 1 the draft is a tree: the ``nodes`` most probable paths under the draft model with at most
-``width`` children a node (as SpecInfer, Miao et al. 2024, arXiv 2305.09781, expands by top-k). It is selected by
+With ``topk`` above 1 the draft is a tree: the ``max_nodes`` most probable paths under the draft model with at most
+``topk`` children a node (as SpecInfer, Miao et al. 2024, arXiv 2305.09781, expands by top-k). It is selected by
 probability, so every draft token of it is deterministic, at any temperature.
 """
 
@@ -24,9 +24,9 @@ class DraftModelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(4, ge=0, le=128, description="draft tokens on a path (gamma)")
-    width: int = Field(1, ge=1, le=64, description="children of a node; 1 samples a chain, more select a tree")
-    nodes: int = Field(16, ge=1, le=512, description="nodes of the whole tree")
+    num_draft_tokens: int = Field(4, ge=0, le=128, description="draft tokens on a path (gamma)")
+    topk: int = Field(1, ge=1, le=64, description="children of a node; 1 samples a chain, more select a tree")
+    max_nodes: int = Field(16, ge=1, le=512, description="nodes of the whole tree")
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
     )
@@ -37,14 +37,13 @@ class DraftModelSettings(BaseModel):
     family="draft-model",
     paper="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
     summary="A smaller model with the same vocabulary drafts a chain (true q) or a top-k tree.",
-    when_to_use="Where a model ten times quicker often agrees, free prose included. Not beside a small target: drafts"
-    " cost.",
+    when_to_use="Where a model about ten times faster often agrees with the target, open-ended text included. Not "
+    "beside a small target, where drafting costs too much.",
     aliases=("leviathan", "sps"),
-    tiny={"length": 2},
+    tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:
-    """A draft model, as the caller named it."""
+    """The draft model that the caller named. Raises BadInput where there is none, or of another vocabulary size."""
     draft = draft_of(context)
-    tree = settings.width > 1
-    controller = Fixed(settings.length, settings.width, settings.nodes, settings.confidence)
-    return Parts(top_k_tree(draft) if tree else DraftModel(draft), controller)
+    controller = Fixed(settings.num_draft_tokens, settings.topk, settings.max_nodes, settings.confidence)
+    return Parts(top_k_tree(draft) if settings.topk > 1 else DraftModel(draft), controller)

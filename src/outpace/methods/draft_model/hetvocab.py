@@ -1,11 +1,11 @@
-"""Draft models of another vocabulary (Timor et al. 2025, arXiv 2502.05202): three ways over.
+"""Draft models of another vocabulary (Timor et al. 2025, arXiv 2502.05202): three algorithms.
 
-``tli`` (token-level intersection): the draft model says only tokens that both vocabularies have, its distribution
-renormalised over them; a sampled chain with its true q. What every other draft-model method does with such a model.
+``tli`` (token-level intersection): the draft model drafts only tokens that both vocabularies have, its distribution
+renormalised over them; a sampled chain with its true q. All other draft-model methods use it for such a model.
 
-``slem`` (string-level exact match): the draft model speaks in its own tokens, whatever the two vocabularies share; its
-text is read again in the target's tokens, which are proposed as certain. Greedy, for a certain draft token is accepted
-with the target's own probability of it.
+``slem`` (string-level exact match): the draft model drafts in its own tokens, whatever the two vocabularies share; its
+text is tokenised again in the target's vocabulary and proposed deterministically. It drafts greedily, since a
+deterministic draft token is accepted with the target's probability of it.
 
 ``slrs`` (string-level rejection sampling): a target token is drafted with the probability that the draft model writes a
 string that begins with it, an exact sum over draft token sequences. Only small vocabularies leave few enough of them;
@@ -34,10 +34,11 @@ class HetvocabSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     algorithm: Literal["tli", "slem", "slrs"] = Field(
-        "tli", description="tokens that both vocabularies have (tli), exact match of strings (slem), or their rejection"
+        "tli",
+        description="token-level intersection (tli), string-level exact match (slem) or rejection sampling (slrs)",
     )
-    length: int = Field(4, ge=0, le=128, description="the target's tokens drafted a round")
-    steps: int = Field(6, ge=1, le=512, description="slem: the draft model's tokens that they are read from")
+    num_draft_tokens: int = Field(4, ge=0, le=128, description="draft tokens a round, the target's")
+    steps: int = Field(6, ge=1, le=512, description="slem: draft tokens of the draft model, which make their text")
     terms: int = Field(256, ge=1, le=65536, description="slrs: most draft token sequences summed over for a token")
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
@@ -48,15 +49,14 @@ class HetvocabSettings(BaseModel):
     "hetvocab",
     family="draft-model",
     paper="Timor et al. 2025, arXiv 2502.05202",
-    summary="A draft model of another vocabulary: shared tokens, exact match of strings, or their rejection sampling.",
-    when_to_use="When the only small model that writes like the target has another tokenizer: tli where most of the "
-    "text is "
-    "in shared tokens, slem whatever they share, slrs for small vocabularies. Not beside a model of the target's own.",
-    tiny={"length": 2},
+    summary="A draft model of another vocabulary: shared tokens, exact match or rejection sampling of strings.",
+    when_to_use="When the only suitable small model has another tokenizer: tli where shared tokens cover most of the "
+    "text, slem whatever they share, slrs for small vocabularies. Not for a draft model of the target's vocabulary.",
+    tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:
-    """A draft model, as the caller named it, whatever its tokenizer."""
-    controller = Fixed(settings.length, confidence=settings.confidence)
+    """The draft model that the caller named, whatever its tokenizer. Raises BadInput where it cannot draft."""
+    controller = Fixed(settings.num_draft_tokens, confidence=settings.confidence)
     models = context.models()
     if not models or context.tokenizer is None:
         raise BadInput("method 'hetvocab' needs a draft model and both tokenizers: give --draft-model NAME")

@@ -10,11 +10,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from outpace.core.proposal import Proposal
-from outpace.drafting.sampled_trees import (
-    StochasticBeam,
-    WithoutReplacement,
-)
-from outpace.methods.draft_model.tree_settings import TreeSettings, _parts
+from outpace.drafting.sampled_trees import StochasticBeam, WithoutReplacement
+from outpace.methods.draft_model.tree_settings import TreeSettings, sampled_tree_parts
 from outpace.methods.registry import Context, Parts, register
 
 
@@ -27,8 +24,8 @@ class RsdSettings(TreeSettings):
 
     @model_validator(mode="after")
     def _room_for_the_beam(self) -> Self:
-        if self.beam > self.nodes:
-            raise ValueError(f"nodes ({self.nodes}) leave no room for the beam ({self.beam} draws a level)")
+        if self.beam > self.max_nodes:
+            raise ValueError(f"max_nodes ({self.max_nodes}) leaves no room for the beam, {self.beam} draws a level")
         return self
 
 
@@ -37,13 +34,13 @@ class RsdSettings(TreeSettings):
     family="draft-model",
     paper="Jeon et al. 2024, arXiv 2402.14160",
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
-    when_to_use="Above temperature 0 with a quick draft model and rows to spare. At 0 it drafts a chain like any "
-    "other.",
+    when_to_use="Above temperature 0, with a fast draft model and a target whose forward costs little more for more "
+    "rows. At temperature 0 it drafts a chain, as draft-model does.",
     tiny={"branching": (2, 1)},
 )
-def build_rsd(context: Context, settings: RsdSettings) -> Parts:
+def build(context: Context, settings: RsdSettings) -> Parts:
     """Draws without replacement."""
     proposal = Proposal(tree=True, sampled=True, replacement=False)
     if settings.beam:
-        return _parts(context, StochasticBeam, proposal, (settings.beam,), settings)
-    return _parts(context, WithoutReplacement, proposal, settings.branching, settings)
+        return sampled_tree_parts(context, StochasticBeam, proposal, (settings.beam,), settings)
+    return sampled_tree_parts(context, WithoutReplacement, proposal, settings.branching, settings)

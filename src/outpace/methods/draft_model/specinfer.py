@@ -3,18 +3,18 @@
 Every draft model drafts a tree of its own; the trees are merged, equal nodes once, and the target scores them in one
 forward (section 3, merge-based construction). Two ways to expand a node (section 3, expansion-based construction, and
 algorithm 2): ``sampled`` draws its children independently from that model's distribution, each with its true q, and
-multi-step speculative sampling tries them one after the other; ``top-k`` takes the likeliest, which are certain. A
-model of another vocabulary drafts the tokens that it shares with the target.
+multi-step speculative sampling tries them one after the other; ``top-k`` takes the likeliest, as deterministic draft
+tokens. A model of another vocabulary drafts the tokens that it shares with the target.
 
-The paper tunes its small models so that each is right where the others fail ("boost-tuning"); here they are taken as
-they come.
+The paper tunes its small models so that each is right where the others fail ("boost-tuning"); here they are used as
+they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
@@ -27,18 +27,17 @@ from outpace.core.sampling import TreeDistribution
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder, WithReplacement
+from outpace.methods.draft_model.tree_settings import Branching
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
 
-Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
-
 
 class TopK(SampledTreeBuilder):
-    """The ``branching[d]`` likeliest children of every node at depth d: certain, at every temperature."""
+    """The ``branching[d]`` likeliest children of every node at depth d; deterministic at every temperature."""
 
     def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
         nodes = [node for node, _ in self._frontier]
-        ranking = distribution.processed(nodes)  # at temperature 0 the distribution has forgotten all but the first
+        ranking = distribution.processed(nodes)  # at temperature 0 the distribution is one-hot
         self._ranking = dict(zip(nodes, ranking.unbind(0), strict=True))
         return super()._level(distribution)
 
@@ -68,15 +67,17 @@ class SpecInferSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
-    nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
+    max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
     expansion: Literal["sampled", "top-k"] = Field(
         "sampled", description="children drawn with their q, or the likeliest tokens"
     )
 
     @model_validator(mode="after")
     def _room(self) -> Self:
-        if self.branching[0] > self.nodes:
-            raise ValueError(f"nodes ({self.nodes}) leave no room for the first level ({self.branching[0]} draws)")
+        if self.branching[0] > self.max_nodes:
+            raise ValueError(
+                f"max_nodes ({self.max_nodes}) leaves no room for the first level, {self.branching[0]} draws"
+            )
         return self
 
 
@@ -85,17 +86,16 @@ class SpecInferSettings(BaseModel):
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781",
     summary="Several draft models' trees merged into one, each draw with its own q.",
-    when_to_use="With draft models that are right in different places, where rows are cheap. Not with models that "
-    "agree: the "
-    "second then costs its forwards and adds nothing.",
+    when_to_use="With draft models that are right in different places, beside a target whose forward costs little more "
+    "for more rows. Not with models that agree: the second then costs its forwards and adds nothing.",
     tiny={"branching": (1,)},
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:
-    """All draft models that the caller named."""
+    """All draft models that the caller named. Raises BadInput where there is none."""
     drafts = context.drafts()
     if not drafts:
         raise BadInput("method 'specinfer' needs draft models: give --draft-model NAME, once for each")
     drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled")
     depth, width = len(settings.branching), max(settings.branching)
-    controllers = [Fixed(depth, width, settings.nodes) for _ in drafts]
+    controllers = [Fixed(depth, width, settings.max_nodes) for _ in drafts]
     return Parts(drafter, CombinedController(controllers, united=True))

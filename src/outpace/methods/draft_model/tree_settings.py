@@ -1,4 +1,4 @@
-"""Settings of the methods that sample trees from a draft model, and how such a method is put together."""
+"""Settings of the methods that sample trees from a draft model, and their parts."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.drafting.model_drafter import DraftModel
-from outpace.drafting.sampled_trees import (
-    SampledTreeBuilder,
-)
+from outpace.drafting.sampled_trees import SampledTreeBuilder
 from outpace.methods.registry import Context, Parts, draft_of
 
 Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
+"""Children of a node, level by level."""
 
 
 class TreeSettings(BaseModel):
-    """What both methods have."""
+    """What methods that sample trees from a draft model share."""
 
     model_config = ConfigDict(extra="forbid")
 
     branching: Branching = Field((3, 2, 1, 1), min_length=1, description="draws after each node, level by level")
-    nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
+    max_nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
 
     @model_validator(mode="after")
     def _room(self) -> Self:
-        if self.branching[0] > self.nodes:
-            raise ValueError(f"nodes ({self.nodes}) leave no room for the first level ({self.branching[0]} draws)")
+        if self.branching[0] > self.max_nodes:
+            raise ValueError(
+                f"max_nodes ({self.max_nodes}) leaves no room for the first level, {self.branching[0]} draws"
+            )
         return self
 
 
-def _parts(
+def sampled_tree_parts(
     context: Context,
     builder: type[SampledTreeBuilder],
     proposal: Proposal,
     branching: Branching,
     settings: TreeSettings,
 ) -> Parts:
+    """Drafter and controller of a method whose trees ``builder`` draws from the draft model."""
     drafter = DraftModel(draft_of(context), partial(builder, branching=branching), proposal)
-    return Parts(drafter, Fixed(len(settings.branching), max(settings.branching), settings.nodes))
+    return Parts(drafter, Fixed(len(settings.branching), max(settings.branching), settings.max_nodes))

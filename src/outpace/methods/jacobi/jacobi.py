@@ -4,10 +4,10 @@ Every token is the target's choice after the tokens before it: as many equations
 arXiv 2305.10427) solve them by fixed-point iteration: guess all tokens, replace each by the target's choice after the
 guesses before it, all in one forward, until nothing changes.
 
-Here the guesses are a draft chain. What the target confirms is committed in every round; its choice after each guess
-that was not reached is the next guess for the position that follows. The first equation is solved in every round, so
-it never takes more rounds than plain decoding, and the answer is the target's own at any temperature: guesses are
-functions of earlier rounds, which rejection judges as certain draft tokens.
+Here the guesses are a draft chain. Those that the target confirms are committed in every round; its choice after each
+guess that was not reached is the next guess for the following position. The first equation is solved in every round, so
+it never takes more rounds than autoregressive decoding. The method is lossless at any temperature: guesses depend on
+earlier rounds alone, so that rejection judges them as deterministic draft tokens.
 
 Their three algorithms, as ``mode``:
 
@@ -15,11 +15,11 @@ Their three algorithms, as ``mode``:
   as long as the answer it is the paper's.
 - ``gs`` (PGJ, Gauss-Seidel-Jacobi): blocks of ``block`` tokens; the next is begun when one is solved. The first token
   of a block follows from what is solved, so that at most ``block - 1`` guesses are drafted.
-- ``hybrid`` (HGJ): such blocks for the first ``window`` tokens of the answer, plain decoding after them.
+- ``hybrid`` (HGJ): such blocks for the first ``window`` tokens of the answer, autoregressive decoding after them.
 
-The paper's first guess is a padding token (``guess=pad``, ``restart=false`` is the paper's algorithm). Copying what
-followed the last tokens earlier in the text guesses better, and better than most iterated guesses: those were made
-after a token that turned out wrong.
+The paper's first guess is a padding token (``guess=pad``, ``restart=false`` is the paper's algorithm). A copy of what
+followed the last tokens earlier in the text is right more often, also than most iterated guesses: those were made after
+a token that turned out wrong.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Jacobi(Iterated):
             unsolved = min(unsolved, self.window - written)
         return unsolved - 1
 
-    def renew(self, slot: Slot | None, scored: TreeScores, node: int) -> Slot:
-        token = scored.argmax(node)
+    def renew(self, slot: Slot | None, scores: TreeScores, node: int) -> Slot:
+        token = scores.argmax(node)
         same = slot is not None and slot.token == token
         return Slot(token, min(max(slot.kind, 0) + 1, OLDEST) if slot is not None and same else 0)
 
@@ -78,9 +78,9 @@ class JacobiSettings(BaseModel):
     mode: Mode = Field(
         "jacobi",
         description="one window that moves on (jacobi), blocks one after the other (gs), or blocks at the start of the "
-        "answer and plain decoding after them (hybrid)",
+        "answer and autoregressive decoding after them (hybrid)",
     )
-    window: int = Field(3, ge=0, le=512, description="guesses a round (jacobi); tokens before plain decoding (hybrid)")
+    window: int = Field(3, ge=0, le=512, description="guesses a round (jacobi); tokens in blocks (hybrid)")
     block: int = Field(4, ge=1, le=512, description="tokens of a block (gs, hybrid)")
     guess: GuessSetting = "lookup"
     pad: PadSetting = 0
@@ -91,9 +91,8 @@ class JacobiSettings(BaseModel):
     "santilli",
     family="jacobi",
     paper="Santilli et al. 2023, arXiv 2305.10427",
-    summary="Iterates on guesses for the next tokens until they are the target's own (Jacobi, Gauss-Seidel, hybrid).",
-    when_to_use="Where a forward over a few rows costs what one row costs. Few guesses come right before they are "
-    "reached.",
+    summary="Iterates on guesses for the next tokens until the target confirms them (Jacobi, Gauss-Seidel, hybrid).",
+    when_to_use="Where a forward over a few rows costs no more than one over one row. Few guesses are accepted.",
     aliases=("jacobi",),
     tiny={"window": 2},
 )

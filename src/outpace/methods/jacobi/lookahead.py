@@ -7,12 +7,13 @@ The target's choice at the end of a column completes an n-gram, which goes into 
 place of the one before it, and the choices are the new last level. The *verification branch* drafts the n-grams of the
 pool that begin with the last committed token.
 
-The window is made of side nodes, whose first is the last committed token itself. Pool and window hold the target's
-choices and committed text, so draft tokens are certain given the past, and the answer is exact at any temperature.
+The window is made of auxiliary tokens, and its first is the last committed token itself. Pool and window hold the
+target's choices and committed text, so draft tokens are deterministic given the past, and the method is lossless at any
+temperature.
 
-Beside the paper: n-grams with the same beginning share its nodes; where a guess ends, those that begin with its last
-token go on; guesses are taken best first by the acceptance that their recency has had, as far as they pay; and the
-window is left out of rounds while its n-grams bring less than its rows cost.
+Beside the paper: n-grams with the same beginning share its nodes; where an n-gram ends, those that begin with its last
+token go on; candidates are taken best first by the acceptance that their recency has had, as many as the measured costs
+justify; and the window is left out of rounds while its n-grams bring less than its rows cost.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
-from outpace.drafting.best_first import BestFirst, Grown, Successor
+from outpace.drafting.best_first import BestFirst, CandidateState, Grown, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
@@ -52,7 +51,7 @@ class Origin(NamedTuple):
 
 
 def prior(kind: Origin) -> float:
-    """Acceptance before anything is known."""
+    """Acceptance before anything was observed."""
     return (0.15 if kind.place == 0 else 0.4) / (1.0 + kind.rank)
 
 
@@ -87,7 +86,7 @@ class Grid:
     """The lookahead branch of one request: ``levels[l][c]``. Column 0 of level 0 is the last committed token."""
 
     def __init__(self, columns: int, levels: int, text: Seq[int]) -> None:
-        # First guesses are the last tokens of the prompt: any will do, and these at least belong together.
+        # First guesses are the last tokens of the prompt: any would do.
         tail = list(text[-columns * levels :])
         self.columns = columns
         self.levels = [
@@ -122,7 +121,8 @@ class Grid:
 
 
 class Ahead(NamedTuple):
-    """A place in the pool's n-grams: what remains of those that came along, and whether the window alone knows them."""
+    """A place in the pool's n-grams: what remains of those that led here, each with whether the window alone
+    has found it."""
 
     token: int
     place: int
@@ -130,29 +130,27 @@ class Ahead(NamedTuple):
 
 
 GAIN = 0.15
-"""Accepted tokens a round that a window is expected to bring, before anything is known."""
+"""Accepted tokens a round that a window is expected to bring, before anything was observed."""
 RECENT = 0.05
-"""How much one round counts in what happened lately."""
+"""The weight of one round in the moving averages."""
 FADING = 0.01
-"""How much of what was learned a round without a window forgets, so that it is tried again."""
+"""The weight of the expected gain in a round without a window, so that the window is tried again."""
 
 
-@dataclass(slots=True)
-class _Request:
-    """One request's window, and what it is worth."""
+@dataclass(slots=True, kw_only=True)
+class LookaheadState(CandidateState):
+    """One request's window, the namespace's pool, and how much the window brings."""
 
     grid: Grid
-    calibration: Calibration
+    pool: Pool
     known: int = 0
     """Tokens of the sequence that the pool has taken in."""
     gain: float = GAIN
-    """Accepted tokens a round that came from the window alone, lately."""
+    """Accepted tokens a round that came from the window alone, a moving average."""
     pace: float = 1.0
-    """All other tokens a round, lately."""
+    """All other tokens a round, a moving average."""
     side: bool = False
     """Whether the window is part of this round."""
-    root: int = 0
-    """The last committed token when the round began."""
 
     def weigh(self, tokens: int, gained: int) -> None:
         """A round committed ``tokens``, ``gained`` of them by the window."""
@@ -162,8 +160,8 @@ class _Request:
         else:
             self.gain += FADING * (GAIN - self.gain)
 
-    def when_to_use(self, relative_costs: Seq[float], drafted: int, rows: int) -> bool:
-        """Whether a window of ``rows`` beside the draft brings more than it costs. Always where no prices are known."""
+    def is_window_cheap(self, relative_costs: Seq[float], drafted: int, rows: int) -> bool:
+        """Whether a window of ``rows`` beside the draft brings more than it costs. Always where no costs are known."""
         if not relative_costs:
             return True
         if drafted + rows >= len(relative_costs):
@@ -171,8 +169,8 @@ class _Request:
         return (self.pace + self.gain) * relative_costs[drafted] >= self.pace * relative_costs[drafted + rows]
 
 
-class Lookahead(BestFirst):
-    """Drafts n-grams of the pool as a tree, and carries the window along as side nodes."""
+class Lookahead(BestFirst[LookaheadState]):
+    """Drafts n-grams of the pool as a tree, with the window as auxiliary tokens beside it."""
 
     needs_target_internals = True
 
@@ -187,93 +185,74 @@ class Lookahead(BestFirst):
         context_length: int = 2**31,
         namespaces: int = 64,
     ) -> None:
-        super().__init__()
         self.window, self.ngram, self.text = window, ngram, text
         self._context = context_length
         self._pools = Namespaces(lambda: Pool(guesses, entries), namespaces)
-        self._requests: dict[Sequence, _Request] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        self._pools.open(sequence)
+    def begin(self, sequence: Sequence) -> LookaheadState:
         grid = Grid(self.window, self.ngram - 1, sequence.tokens)
-        self._requests[sequence] = _Request(grid, Calibration(prior))
+        return LookaheadState(sequence, Calibration(prior), grid=grid, pool=self._pools.open(sequence))
 
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self._requests[sequence].calibration
-
-    def root(self, sequence: Sequence) -> Ahead:
-        request, tokens = self._requests[sequence], sequence.tokens
+    def root(self, state: LookaheadState) -> Ahead:
+        tokens = state.sequence.tokens
         if self.text:
-            pool = self._pools[sequence]
-            for end in range(max(request.known + 1, self.ngram), len(tokens) + 1):
-                pool.add(tokens[end - self.ngram : end], window=False)
-            request.known = len(tokens)
+            for end in range(max(state.known + 1, self.ngram), len(tokens) + 1):
+                state.pool.add(tokens[end - self.ngram : end], window=False)
+            state.known = len(tokens)
         return Ahead(tokens[-1], 0, [])
 
-    def successors(self, sequence: Sequence, state: Ahead) -> Iterable[Successor]:
-        token, place, rest = state
-        if not rest:  # a guess is at its end: those that begin with its last token go on
-            place, rest = 0, self._pools[sequence].after(token)
+    def successors(self, state: LookaheadState, place: Ahead) -> Iterable[Successor]:
+        token, at, rest = place
+        if not rest:  # an n-gram is at its end: those that begin with its last token go on
+            at, rest = 0, state.pool.after(token)
         branches: dict[int, list[tuple[Tokens, bool]]] = {}
         for gram, window in rest:
             branches.setdefault(gram[0], []).append((gram[1:], window))
         for rank, (following, grams) in enumerate(branches.items()):
-            kind = Origin(place, rank, all(window for _, window in grams))
-            yield Successor(following, kind, Ahead(following, place + 1, [one for one in grams if one[0]]))
+            kind = Origin(at, rank, all(window for _, window in grams))
+            yield Successor(following, kind, Ahead(following, at + 1, [one for one in grams if one[0]]))
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        request, tree = self._requests[sequence], super()._propose(sequence, budget)
+    def propose(self, state: LookaheadState, budget: Budget) -> TokenTree:
+        tree = super().propose(state, budget)
         rows = self.window * (self.ngram - 1) - 1
-        room = len(sequence.tokens) + self.window + self.ngram - 3 < self._context
-        request.root = sequence.tokens[-1]
-        request.side = budget.depth > 0 and room and request.when_to_use(budget.relative_costs, len(tree), rows)
-        if request.side:
-            tree.side = request.grid.side(self, len(tree))
+        room = len(state.sequence.tokens) + self.window + self.ngram - 3 < self._context
+        state.side = budget.depth > 0 and room and state.is_window_cheap(budget.relative_costs, len(tree), rows)
+        if state.side:
+            tree.side = state.grid.side(self, len(tree))
         return tree
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, scored in zip(sequences, scores, strict=True):
-            request, grown = self._requests[sequence], self._grown.get(sequence)
-            rows = scored.auxiliary_rows(self)
-            request.side = request.side and bool(rows)  # another drafter's tree may have been scored
-            if grown is not None:
-                came = sequence.tokens[grown.length :]
-                request.weigh(len(came), _gained(grown, came))
-            if request.side:
-                self._look(sequence, request, scored, rows)
-            request.side = False
-        super().observe(sequences, scores, verdicts)
+    def observe(self, state: LookaheadState, verdict: Verdict) -> None:
+        scores, grown = verdict.scores, state.grown
+        rows = scores.auxiliary_rows(self)
+        state.side = state.side and bool(rows)  # another drafter's tree may have been scored
+        if grown is not None:
+            state.weigh(len(verdict.committed), _gained(grown, verdict.committed))
+        if state.side:
+            self._collect(state, scores, rows)
+        state.side = False
+        super().observe(state, verdict)
 
-    def _look(self, sequence: Sequence, request: _Request, scored: TreeScores, rows: list[int]) -> None:
+    def _collect(self, state: LookaheadState, scores: TreeScores, rows: list[int]) -> None:
         """Take in the n-grams that the window has completed."""
         ends = [0, *rows][-self.window :]  # row 0 is the last committed token: column 0 of level 0
-        choices = [int(row.argmax()) for row in scored.logits[ends].float().cpu().numpy()]
-        pool = self._pools[sequence]
-        for gram in request.grid.grams(request.root, choices):
-            pool.add(gram, window=True)
-        request.grid.advance(choices)
+        choices = [int(row.argmax()) for row in scores.logits[ends].float().cpu().numpy()]
+        root = state.sequence.tokens[scores.length - 1]
+        for gram in state.grid.grams(root, choices):
+            state.pool.add(gram, window=True)
+        state.grid.advance(choices)
 
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        table = self._pools[sequence].table
+    def caches(self, state: LookaheadState) -> tuple[CacheUse, ...]:
+        table = state.pool.table
         return (CacheUse("n-grams by first token", len(table), table.bound, table.evicted),)
 
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._pools.close(sequence)
-        self._requests.pop(sequence, None)
 
-
-def _gained(grown: Grown, came: Seq[int]) -> int:
-    """How many of the tokens that came stood on a path that the window alone had found."""
-    node, gained = ROOT, 0
-    for token in came:
-        child = grown.tree.child(node, token)
-        if child is None:
-            break
-        kind = grown.kinds[child]
+def _gained(grown: Grown, committed: Seq[int]) -> int:
+    """How many of the committed tokens are on a path that the window alone had found."""
+    gained = 0
+    for node in grown.tree.follow(committed):
+        kind = grown.kinds[node]
         assert isinstance(kind, Origin)
         gained += gained > 0 or kind.window
-        node = child
     return gained
 
 
@@ -285,8 +264,8 @@ class LookaheadSettings(BaseModel):
     window: int = Field(2, ge=1, le=64, description="columns of the window (W)")
     ngram: int = Field(3, ge=2, le=16, description="tokens of an n-gram (N); the window has N - 1 levels")
     guesses: int = Field(4, ge=1, le=256, description="n-grams that are kept of each first token (G)")
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    depth: int = Field(8, ge=1, le=64, description="draft tokens on a path, where nodes are given")
+    max_nodes: MaxNodes = None
+    depth: int = Field(8, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")
     text: bool = Field(True, description="whether n-grams of prompt and answer enter the pool as well")
     entries: int = Field(10_000, ge=1, description="most first tokens of a namespace; least recently used leave first")
     namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
@@ -297,10 +276,9 @@ class LookaheadSettings(BaseModel):
     family="jacobi",
     paper="Fu et al. 2024, arXiv 2402.02057",
     summary="Collects n-grams from a Jacobi window beside the draft, in the same forward, and drafts them.",
-    when_to_use="Where a forward has rows to spare, as on a GPU at batch one: the window's rows must cost next to "
-    "nothing. "
-    "On a CPU a small window at most.",
-    tiny={"window": 2, "ngram": 3, "guesses": 2, "nodes": 3, "depth": 2},
+    when_to_use="Where more rows hardly slow a forward, as on a GPU at batch size one. On a CPU with a small window at "
+    "most.",
+    tiny={"window": 2, "ngram": 3, "guesses": 2, "max_nodes": 3, "depth": 2},
 )
 def build(context: Context, settings: LookaheadSettings) -> Parts:
     """A window and a pool of n-grams."""
@@ -313,6 +291,4 @@ def build(context: Context, settings: LookaheadSettings) -> Parts:
         context_length=context.target.context_length,
         namespaces=settings.namespaces,
     )
-    if settings.nodes is None:
-        return Parts(drafter, CostModel(context.target.costs))
-    return Parts(drafter, Fixed(settings.depth, settings.guesses, settings.nodes))
+    return Parts(drafter, tree_controller(context.target, settings.depth, settings.max_nodes))

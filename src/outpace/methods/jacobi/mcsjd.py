@@ -1,25 +1,24 @@
 """Speculative Jacobi decoding with coupled redraws: Jacobi iteration on samples.
 
-A window of draft tokens stands after the last committed one, each drawn from the target's own distribution as it was
-after the draft tokens before it in the round before. The round's forward gives newer distributions; the window is
-verified from the left by rejection, and what the verdict did not reach is drawn again from the newer ones. Drawn
-independently (speculative Jacobi decoding, Teng et al. 2024, arXiv 2410.01699) a token changes although its
-distribution hardly did, and with it every context behind it. MC-SJD (So et al. 2025, arXiv 2510.24211) couples the new
-token with the old one, maximally or by Gumbel noise, so that the window settles. At temperature 0 it is Jacobi
-decoding (``santilli``).
+A window of draft tokens follows the last committed one, each drawn from the target's own distribution as it was after
+the draft tokens before it in the previous round. The round's forward gives newer distributions; the window is verified
+from the left by rejection, and what the verdict did not reach is drawn again from the newer ones. Drawn independently
+(speculative Jacobi decoding, Teng et al. 2024, arXiv 2410.01699) a token changes although its distribution hardly did,
+and with it every context behind it. MC-SJD (So et al. 2025, arXiv 2510.24211) couples the new token with the old one,
+maximally or by Gumbel noise, so that the window settles. At temperature 0 it is Jacobi decoding (``jacobi.py``).
 
-Why the output has the target's law. Look at one position, given everything that happened at the positions before it,
-in all rounds: the draft tokens there, the verdicts on them, the numbers that decided them. From which distributions the
-position was drawn, in which rounds, and in which round it is judged, all follow from that: a row depends on the draft
-tokens before it alone, and rejection judges a draw without a look at later ones. Its first draw has the law of its row;
-a coupled redraw turns a draw from the old row into a draw from the new one, with numbers that no other position uses;
-so what is judged in the end is a draw from the very row that it is judged with. That holds as long as nothing that is
-decided about a position, to keep it, to cut the window before it, to start afresh, looks at its own token or at later
-ones. For that reason the redraw is conditioned on the draft tokens as they were scored, the rejected one included, and
-not on the correction.
+Why the output has the target's distribution. Take one position, and condition on everything that happened at the
+positions before it, in all rounds: the draft tokens there, the verdicts on them, the random numbers that decided them.
+This fixes which distributions the position was drawn from, in which rounds, and in which round it is judged: a row
+depends on the draft tokens before it alone, and rejection judges a draw without a look at later ones. Its first draw is
+distributed as its row; a coupled redraw turns a draw from the old row into a draw from the new one, with random numbers
+that no other position uses; so what is judged in the end is a draw from the very row that it is judged with. This holds
+as long as no decision about a position (to keep it, to cut the window before it, to start afresh) depends on its own
+token or on later ones. For that reason the redraw is conditioned on the draft tokens as they were scored, the rejected
+one included, and not on the recovered token.
 
-In a combination, no other part may learn from scored draft tokens that were not committed and draft from it: it would
-tell what stands at a later position.
+In a combination, no other part may learn from scored draft tokens that were not committed and draft from them: that
+would reveal the token at a later position.
 """
 
 from __future__ import annotations
@@ -52,8 +51,11 @@ Coupling = Literal["maximal", "gumbel", "independent"]
 
 
 class CoupledJacobi(Iterated):
-    """A window of samples, redrawn where it was not reached. A guess's kind is for how many rounds its position has
-    been iterated, whatever its token: that may be known before the token is."""
+    """A window of samples, redrawn where it was not reached.
+
+    A guess's kind is the number of rounds that its position has been iterated. It does not depend on the token: it may
+    be known before the token is drawn.
+    """
 
     proposal = Proposal(sampled=True, keeps_unverified_draws=True)
 
@@ -64,12 +66,12 @@ class CoupledJacobi(Iterated):
     def size(self, sequence: Sequence) -> int:
         return self.window
 
-    def renew(self, slot: Slot | None, scored: TreeScores, node: int) -> Slot:
+    def renew(self, slot: Slot | None, scores: TreeScores, node: int) -> Slot:
         age = 0 if slot is None else min(max(slot.kind, -1) + 1, OLDEST)
-        if scored.sequence.params.greedy:
-            return Slot(scored.argmax(node), age)
+        if scores.sequence.params.greedy:
+            return Slot(scores.argmax(node), age)
         # Drawn when it is needed: the window may not be asked for again.
-        p = scored.p(node)
+        p = scores.p(node)
         return Slot(None, age, p=p) if slot is None else Slot(slot.token, age, slot.q, p)
 
     def settle(self, sequence: Sequence, slots: Seq[Slot]) -> None:
@@ -80,7 +82,7 @@ class CoupledJacobi(Iterated):
                 slot.q, slot.p = QRow(slot.p), None
 
     def _redraw(self, slot: Slot, p: Tensor, chance: Chance) -> int:
-        # A certain token is coupled maximally with a fresh draw: they agree with probability p(token).
+        # A deterministic token is coupled maximally with a fresh draw: they agree with probability p(token).
         if slot.token is None or slot.q is None or self.coupling == "independent":
             return chance.categorical(p)
         redraw = maximal_redraw if self.coupling == "maximal" else gumbel_redraw
@@ -105,10 +107,9 @@ class CoupledSettings(BaseModel):
     "mcsjd",
     family="jacobi",
     paper="So et al. 2025, arXiv 2510.24211; Teng et al. 2024, arXiv 2410.01699",
-    summary="Jacobi decoding on samples: what was not reached is redrawn, coupled with what it was.",
-    when_to_use="Where a forward over a few rows costs what one row costs, and neighbours say little about each "
-    "other, as in "
-    "images. On text few draws survive.",
+    summary="Jacobi decoding on samples: draft tokens that were not reached are redrawn, coupled with the old ones.",
+    when_to_use="Where a forward over a few rows costs no more than one over one row, and neighbouring tokens depend "
+    "little on each other, as in images. On text few draws are accepted.",
     aliases=("sjd",),
     tiny={"window": 2},
 )

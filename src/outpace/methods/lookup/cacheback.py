@@ -1,27 +1,26 @@
-"""Cacheback: nothing but tables of which tokens followed which, the least recently used forgotten first.
+"""Cacheback: tables of which tokens followed which, with least-recently-used eviction.
 
 Cacheback (Ma et al. 2025, arXiv 2511.21699) keeps a table from *leaders*, the n tokens before, to *followers*, the
-next few tokens as they came lately. Both levels are LRU: most recently seen followers first, and leaders that have not
-been met for long leave. All followers of the current leader are drafted as branches of one tree, and where a branch
-ends its own last tokens are the next leader.
+next few tokens as they came lately. Both levels are LRU: most recently seen followers first, and the leaders that were
+not met for longest are evicted. All followers of the current leader are drafted as branches of one tree, and where a
+branch ends its own last tokens are the next leader.
 
-Beside the paper: leaders of several lengths, the longest asked first, and branches taken best first by the acceptance
-that their leader's length and their recency have had, as far as they pay.
+Beside the paper: leaders of several lengths, the longest looked up first, and branches taken best first by the
+acceptance that their leader's length and their recency have had, as many as the measured costs justify.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
-from outpace.drafting.best_first import BestFirst, Successor
+from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
@@ -31,13 +30,13 @@ Tokens = tuple[int, ...]
 
 
 def prior(kind: tuple[int, int, int]) -> float:
-    """Acceptance by (leader's length, recency rank, place in the follower) before anything is known
-    (``benchmarks/priors.py``)."""
+    """Acceptance by (leader's length, recency rank, place in the follower) before anything was
+    observed (``benchmarks/priors.py``)."""
     leader, rank, place = kind
     return (1.0 - 0.77 / math.pow(leader + place, 0.8)) / (1.0 + rank)
 
 
-class Memory:
+class FollowerTable:
     """The tables of one namespace: followers by leader, most recent first."""
 
     def __init__(self, leader: int, follower: int, branches: int, entries: int) -> None:
@@ -77,56 +76,50 @@ class Place(NamedTuple):
     ahead: tuple[tuple[Tokens, int], ...] = ()
 
 
-class Cacheback(BestFirst):
+@dataclass(slots=True, kw_only=True)
+class CachebackState(CandidateState):
+    """The namespace's tables, and how many tokens of the sequence they have taken in."""
+
+    tables: FollowerTable
+    fed: int = 0
+
+
+class Cacheback(BestFirst[CachebackState]):
     """Drafts the followers of the last tokens, and theirs."""
 
     def __init__(
         self, leader: int = 3, follower: int = 3, branches: int = 4, entries: int = 50_000, namespaces: int = 64
     ) -> None:
-        super().__init__()
         self.leader = leader
-        self._memories = Namespaces(lambda: Memory(leader, follower, branches, entries), namespaces)
-        self._fed: dict[Sequence, int] = {}
+        self._tables = Namespaces(lambda: FollowerTable(leader, follower, branches, entries), namespaces)
 
-    def begin(self, sequence: Sequence) -> None:
-        self._memories.open(sequence)
-        self._fed[sequence] = 0
+    def begin(self, sequence: Sequence) -> CachebackState:
+        tables = self._tables.open(sequence)
+        return CachebackState(sequence, tables.calibration, tables=tables)
 
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self._memories[sequence].calibration
-
-    def root(self, sequence: Sequence) -> Place:
-        tokens = sequence.tokens
-        if self._fed[sequence] < len(tokens):
-            self._memories[sequence].learn(tokens, self._fed[sequence])
-            self._fed[sequence] = len(tokens)
+    def root(self, state: CachebackState) -> Place:
+        tokens = state.sequence.tokens
+        if state.fed < len(tokens):
+            state.tables.learn(tokens, state.fed)
+            state.fed = len(tokens)
         return Place(tuple(tokens[-self.leader :]))
 
-    def successors(self, sequence: Sequence, state: Place) -> Iterable[Successor]:
-        leader, place, ahead = state.leader, state.place, state.ahead
-        if not ahead:  # the followers are at their end: what was drafted leads on
-            leader, found = self._memories[sequence].followers(state.tail)
-            place, ahead = 0, tuple((follower, rank) for rank, follower in enumerate(found))
+    def successors(self, state: CachebackState, place: Place) -> Iterable[Successor]:
+        leader, at, ahead = place.leader, place.place, place.ahead
+        if not ahead:  # the followers are at their end: the drafted tokens are the next leader
+            leader, found = state.tables.followers(place.tail)
+            at, ahead = 0, tuple((follower, rank) for rank, follower in enumerate(found))
         branches: dict[int, list[tuple[Tokens, int]]] = {}
         for follower, rank in ahead:
-            branches.setdefault(follower[place], []).append((follower, rank))
+            branches.setdefault(follower[at], []).append((follower, rank))
         for token, members in branches.items():
-            rest = tuple(members) if place + 1 < len(members[0][0]) else ()
-            tail = (*state.tail, token)[-self.leader :]
-            yield Successor(token, (leader, members[0][1], place), Place(tail, leader, place + 1, rest))
+            rest = tuple(members) if at + 1 < len(members[0][0]) else ()
+            tail = (*place.tail, token)[-self.leader :]
+            yield Successor(token, (leader, members[0][1], at), Place(tail, leader, at + 1, rest))
 
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        super().rewind(sequence, kept)
-        self._fed[sequence] = min(self._fed[sequence], kept)
-
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        table = self._memories[sequence].table
+    def caches(self, state: CachebackState) -> tuple[CacheUse, ...]:
+        table = state.tables.table
         return (CacheUse("leaders", len(table), table.bound, table.evicted),)
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._memories.close(sequence)
-        self._fed.pop(sequence, None)
 
 
 class CachebackSettings(BaseModel):
@@ -134,8 +127,8 @@ class CachebackSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
-    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where nodes are given")
+    max_nodes: MaxNodes = None
+    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")
     leader: int = Field(3, ge=1, le=16, description="most tokens of a leader")
     follower: int = Field(3, ge=1, le=16, description="tokens of a follower")
     branches: int = Field(4, ge=1, le=64, description="followers that are kept of each leader")
@@ -147,13 +140,11 @@ class CachebackSettings(BaseModel):
     "cacheback",
     family="model-free",
     paper="Ma et al. 2025, arXiv 2511.21699",
-    summary="Drafts what lately followed the last tokens, several branches, from LRU tables.",
-    when_to_use="Where phrases come again, in one text or, in a namespace, across texts. Not on first mentions.",
-    tiny={"nodes": 3, "depth": 2, "follower": 1, "leader": 2, "branches": 2},
+    summary="Drafts what recently followed the last tokens, several branches, from LRU tables.",
+    when_to_use="Where phrases come again, in one text or, in a namespace, across texts. No gain on first mentions.",
+    tiny={"max_nodes": 3, "depth": 2, "follower": 1, "leader": 2, "branches": 2},
 )
 def build(context: Context, settings: CachebackSettings) -> Parts:
     """Branches from LRU tables."""
     drafter = Cacheback(settings.leader, settings.follower, settings.branches, settings.entries, settings.namespaces)
-    if settings.nodes is None:
-        return Parts(drafter, CostModel(context.target.costs))
-    return Parts(drafter, Fixed(settings.depth, nodes=settings.nodes, width=settings.branches))
+    return Parts(drafter, tree_controller(context.target, settings.depth, settings.max_nodes))

@@ -1,7 +1,7 @@
 """Inference with reference (``llma``, Yang et al. 2023, arXiv 2304.04487): n-gram lookup in reference texts alone.
 
 Without references the prompt is searched. The drafter keeps its place in the reference
-(:mod:`outpace.drafting.alignment`), so that words which the reference repeats do not lead it astray.
+(:mod:`outpace.drafting.alignment`), so that it does not continue at another occurrence of words that come again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class LlmaSettings(LookupSettings):
     family="model-free",
     paper="Yang et al. 2023, arXiv 2304.04487",
     summary="Copies from the reference texts (from the prompt when none are given).",
-    when_to_use="Where references hold the answer's wording. Never where nothing is quoted.",
+    when_to_use="Where references hold the answer's wording. Not where nothing is quoted.",
 )
 def build_llma(context: Context, settings: LlmaSettings) -> Parts:
     """N-gram lookup in the references."""
     drafter = PromptLookup(
         settings.min_ngram, settings.max_ngram, settings.prefer, own_text=False, align=settings.align
     )
-    return Parts(drafter, length_controller(context.target, settings.length))
+    return Parts(drafter, length_controller(context.target, settings.num_draft_tokens))

@@ -3,10 +3,10 @@
 Retrieval-based speculative decoding (He et al. 2024, arXiv 2311.08252): the longest suffix of the text that occurs in a
 datastore is looked up, its continuations form a trie, and the most frequent branches are drafted as one tree.
 
-Beside the paper: occurrences are spread evenly over all there are, not the first that are found; where the longest
-match is rare, matches half and a quarter as long add their branches behind it; and the tree grows best first, as far as
-it pays, by the acceptance that branches have had: by the length of their match, their share of the occurrences, and how
-many those are.
+Beside the paper: the occurrences that are read are spread evenly over all there are, not the first that are found;
+where the longest match is rare, a match of half its length adds its branches behind it; and branches are taken best
+first, as many as the measured costs justify, by the acceptance that branches have had: by the length of their match,
+their share of the occurrences, and how many those are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
 from outpace.datastore import Datastore
-from outpace.drafting.best_first import BestFirst, Successor
+from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
@@ -29,15 +27,16 @@ from outpace.targets.base import Sequence
 LEVELS = 2
 """Matches that are looked up at most: the longest, and one of half its length."""
 SHARES = 8
-"""Shares of the occurrences are told apart to one part in so many."""
+"""Shares of the occurrences are rounded down to one part in so many."""
 Kind = tuple[int, int, int, int]
-"""Level (0: the longest match); match, and occurrences, by their number of binary digits; share in parts of SHARES."""
+"""Level (0: the longest match); length of the match, and occurrences, by their number of binary digits; share of the
+occurrences in parts of SHARES."""
 _AFTER_ONE = (0.1, 0.25, 0.45, 0.65, 0.8)
 """Acceptance of what followed a match of 1, 2 to 3, 4 to 7, 8 to 15, 16 or more tokens in the one place it occurs."""
 
 
 def prior(kind: Kind) -> float:
-    """Acceptance before anything is known (``benchmarks/priors.py``): many occurrences speak for more than one."""
+    """Acceptance before anything was observed (``benchmarks/priors.py``); it ascends with the number of occurrences."""
     level, match, occurrences, share = kind
     trust = math.pow(_AFTER_ONE[match - 1], 1.0 / occurrences)
     return trust * (share + 0.3) / (SHARES + 0.3) * math.pow(0.5, level)
@@ -57,7 +56,7 @@ class Place(NamedTuple):
     depth: int = 0
 
 
-class Rest(BestFirst):
+class Rest(BestFirst[CandidateState]):
     """Drafts the trie of ``occurrences`` continuations, ``depth`` tokens each, of matches of at least ``min_match``."""
 
     def __init__(
@@ -68,19 +67,15 @@ class Rest(BestFirst):
         occurrences: int = 16,
         namespaces: int = 64,
     ) -> None:
-        super().__init__()
         self.datastore, self.depth, self.min_match, self.occurrences = datastore, depth, min_match, occurrences
         self._calibrations = Namespaces(lambda: Calibration(prior), namespaces)
 
-    def begin(self, sequence: Sequence) -> None:
-        self._calibrations.open(sequence)
+    def begin(self, sequence: Sequence) -> CandidateState:
+        return CandidateState(sequence, self._calibrations.open(sequence))
 
-    def calibration(self, sequence: Sequence) -> Calibration:
-        return self._calibrations[sequence]
-
-    def root(self, sequence: Sequence) -> Place | None:
+    def root(self, state: CandidateState) -> Place | None:
         levels: list[Level] = []
-        tail = sequence.tokens[-self.datastore.header.depth :]
+        tail = state.sequence.tokens[-self.datastore.header.depth :]
         wanted = self.occurrences
         while len(levels) < LEVELS and wanted > 0:
             found = self.datastore.find(tail)
@@ -93,11 +88,11 @@ class Rest(BestFirst):
             tail = tail[len(tail) - found.length // 2 :]
         return Place(tuple(levels)) if levels else None
 
-    def successors(self, sequence: Sequence, state: Place) -> Iterable[Successor]:
-        depth = state.depth
+    def successors(self, state: CandidateState, place: Place) -> Iterable[Successor]:
+        depth = place.depth
         branches: dict[int, list[Level]] = {}
         kinds: dict[int, Kind] = {}
-        for number, (match, rows) in enumerate(state.levels):
+        for number, (match, rows) in enumerate(place.levels):
             followers: dict[int, list[list[int]]] = {}
             for row in rows:
                 if depth < len(row):
@@ -110,17 +105,13 @@ class Rest(BestFirst):
         for token, levels in branches.items():
             yield Successor(token, kinds[token], Place(tuple(levels), depth + 1))
 
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._calibrations.close(sequence)
-
 
 class RestSettings(BaseModel):
     """Settings of ``rest``."""
 
     model_config = ConfigDict(extra="forbid")
 
-    nodes: int | None = Field(None, ge=0, le=512, description="draft tokens a round; by default what pays")
+    max_nodes: MaxNodes = None
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path")
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
     occurrences: int = Field(16, ge=1, le=4096, description="most occurrences whose continuations are read")
@@ -133,12 +124,10 @@ class RestSettings(BaseModel):
     paper="He et al. 2024, arXiv 2311.08252",
     summary="Drafts the most frequent continuations in a datastore, as a tree.",
     when_to_use="Where answers resemble the corpus: code, standard phrases, earlier answers. "
-    "Not with a corpus of another subject.",
-    tiny={"nodes": 3, "depth": 2, "occurrences": 4},
+    "No gain with a corpus of another subject.",
+    tiny={"max_nodes": 3, "depth": 2, "occurrences": 4},
 )
 def build(context: Context, settings: RestSettings) -> Parts:
     """A trie of continuations in the datastore."""
     drafter = Rest(context.datastore(), settings.depth, settings.min_match, settings.occurrences, settings.namespaces)
-    if settings.nodes is None:
-        return Parts(drafter, CostModel(context.target.costs))
-    return Parts(drafter, Fixed(settings.depth, nodes=settings.nodes, width=settings.occurrences))
+    return Parts(drafter, tree_controller(context.target, settings.depth, settings.max_nodes))

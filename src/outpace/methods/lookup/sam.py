@@ -3,27 +3,26 @@
 SAM-Decoding (Hu et al. 2024, arXiv 2411.10666). A suffix automaton of references, prompt and output grows by one token
 at a time in amortised constant time (Blumer et al. 1985). The longest suffix that occurred before needs no search: it
 is the suffix link of the state of the whole text. The longer the match, the more is drafted. Where a datastore is
-given, a second, static automaton of its corpus is walked beside (``static_automaton.py``); the longer match is copied,
-the text's own unless the corpus has one that is longer by more than ``bias``.
+given, a second, static automaton of its corpus is followed as well (``static_automaton.py``); the longer match is
+copied, the text's own unless the corpus has one that is longer by more than ``bias``.
 
-In CPython a token costs 2 to 5 microseconds and about 450 bytes (at most 2 states and 3 transitions). Copying from the
-latest occurrence accepts more than from the earliest.
+In CPython a token costs 2 to 5 microseconds and about 450 bytes (at most 2 states and 3 transitions). More tokens
+copied from the latest occurrence are accepted than from the earliest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.drafting.copying import LONGEST, CopyDrafter, Length, Match, length_controller, separated
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.copying import CopyDrafter, CopyState, Match, NumDraftTokens, length_controller, separated
 from outpace.drafting.ngram_index import Prefer
+from outpace.drafting.static_automaton import Cursor, StaticAutomaton, shared_automaton
+from outpace.drafting.suffix_automaton import SuffixAutomaton
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence
-
-if TYPE_CHECKING:
-    from outpace.drafting.static_automaton import Cursor, StaticAutomaton
-from outpace.drafting.suffix_automaton import SuffixAutomaton
 
 BIAS = 5
 """The paper's: a match in the corpus must be so much longer than the text's own to be preferred."""
@@ -31,10 +30,19 @@ FROM_CORPUS = 64
 """Most tokens that are copied from the corpus in a round."""
 
 
-class SuffixLookup(CopyDrafter):
+@dataclass(slots=True, kw_only=True)
+class SuffixState(CopyState):
+    """The automaton of the text itself, and the place in the corpus's."""
+
+    automaton: SuffixAutomaton
+    cursor: Cursor | None
+
+
+class SuffixLookup(CopyDrafter[SuffixState]):
     """Drafts ``base + slope * match`` tokens after a match of at least ``min_match``.
 
-    ``static``: the automaton of a corpus, whose matches count from ``bias`` tokens more than the text's own on.
+    ``static``: the automaton of a corpus. Its match is copied where it is more than ``bias`` tokens longer than the
+    text's own.
     """
 
     def __init__(
@@ -46,55 +54,33 @@ class SuffixLookup(CopyDrafter):
         static: StaticAutomaton | None = None,
         bias: int = BIAS,
     ) -> None:
-        super().__init__()
         self.min_match, self.base, self.slope, self.prefer = min_match, base, slope, prefer
         self.static, self.bias = static, bias
-        self._automata: dict[Sequence, SuffixAutomaton] = {}
-        self._cursors: dict[Sequence, Cursor] = {}
-        self._fed: dict[Sequence, int] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        super().begin(sequence)
-        automaton = self._automata[sequence] = SuffixAutomaton(self.prefer)
-        automaton.extend(separated(sequence.references))
-        automaton.extend(sequence.tokens)
-        if self.static is not None:
-            cursor = self._cursors[sequence] = self.static.cursor()
+    def begin(self, sequence: Sequence) -> SuffixState:
+        automaton = SuffixAutomaton(self.prefer)
+        automaton.extend([*separated(sequence.references), *sequence.tokens])
+        cursor = None if self.static is None else self.static.cursor()
+        if cursor is not None:
             cursor.advance(sequence.tokens)
-        self._fed[sequence] = len(sequence.tokens)
+        fed = len(sequence.tokens)
+        return SuffixState(sequence, Calibration(self.prior), fed, automaton=automaton, cursor=cursor)
 
-    def match(self, sequence: Sequence) -> Match | None:
-        automaton, cursor = self._automata[sequence], self._cursors.get(sequence)
-        fresh = sequence.tokens[self._fed[sequence] :]
+    def match(self, state: SuffixState) -> Match | None:
+        automaton, cursor, fresh = state.automaton, state.cursor, state.fresh()
         automaton.extend(fresh)
-        self._fed[sequence] = len(sequence.tokens)
-        if cursor is not None and self.static is not None:
+        if cursor is not None:
             cursor.advance(fresh)
-            state, length = cursor.match()
+            at, length = cursor.match()
             if length >= self.min_match and length > automaton.match_length + self.bias:
-                copied = self.static.continuation(state, FROM_CORPUS)
+                copied = cursor.automaton.continuation(at, FROM_CORPUS)
                 return Match(copied, 0, length, periodic=False, origin="corpus")
         if automaton.match_length < max(1, self.min_match):
             return None
         return Match(automaton.text, automaton.match_end + 1, automaton.match_length)
 
-    def length(self, match: Match) -> int:
+    def most(self, match: Match) -> int:
         return int(self.base + self.slope * match.length)
-
-    def rewind(self, sequence: Sequence, kept: int) -> None:
-        if self.static is not None:
-            super().rewind(sequence, kept)
-        elif self._fed[sequence] > kept:  # what was taken back stays, as a text that came near to being said
-            automaton = self._automata[sequence]
-            self._fed[sequence] = kept
-            again = sequence.tokens[max(0, kept - LONGEST) : kept]
-            automaton.extend([-len(automaton.text) - 1_000_000, *again])
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._automata.pop(sequence, None)
-        self._cursors.pop(sequence, None)
-        self._fed.pop(sequence, None)
 
 
 class SamSettings(BaseModel):
@@ -102,9 +88,9 @@ class SamSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: Length = None
+    num_draft_tokens: NumDraftTokens = None
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
-    base: int = Field(2, ge=0, le=512, description="draft tokens whatever the match")
+    base: int = Field(2, ge=0, le=512, description="draft tokens after any match")
     slope: float = Field(1.0, ge=0.0, le=64.0, description="draft tokens more for every token matched")
     prefer: Prefer = Field("latest", description="which occurrence of the longest match to copy from")
     corpus: int = Field(200_000, ge=0, description="most tokens of a datastore that are held as an automaton; 0: none")
@@ -116,16 +102,14 @@ class SamSettings(BaseModel):
     family="model-free",
     paper="Hu et al. 2024, arXiv 2411.10666",
     summary="Copies after the longest match (suffix automaton) in the text so far, or in a datastore.",
-    when_to_use="Where the answer repeats its prompt, itself or a small corpus; longer repetitions pay more. "
-    "Little in free prose.",
+    when_to_use="Where the answer repeats its prompt, itself or a small corpus; the longer the repetitions, the "
+    "better. Little gain in free prose.",
     aliases=("sam-decoding", "suffix-automaton"),
 )
 def build_sam(context: Context, settings: SamSettings) -> Parts:
     """Longest-match lookup in all text so far, and in the datastore where one is given."""
     static = None
     if context.has_datastore and settings.corpus:
-        from outpace.drafting.static_automaton import shared_automaton
-
         static = shared_automaton(context.datastore(), settings.corpus)
     drafter = SuffixLookup(settings.min_match, settings.base, settings.slope, settings.prefer, static, settings.bias)
-    return Parts(drafter, length_controller(context.target, settings.length))
+    return Parts(drafter, length_controller(context.target, settings.num_draft_tokens))

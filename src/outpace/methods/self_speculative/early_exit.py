@@ -3,15 +3,15 @@
 ``del`` (Entezari Zarch et al. 2025, arXiv 2504.05598): the first layers of the target draft, their residual stream put
 through the target's own norm and LM head (as LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710, exits). Every verifying
 forward passes all candidate exits anyway: their states on the accepted rows give *shadow tokens*, what each exit would
-have drafted there, and comparing them with what the target said estimates the acceptance rate a of **every** exit, used
+have drafted there, and comparing them with the target's tokens estimates the acceptance rate a of **every** exit, used
 or not. The round then takes the exit l and length d with the most expected tokens per layer,
 
     (1 - a^(d+1)) / (1 - a)  /  (d (l + h + r) + L + h)
 
-where h is the LM head's weight in layers and r what a further row of the verifying forward weighs (the paper has h = r
-= 0; on a CPU and with a large vocabulary neither is small), or drafts nothing where that gives more; the states still
-come, so that it notices when an exit pays again. A draft also ends with the first token that the exit is less sure of
-than halfway between its average confidence in right and in wrong shadow tokens.
+where h is the LM head's cost in layers and r that of a further row of the verifying forward (the paper has h = r = 0;
+on a CPU and with a large vocabulary neither is small), or drafts nothing where that gives more. The states still come
+then, so that it notices when an exit becomes worthwhile again. A draft also ends with the first token whose largest
+probability is below the middle between the averages behind right and wrong shadow tokens.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import NOMINAL
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
-from outpace.core.tree import ROOT
-from outpace.drafting.self_draft import Own, Pass, SelfDraft, stopping
+from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import Sequence, SubGraph, Target
 
 _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 2.0
@@ -38,7 +37,7 @@ _PRIOR_WEIGHT = 2.0
 
 @dataclass(slots=True)
 class Average:
-    """An average whose older values fade: ``memory`` of them stays each time. It starts as ``weight`` values."""
+    """An average whose older values fade by the factor ``memory`` with each new one; it starts as ``weight`` values."""
 
     total: float
     weight: float
@@ -63,32 +62,33 @@ class ExitRecord:
 
     layer: int
     rate: Average = field(default_factory=lambda: _prior(_PRIOR_RATE))
-    """Chance that a shadow token is accepted, those before it being right."""
-    sure_right: Average = field(default_factory=lambda: _prior(0.8))
+    """Probability that a shadow token is accepted, those before it being right."""
+    confidence_right: Average = field(default_factory=lambda: _prior(0.8))
     """Largest probability behind right shadow tokens."""
-    sure_wrong: Average = field(default_factory=lambda: _prior(0.2))
+    confidence_wrong: Average = field(default_factory=lambda: _prior(0.2))
+    """Largest probability behind wrong ones."""
 
     @property
     def threshold(self) -> float:
-        """Halfway between how sure it is when right and when wrong: the first token below ends a draft."""
-        return 0.5 * (self.sure_right.value + self.sure_wrong.value)
+        """The middle between both confidences: the first token below it ends a draft."""
+        return 0.5 * (self.confidence_right.value + self.confidence_wrong.value)
 
 
 @dataclass(slots=True)
-class Exiting(Own):
+class EarlyExitState(SelfDraftState):
     """One request: its exits."""
 
     exits: list[ExitRecord]
     idle: int = 0
-    """Rounds since an exit paid."""
+    """Rounds since it last drafted."""
 
 
-class EarlyExit(SelfDraft[Exiting]):
+class EarlyExit(SelfDraft[EarlyExitState]):
     """Drafts through the first layers; ``exits`` are the layer counts to choose from, ascending.
 
     ``head`` and ``row``: costs in layers (h and r above). ``memory``: what stays of an estimate per token. ``rows``:
     most accepted rows a round that shadow tokens are computed for; each costs an LM head for each exit. ``rest``: while
-    no exit pays, shadow tokens are computed every so many rounds. ``dynamic``: stop by confidence.
+    nothing is drafted, shadow tokens are computed every so many rounds. ``dynamic``: stop by confidence.
     """
 
     def __init__(
@@ -111,13 +111,12 @@ class EarlyExit(SelfDraft[Exiting]):
         self.rest = rest
         self.dynamic = dynamic
 
-    def opened(self, sequence: Sequence) -> Exiting:
-        return Exiting([ExitRecord(layer) for layer in self.aux_hidden_state_layers])
+    def begin(self, sequence: Sequence) -> EarlyExitState:
+        return EarlyExitState(sequence, [ExitRecord(layer) for layer in self.aux_hidden_state_layers])
 
-    def plan(self, sequence: Sequence, budget: Budget) -> tuple[SubGraph, Budget]:
-        own = self._own[sequence]
-        record, length = self.choice(own.exits, min(budget.depth, budget.nodes))
-        own.idle = 0 if length else own.idle + 1
+    def plan(self, state: EarlyExitState, budget: Budget) -> tuple[SubGraph, Budget]:
+        record, length = self.choice(state.exits, min(budget.depth, budget.nodes))
+        state.idle = 0 if length else state.idle + 1
         chosen = replace(budget, depth=length)
         return SubGraph(stop=record.layer), stopping(chosen, record.threshold) if self.dynamic else chosen
 
@@ -137,30 +136,27 @@ class EarlyExit(SelfDraft[Exiting]):
         """What a round of ``length`` draft tokens from exit ``layer`` costs, in layers."""
         return length * (layer + self.head + self.row) + self.target.num_layers + self.head
 
-    def learn(self, sequence: Sequence, scores: TreeScores, verdict: Verdict, drafted: Pass | None) -> None:
-        """Shadow tokens of all exits on the accepted rows, against what the target said there."""
-        own = self._own[sequence]
-        if own.idle % self.rest:
+    def learn(self, state: EarlyExitState, verdict: Verdict, drafted: DraftPass | None) -> None:
+        """Compare shadow tokens of all exits on the accepted rows with the tokens that the target committed there."""
+        if state.idle % self.rest:
             return
-        nodes = [ROOT, *verdict.path][: self.rows]
-        rows = [node + 1 for node in nodes]
-        said = [*(scores.tree.tokens[node] for node in verdict.path), verdict.token]
-        temperature = sequence.params.temperature
+        rows, scores, params = verdict.rows[: self.rows], verdict.scores, state.sequence.params
+        temperature = params.temperature
         # Raw logits: penalties and the like would shift both sides alike, and the sampler has moved on.
-        target = None if sequence.params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
+        target = None if params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
         # One pass for all exits: it is reading the head's weights that takes the time.
-        states = torch.cat([scores.hidden_states[record.layer][rows] for record in own.exits])
+        states = torch.cat([scores.hidden_states[record.layer][rows] for record in state.exits])
         logits = self.target.head(states).float() / (temperature or 1.0)
-        for record, exit_ in zip(own.exits, logits.softmax(-1).view(len(own.exits), len(rows), -1), strict=True):
-            sure, guesses = exit_.max(-1)
-            for index, token in enumerate(said[: len(rows)]):
+        for record, exit_ in zip(state.exits, logits.softmax(-1).view(len(state.exits), len(rows), -1), strict=True):
+            confidences, guesses = exit_.max(-1)
+            for index, token in enumerate(verdict.committed[: len(rows)]):
                 if target is None:
                     hit = float(int(guesses[index]) == token)
                 else:  # the very probability that a draw from the exit is accepted
                     hit = float(torch.minimum(exit_[index], target[index]).sum())
                 record.rate.add(hit, self.memory)
-                confidence = record.sure_right if hit > 0.5 else record.sure_wrong
-                confidence.add(float(sure[index]), self.memory)
+                confidence = record.confidence_right if hit > 0.5 else record.confidence_wrong
+                confidence.add(float(confidences[index]), self.memory)
 
 
 class EarlyExitSettings(BaseModel):
@@ -168,21 +164,21 @@ class EarlyExitSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     exits: tuple[int, ...] | None = Field(
         None, description="layers after which drafting may exit; by default quarters of the depth"
     )
     rows: int = Field(2, ge=1, le=64, description="accepted tokens a round that every exit is judged on")
     memory: float = Field(0.95, ge=0.0, lt=1.0, description="what stays of an exit's record with each token")
-    rest: int = Field(8, ge=1, description="rounds between two looks at the exits while none of them pays")
+    rest: int = Field(8, ge=1, description="rounds between two estimates while no exit is worth drafting with")
     dynamic: bool = Field(True, description="stop a draft by confidence")
     head_cost: float | None = Field(None, ge=0.0, description="the LM head's cost in layers; by default from its size")
     row_cost: float = Field(
-        NOMINAL, ge=0.0, description="what one more row of the verifying forward costs, in plain steps"
+        NOMINAL, ge=0.0, description="cost of one more row of the verifying forward, in autoregressive steps"
     )
 
 
-def chosen_exits(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
+def exits_of(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
     """The candidate exits. Raises BadInput for layers that a draft cannot exit after."""
     count = target.num_layers
     if exits is None:
@@ -190,8 +186,8 @@ def chosen_exits(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ..
         exits = tuple(sorted({layer for layer in exits if 0 < layer < count}))
     wrong = next((layer for layer in exits if not 0 < layer < count), None)
     if wrong is not None or not exits:
-        said = "no exit is named" if wrong is None else f"cannot exit after {wrong} layers"
-        raise BadInput(f"{said}: the model has {count}, and an exit leaves 1 to {count - 1} of them to draft")
+        problem = "no exit is named" if wrong is None else f"cannot exit after {wrong} layers"
+        raise BadInput(f"{problem}: the model has {count}, and an exit leaves 1 to {count - 1} of them to draft")
     return tuple(sorted(set(exits)))
 
 
@@ -200,10 +196,10 @@ def chosen_exits(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ..
     family="self-speculative",
     paper="Entezari Zarch et al. 2025, arXiv 2504.05598",
     summary="The first layers draft; after how many, and how far, is chosen each round from cached states.",
-    when_to_use="on models trained to exit early (LayerSkip); "
-    "elsewhere early layers predict too little, which it notices, and then it hardly drafts",
+    when_to_use="On models trained to exit early (LayerSkip). Elsewhere early layers predict too little: it measures "
+    "that, and hardly drafts.",
     aliases=("early-exit",),
-    tiny={"length": 2, "memory": 0.5},
+    tiny={"num_draft_tokens": 2, "memory": 0.5},
 )
 def build(context: Context, settings: EarlyExitSettings) -> Parts:
     """The target and its exits."""
@@ -213,7 +209,7 @@ def build(context: Context, settings: EarlyExitSettings) -> Parts:
     head = size if settings.head_cost is None else settings.head_cost
     drafter = EarlyExit(
         target,
-        chosen_exits(target, settings.exits),
+        exits_of(target, settings.exits),
         head=head,
         row=settings.row_cost * (target.num_layers + head),
         memory=settings.memory,
@@ -221,4 +217,4 @@ def build(context: Context, settings: EarlyExitSettings) -> Parts:
         rest=settings.rest,
         dynamic=settings.dynamic,
     )
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))

@@ -1,10 +1,10 @@
-"""SWIFT: the set of skipped sublayers is searched for while the text is being written.
+"""SWIFT: the set of skipped sublayers is searched for while the text is being generated.
 
 ``swift`` (Xia et al. 2025, arXiv 2410.06916): the target without a fixed share of its sublayers drafts, as in ``dv``,
 but which sublayers these are is found online. Every few rounds another set is tried on the last ``window`` tokens that
-the target wrote: one parallel pass through the sub-graph, scored by the share of them that it predicts. Most sets are
-random, some come from Bayesian optimisation; the best one so far drafts. The search ends after ``steps`` sets, after
-``patience`` sets without a better one, or when a set predicts ``enough``.
+the target generated: one parallel pass through the sub-graph, scored by the share of them that it predicts. Most sets
+are random, some come from Bayesian optimisation; the best one so far drafts. The search ends after ``steps`` sets,
+after ``patience`` sets without a better one, or when a set predicts ``enough``.
 
 What was learned belongs to the request's namespace. When a set is tried depends on counts of rounds and tokens, never
 on a clock, so that a seed reproduces a sampled answer.
@@ -17,17 +17,16 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse
 from outpace.core.tree import TokenTree
 from outpace.drafting.layer_skips import Mask, Skips
 from outpace.drafting.namespaces import Namespaces
-from outpace.drafting.self_draft import Adapting, DraftExit, ExitSettings, Pass, SelfDraft, accepted, stopping
+from outpace.drafting.self_draft import AdaptiveSelfDraft, AdaptiveState, DraftExit, DraftPass, ExitSettings
 from outpace.drafting.skip_search import MaskSearch
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import Sequence, SubGraph, Target
 
 
 class SwiftSettings(ExitSettings):
@@ -46,8 +45,8 @@ class SwiftSettings(ExitSettings):
 
 
 @dataclass(slots=True)
-class Learned:
-    """What one namespace knows about skipping."""
+class SkipMemory:
+    """What one namespace has found out about skipping: the search, and the best sub-graph so far."""
 
     search: MaskSearch
     graph: SubGraph
@@ -57,7 +56,14 @@ class Learned:
     done: bool = False
 
 
-class Swift(SelfDraft[Adapting]):
+@dataclass(slots=True)
+class SwiftState(AdaptiveState):
+    """A request, and the memory of its namespace."""
+
+    memory: SkipMemory
+
+
+class Swift(AdaptiveSelfDraft[SwiftState]):
     """Drafts through the best sub-graph found so far, and looks for better ones."""
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
@@ -75,51 +81,47 @@ class Swift(SelfDraft[Adapting]):
         chosen = {self._free[index * len(self._free) // self._count] for index in range(self._count)}
         self._first: Mask = tuple(index in chosen for index in range(2 * layers))
         self.settings = settings
-        self.learned = Namespaces(self._nothing_learned, settings.namespaces)
+        self.memories = Namespaces(self._fresh_memory, settings.namespaces)
 
-    def _nothing_learned(self) -> Learned:
+    def _fresh_memory(self) -> SkipMemory:
         settings = self.settings
         search = MaskSearch(len(self._first), self._free, self._count, self._count, interval=settings.interval)
-        return Learned(search, Skips.of(self._first).graph, done=settings.steps == 0)
+        return SkipMemory(search, Skips.of(self._first).graph, done=settings.steps == 0)
 
-    def opened(self, sequence: Sequence) -> Adapting:
-        self.learned.open(sequence)
+    def begin(self, sequence: Sequence) -> SwiftState:
         settings = self.settings
-        return Adapting(DraftExit(settings.confidence, settings.wanted, settings.step))
+        return SwiftState(
+            sequence, DraftExit(settings.confidence, settings.wanted, settings.step), self.memories.open(sequence)
+        )
 
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self.learned.close(sequence)
+    def caches(self, state: SwiftState) -> tuple[CacheUse, ...]:
+        return (CacheUse("skip sets tried", len(state.memory.search.tries), self.settings.steps),)
 
-    def caches(self, sequence: Sequence) -> tuple[CacheUse, ...]:
-        return (CacheUse("skip sets tried", len(self.learned[sequence].search.tries), self.settings.steps),)
+    def sub_graph(self, state: SwiftState) -> SubGraph:
+        return state.memory.graph
 
-    def plan(self, sequence: Sequence, budget: Budget) -> tuple[SubGraph, Budget]:
-        return self.learned[sequence].graph, stopping(budget, self._own[sequence].exit.threshold)
-
-    def learn(self, sequence: Sequence, scores: TreeScores, verdict: Verdict, drafted: Pass | None) -> None:
-        if drafted is not None:
-            self._own[sequence].exit.learn(accepted(drafted, sequence), len(drafted.tree))
-        learned = self.learned[sequence]
-        learned.rounds += 1
+    def learn(self, state: SwiftState, verdict: Verdict, drafted: DraftPass | None) -> None:
+        super().learn(state, verdict, drafted)
+        memory, sequence = state.memory, state.sequence
+        memory.rounds += 1
         written = len(sequence.tokens) - sequence.prompt_length
-        if not learned.done and learned.rounds % self.settings.every == 0 and written >= self.settings.window:
-            self._try(learned, sequence)
+        if not memory.done and memory.rounds % self.settings.every == 0 and written >= self.settings.window:
+            self._try(memory, sequence)
 
-    def _try(self, learned: Learned, sequence: Sequence) -> None:
+    def _try(self, memory: SkipMemory, sequence: Sequence) -> None:
         """One step of the search."""
-        search, settings = learned.search, self.settings
+        search, settings = memory.search, self.settings
         mask = search.suggest() if search.told else self._first
         matched = self.matched(sequence, Skips.of(mask).graph)
-        learned.stale += 1
+        memory.stale += 1
         if search.tell(mask, matched):
             assert search.best is not None
-            learned.graph, learned.stale = Skips.of(search.best).graph, 0
+            memory.graph, memory.stale = Skips.of(search.best).graph, 0
         best = search.tries[search.best] if search.best is not None else 0.0
-        learned.done = best >= settings.enough or learned.stale >= settings.patience or search.told >= settings.steps
+        memory.done = best >= settings.enough or memory.stale >= settings.patience or search.told >= settings.steps
 
     def matched(self, sequence: Sequence, graph: SubGraph) -> float:
-        """Which share of the last ``window`` tokens the sub-graph predicts, each after the true ones before it."""
+        """The share of the last ``window`` tokens that the sub-graph predicts, each from the tokens before it."""
         start = len(sequence.tokens) - 1 - self.settings.window
         kv = self.target.fork(sequence.kv, start)
         past = Sequence(sequence.tokens[: start + 1], sequence.prompt_length, kv, sequence.sampler)
@@ -133,11 +135,11 @@ class Swift(SelfDraft[Adapting]):
     "swift",
     family="self-speculative",
     paper="Xia et al. 2025, arXiv 2410.06916",
-    summary="Skips sublayers to draft; which ones is searched for while the text is written.",
-    when_to_use="on long outputs of deep models, where the search is paid back; "
-    "not on small models, and not for short answers without a namespace that remembers the set",
-    tiny={"length": 2, "confidence": 0.3, "window": 1, "every": 1, "ratio": 0.3, "interval": 1, "step": 0.5},
+    summary="Skips sublayers to draft; the set is searched for while the text is generated.",
+    when_to_use="For long outputs of deep models, long enough for the search to find a good set. Not on small models, "
+    "nor for short answers without a namespace that keeps the set.",
+    tiny={"num_draft_tokens": 2, "confidence": 0.3, "window": 1, "every": 1, "ratio": 0.3, "interval": 1, "step": 0.5},
 )
 def build(context: Context, settings: SwiftSettings) -> Parts:
     """The target under sub-graphs that it finds itself."""
-    return Parts(Swift(context.target, settings), Fixed(settings.length, nodes=settings.length))
+    return Parts(Swift(context.target, settings), Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))

@@ -1,12 +1,12 @@
 """TriForce: for long contexts, the target drafts for itself while reading a part of its K/V, and is drafted for.
 
 ``triforce`` (Sun et al. 2024, arXiv 2404.11912) is a hierarchy of three. The *middle* level is the target's own weights
-reading sinks, recent tokens and the chunks of the context that matter now: nearly
-the target, at a cost that does not grow with the context. The *bottom* level drafts for the middle one: a small model
-that reads sinks and recent tokens only, or a lookup in the text. The whole target verifies what the middle level says.
+reading sinks, recent tokens and the chunks of the context most like the latest tokens: nearly the target, at a cost
+that does not grow with the context. The *bottom* level drafts for the middle one: a small model that reads sinks and
+recent tokens only, or a lookup in the text. The whole target verifies the middle level's tokens.
 
 Lossless at both levels: the middle level's tokens are speculative samples, token by token, from its own processed
-distribution, and that distribution is the q row of each. How many are handed up is fixed before the first is drawn; the
+distribution, and that distribution is the q row of each. How many are proposed is fixed before the first is drawn; the
 bottom never drafts so far that there could be more. Where the context is so short that the middle level would read all
 of it, the bottom drafts for the target directly.
 """
@@ -16,32 +16,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.acceptance.distributions_of_draws import acceptance_probability, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, ROOT, QRow, TokenTree
-from outpace.drafting.base import Drafter
-from outpace.drafting.bottom_drafters import Bottom, Lookup, Streaming
+from outpace.drafting.base import Drafter, DraftState
+from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks
 from outpace.methods.registry import Context, Parts, draft_of, register
 from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
 
 
 @dataclass(slots=True)
-class _Middle:
-    """One request's draft in the making. ``run``: all that the middle level has to run, the bottom's refused tokens
-    included; ``at``: the node that it has come to; ``chain``: what is handed up, ``wanted`` tokens."""
+class TriForceState(DraftState):
+    """``chunks``: hidden states of the context. ``bottom``: the bottom drafter's state."""
 
-    sequence: Sequence
+    chunks: Chunks
+    bottom: Any
+
+
+@dataclass(slots=True)
+class MiddleDraft:
+    """One request's draft under construction. ``run``: all that the middle level has to run, rejected tokens of the
+    bottom included; ``at``: the last accepted node of it; ``chain``: the proposal, ``wanted`` tokens."""
+
+    state: TriForceState
     wanted: int
     bottom: Chance
     inner: Chance
@@ -54,20 +62,20 @@ class _Middle:
         return self.wanted - len(self.chain)
 
     def take(self, bottom: TokenTree) -> None:
-        """The bottom's chain behind ``at``."""
+        """Append the bottom's chain after ``at``."""
         node = self.at
         for draw in bottom.draws:
             node = self.run.add(node, draw.token, None if draw.q_row == DETERMINISTIC else bottom.q_rows[draw.q_row])
 
     def judge(self, part: TreeScores) -> None:
-        """Speculative sampling from the middle level's distribution, token by token, until a refusal or a bonus."""
+        """Speculative sampling from the middle level's distribution, token by token, to a recovered or bonus token."""
         accepted = True
         while accepted:
             if part.distribution.dead_end(self.at):
                 self.wanted = len(self.chain)  # nothing can follow: stop before the draw that cannot be made
                 return
             drawn = self.run.draws_at(self.at)
-            if self.sequence.params.greedy:
+            if self.state.sequence.params.greedy:
                 token = part.argmax(self.at)
                 accepted = bool(drawn) and drawn[0].token == token
                 self.chain.add(len(self.chain) - 1, token)
@@ -86,8 +94,12 @@ class _Middle:
             self.at = self.run.add(self.at, token)
 
 
-class TriForce(Drafter):
-    """Three levels. ``inner``: most tokens that the bottom drafts at a time. ``layer``: whose states chunks go by."""
+class TriForce(Drafter[TriForceState]):
+    """Three levels. ``inner``: most tokens that the bottom drafts at a time.
+
+    ``sink``, ``window``, ``retrieved``: first, latest and retrieved tokens that the middle level reads, the last in
+    chunks of ``chunk``, chosen by the hidden states that enter ``layer``.
+    """
 
     proposal = Proposal(sampled=True)
     needs_target_internals = True
@@ -95,7 +107,7 @@ class TriForce(Drafter):
     def __init__(
         self,
         target: Target,
-        bottom: Bottom,
+        bottom: BottomDrafter[Any],
         *,
         inner: int = 4,
         chunk: int = 32,
@@ -110,53 +122,45 @@ class TriForce(Drafter):
         self.chunk = chunk
         self.sink, self.window, self.retrieved = sink, window, retrieved
         self.aux_hidden_state_layers = (layer,) if retrieved else ()
-        self._chunks: dict[Sequence, Chunks] = {}
 
-    def begin(self, sequence: Sequence) -> None:
-        self._chunks[sequence] = Chunks(self.chunk)
-        self.bottom.begin(sequence)
+    def begin(self, sequence: Sequence) -> TriForceState:
+        return TriForceState(sequence, Chunks(self.chunk), self.bottom.begin(sequence))
 
-    def end(self, sequence: Sequence) -> None:
-        self._chunks.pop(sequence, None)
-        self.bottom.end(sequence)
+    def end(self, state: TriForceState) -> None:
+        self.bottom.end(state.bottom)
 
-    def on_prefill(self, sequence: Sequence, position: int, hidden_states: Mapping[int, Tensor]) -> None:
+    def on_prefill(self, state: TriForceState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         for states in hidden_states.values():
-            self._chunks[sequence].add(position, states)
+            state.chunks.add(position, states)
 
-    def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:
-        for sequence, part, verdict in zip(sequences, scores, verdicts, strict=True):
-            # An answer may have been cut before the end of the path.
-            rows = [0, *(node + 1 for node in verdict.path)][: len(sequence.tokens) - part.length]
-            for layer in self.aux_hidden_state_layers:
-                self._chunks[sequence].add(part.length - 1, part.hidden_states[layer][rows])
+    def observe(self, state: TriForceState, verdict: Verdict) -> None:
+        if self.aux_hidden_state_layers:
+            state.chunks.add(verdict.scores.length - 1, verdict.hidden_states(self.aux_hidden_state_layers))
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        drafts: list[_Middle] = []
+    def propose_batch(self, states: Seq[TriForceState], budgets: Seq[Budget]) -> list[TokenTree]:
+        drafts: list[MiddleDraft] = []
         kv: dict[int, Tensor] = {}
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            at = len(sequence.tokens)
-            bottom, inner = (sequence.chance.at(at, f"{self.purpose}/{level}") for level in ("bottom", "middle"))
-            draft = _Middle(sequence, min(budget.depth, budget.nodes), bottom, inner)
-            read = self.read(sequence)
+        for state, budget in zip(states, budgets, strict=True):
+            sequence = state.sequence
+            bottom, inner = (
+                sequence.chance.at(len(sequence.tokens), f"{self.purpose}/{level}") for level in ("bottom", "middle")
+            )
+            draft = MiddleDraft(state, min(budget.depth, budget.nodes), bottom, inner)
+            read = self.read(state)
             if read is None:
-                draft.chain, draft.wanted = self._direct(draft), 0
+                draft.chain, draft.wanted = self.bottom.draft([state.bottom], [()], [draft.wanted], [bottom])[0], 0
             else:
                 kv[len(drafts)] = read
             drafts.append(draft)
         self._run(drafts, kv)
         return [draft.chain for draft in drafts]
 
-    def read(self, sequence: Sequence) -> Tensor | None:
-        """The committed positions that the middle level reads this round; None: all."""
-        length = self.target.length(sequence.kv)
-        return self._chunks[sequence].positions(length, self.sink, self.window, self.retrieved)
+    def read(self, state: TriForceState) -> Tensor | None:
+        """The committed positions that the middle level reads this round, ascending; None: all."""
+        length = self.target.length(state.sequence.kv)
+        return state.chunks.positions(length, self.sink, self.window, self.retrieved)
 
-    def _direct(self, draft: _Middle) -> TokenTree:
-        """The bottom drafts for the target."""
-        return self.bottom.draft([draft.sequence], [()], [draft.wanted], [draft.bottom])[0]
-
-    def _run(self, drafts: Seq[_Middle], kv: Mapping[int, Tensor]) -> None:
+    def _run(self, drafts: Seq[MiddleDraft], kv: Mapping[int, Tensor]) -> None:
         """Bottom and middle by turns, all requests together, until every draft has its tokens."""
         members = [draft for index, draft in enumerate(drafts) if index in kv]
         graph = SubGraph(kv=dict(enumerate(kv.values())))
@@ -164,14 +168,14 @@ class TriForce(Drafter):
         while growing := [draft for draft in members if draft.left > 0]:
             # One less than are left: the middle level adds one of its own.
             chains = self.bottom.draft(
-                [draft.sequence for draft in growing],
+                [draft.state.bottom for draft in growing],
                 [draft.chain.tokens for draft in growing],
                 [min(self.inner, draft.left - 1) for draft in growing],
                 [draft.bottom for draft in growing],
             )
             for draft, chain in zip(growing, chains, strict=True):
                 draft.take(chain)
-            scores = self.target.score([(draft.sequence, draft.run) for draft in members], (), graph, scores)
+            scores = self.target.score([(draft.state.sequence, draft.run) for draft in members], (), graph, scores)
             parts = {id(draft): part for draft, part in zip(members, scores.parts, strict=True)}
             for draft in growing:
                 draft.judge(parts[id(draft)])
@@ -182,7 +186,7 @@ class TriForceSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    length: int = Field(6, ge=0, le=64, description="tokens that the middle level hands up a round")
+    num_draft_tokens: int = Field(6, ge=0, le=64, description="tokens that the middle level proposes a round")
     bottom: Literal["auto", "model", "lookup"] = Field(
         "auto", description="who drafts for the middle level; auto takes the draft model, if one is named"
     )
@@ -193,7 +197,9 @@ class TriForceSettings(BaseModel):
     chunk: int = Field(32, ge=1, description="tokens of a chunk")
     window: int = Field(256, ge=1, description="latest tokens that the middle level reads, and the draft model")
     sink: int = Field(16, ge=0, description="first tokens that both read")
-    layer: int | None = Field(None, ge=0, description="whose states chunks are chosen by; by default the middle one")
+    layer: int | None = Field(
+        None, ge=0, description="layer whose input states choose the chunks; by default the middle one"
+    )
 
 
 def _names_a_model(context: Context) -> bool:
@@ -208,10 +214,11 @@ def _names_a_model(context: Context) -> bool:
     family="self-speculative",
     paper="Sun et al. 2024, arXiv 2404.11912",
     summary="The model reads a part of a long context to draft for itself; a small model or a lookup drafts for that.",
-    when_to_use="where reading the K/V takes most of a forward: contexts of many thousands of tokens on fast weights; "
-    "not on short ones, where a forward costs the same whatever it reads",
+    when_to_use="Where reading the K/V takes most of a forward: contexts of many thousands of tokens on fast weights. "
+    "Not on short ones, where a forward costs the same whatever it reads.",
     tiny={
-        "length": 2, "bottom": "model", "inner": 1, "retrieved": 1, "chunk": 1, "window": 1, "sink": 1, "layer": 2,
+        "num_draft_tokens": 2, "bottom": "model", "inner": 1, "retrieved": 1, "chunk": 1, "window": 1, "sink": 1,
+        "layer": 2,
     },
 )  # fmt: skip
 def build(context: Context, settings: TriForceSettings) -> Parts:
@@ -226,7 +233,7 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
         if settings.bottom == "model":
             raise BadInput("a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup")
         draft = None
-    bottom = Lookup() if draft is None else Streaming(draft, settings.sink, settings.window)
+    bottom = LookupBottom() if draft is None else StreamingBottom(draft, settings.sink, settings.window)
     drafter = TriForce(
         target,
         bottom,
@@ -237,4 +244,4 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
         retrieved=settings.retrieved,
         layer=layer,
     )
-    return Parts(drafter, Fixed(settings.length, nodes=settings.length))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cached_property
@@ -20,11 +20,14 @@ from outpace.targets.rows import Plan, RowTarget
 
 
 class HeadTarget(RowTarget):
-    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd)."""
+    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd).
+
+    ``widened``: its logits are (rows, V) over the target's vocabulary, other tokens being impossible.
+    """
 
     whole = False
 
-    def __init__(self, head: DraftLm, target: Target) -> None:
+    def __init__(self, head: DraftLm, target: Target, *, widened: bool = False) -> None:
         device = getattr(target, "device", torch.device("cpu"))
         factored = head.words.rank > 0
         plan = head_spec(
@@ -37,6 +40,7 @@ class HeadTarget(RowTarget):
         self._inner = HeadRunner(plan, target).inner
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._target = target
+        self._output: Callable[[Tensor], Tensor] = self.widened if widened else lambda logits: logits
         self.words: Tensor = head.words.ids.to(device)
         self.dtype = self._inner.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
@@ -50,7 +54,7 @@ class HeadTarget(RowTarget):
         return list(self.words.tolist())
 
     def widened(self, logits: Tensor) -> Tensor:
-        """(n, Vd) as (n, V): what it cannot say is impossible."""
+        """Logits (n, Vd) as (n, V): tokens that it does not have are impossible."""
         wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
         wide[:, self.words] = logits
         return wide
@@ -61,10 +65,10 @@ class HeadTarget(RowTarget):
         plan = replace(plan, states=self.embed(torch.tensor(tokens)))
         if self._lm_head is None or not logits:
             found = self._inner.run(plan, [0] * len(tokens), logits=logits)
-            return None if found is None else found.float()
+            return None if found is None else self._output(found.float())
         plan.wanted = frozenset([self.num_layers])
         self._inner.run(plan, [0] * len(tokens), logits=False)
-        return self._lm_head(plan.hidden_states[self.num_layers])
+        return self._output(self._lm_head(plan.hidden_states[self.num_layers]))
 
     def open(self) -> Any:
         return self._inner.open()

@@ -1,4 +1,4 @@
-"""What every sampling rule asks of a tree: the draws after a node, and the law that each of them was drawn from."""
+"""What every sampling rule asks of a tree: the draws after a node, and the distribution of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like:
     """The distribution, (V,), that ``draw`` came from given its ``earlier`` siblings; None for a one-hot.
 
     With replacement that is its q row. Without, it is its q row with the tokens of earlier siblings that were drawn
-    from the same row taken out, renormalised: the law of the next draw in sequential (or Gumbel-top-k) sampling.
+    from the same row taken out, renormalised: the distribution of the next draw in sequential (or Gumbel-top-k)
+    sampling.
     """
     if draw.q_row == DETERMINISTIC:
         return None
@@ -39,7 +40,7 @@ def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like:
 
 
 def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> float:
-    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. What the target would never say is never accepted."""
+    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. Where p(x) is 0 the draw is never accepted."""
     p_token = prefix * float(p[token])
     if p_token <= 0.0:
         return 0.0
@@ -48,7 +49,7 @@ def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: floa
 
 
 def residual_distribution(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> tuple[Tensor, float]:
-    """max(0, prefix * p - q), (V,), and its sum: what a rejected draw leaves of the target."""
+    """max(0, prefix * p - q), (V,), and its sum: what a rejected draw leaves of the target distribution."""
     if q is None:
         rest = prefix * p if prefix != 1.0 else p.clone()
         rest[token] = 0.0
