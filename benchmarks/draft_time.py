@@ -3,7 +3,8 @@
     python benchmarks/draft_time.py questions.jsonl --method eagle3 --limit 8 --categories chat
 
 Timers are put around the drafter's parts; each part's time is its own, without that of the parts inside it. Medians
-over rounds, for a draft is now and then interrupted. Beside them: a round's other time, and a round of plain decoding.
+over rounds, for a draft is now and then interrupted. Beside them: a round's other time, and a round of autoregressive
+decoding.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from outpace.cli.options import settings_by_method
 from outpace.core.metrics import total
 from outpace.drafting.dynamic_tree import DynamicTree
 from outpace.engine.decoder import Decoder
+from outpace.heads import committed_rows, feature_drafter
 from outpace.heads.feature_drafter import FeatureDrafter
 from outpace.heads.runner import HeadRunner
 from outpace.methods.learned.feature_method import FeatureSettings
@@ -33,14 +35,14 @@ from outpace.prompts.questions import load_prompts
 from outpace.targets.dense.binding import NativeModel
 
 KERNELS = "the head's kernels"
-PARTS: list[tuple[type, str, str]] = [
-    (FeatureDrafter, "propose", "the rest of drafting"),
-    (FeatureDrafter, "_past", "rows of committed tokens"),
-    (FeatureDrafter, "_level", "rows of a level"),
+PARTS: list[tuple[Any, str, str]] = [
+    (FeatureDrafter, "propose_batch", "the rest of drafting"),
+    (committed_rows, "_next_rows", "rows of committed tokens"),
+    (feature_drafter._LevelRows, "next_level", "rows of a level"),
     (HeadRunner, "run", "Python around the kernels"),
     (DynamicTree, "take", "choosing tokens"),
     (DynamicTree, "tree", "choosing tokens"),
-    (FeatureDrafter, "observe", "states of what was committed"),
+    (FeatureDrafter, "observe", "hidden states of committed tokens"),
 ]
 
 
@@ -59,7 +61,7 @@ class Clock:
             name = part(*arguments)
             if name is None:
                 return function(*arguments, **more)
-            if function.__name__ == "propose":
+            if function.__name__ == "propose_batch":
                 self._close()
             self._inner.append(0.0)
             began = perf_counter()
@@ -144,7 +146,7 @@ def main() -> None:
     print(f"| all of drafting | {1e3 * statistics.median(whole):.2f} |")
     pace = figures["mean_acceptance_length"] / figures["decode_tokens_per_second"]
     print(f"| a whole round, mean | {1e3 * pace:.2f} |")
-    print(f"| a round of plain decoding, mean | {1e3 / alone['decode_tokens_per_second']:.2f} |")
+    print(f"| a round of autoregressive decoding, mean | {1e3 / alone['decode_tokens_per_second']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ All run by turns on every prompt (``outpace bench``'s runner), so that a machine
 holds the tables and OUT.json the results; what an interrupt leaves is written too.
 
 What training cost is read from each head's ``training.json``. A head may be named with settings of its method:
-``--head out/medusa:nodes=8,width=2``.
+``--head out/medusa:max_nodes=8,topk=2``.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_head_is_trained_and_drafts(run: Run, prompts: Path, tmp_path: Path) -
     assert made["steps"] > 0 < made["tokens"]
     assert made["machine"]["torch"]
     assert json.loads((head / CONFIG).read_text())["options"]["steps"] == 2
-    method = TOY.method("eagle3", {"nodes": 3}, head=head)
+    method = TOY.method("eagle3", {"max_nodes": 3}, head=head)
     said = outpace.generate(TOY, "a cat", method=method, max_new_tokens=16)
     assert said.tokens == outpace.generate(TOY, "a cat", method="none", max_new_tokens=16).tokens
     assert said.metrics["drafting_rounds"] > 0.5

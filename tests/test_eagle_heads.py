@@ -190,7 +190,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 def test_decoding_runs_the_network(target: Target, kind: str, options: dict[str, Any]) -> None:
     head = head_of(kind, target, target.vocab_size - 3, **options)
     net = (EagleNet if kind == "eagle" else Eagle3Net)(head, target)
-    drafter = FeatureMethod(net, FeatureSettings(), confident=True)
+    drafter = FeatureMethod(net, FeatureSettings.model_validate({}), confident=True)
     tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
     sequence = target.sequence(tokens)
     state = drafter.begin(sequence)

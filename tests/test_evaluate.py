@@ -194,7 +194,7 @@ def test_drafters_of_trees_are_measured_as_chains_too() -> None:
     alone = head_subjects(model, random_head(("dflash",), model.target), {"dflash": {}, "ddtree": {}}, "my {}")
     labels = ["my dflash chain", "my dflash chain of 6", "my ddtree tree", "my ddtree tree of 60"]
     assert [one.label for one in alone] == labels, "one of the two drafts chains"
-    fixed = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {"nodes": 3}})
+    fixed = head_subjects(model, random_head(("medusa",), model.target), {"medusa": {"max_nodes": 3}})
     assert [one.shape for one in fixed] == ["tree", "chain"], "the user has fixed another size"
     for kind, names in (("medusa", ["medusa"]), ("dflash", ["dflash", "ddtree"])):
         bare = untrained_subjects(model, random_head((kind,), model.target), {name: {} for name in names})
@@ -208,7 +208,7 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
     shards = Shards(tmp_path / "data", {})
     shards.append([Conversation(str(number), [1, 2], [3, 4, 5]) for number in range(6)])
     ran = cli(
-        "eval-head", str(folder), "--prompts", str(questions), "-n", "12", "--json", "--param", "nodes=3",
+        "eval-head", str(folder), "--prompts", str(questions), "-n", "12", "--json", "--param", "max_nodes=3",
         "--baselines", "--data", str(tmp_path / "data"),
     )  # fmt: skip
     assert ran.code == 0, ran
@@ -233,12 +233,12 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
     assert head["parameters"] == sum(weight.numel() for weight in a_head(toy()).parameters())
     assert head["bytes"] == (folder / "model.safetensors").stat().st_size
     assert head["training"] == {"tokens": 1000, "minutes": 0.5}
-    assert found["settings"]["method_settings"] == {"medusa": {"nodes": "3"}}
+    assert found["settings"]["method_settings"] == {"medusa": {"max_nodes": "3"}}
     assert found["settings"]["bigrams_of"] == str(tmp_path / "data")
 
 
 def test_the_command_s_table(cli: Run, folder: Path, questions: Path) -> None:
-    ran = cli("eval-head", str(folder), "--prompts", str(questions), *SHORT, "-t", "0.8", "--param", "nodes=3")
+    ran = cli("eval-head", str(folder), "--prompts", str(questions), *SHORT, "-t", "0.8", "--param", "max_nodes=3")
     assert ran.code == 0, ran
     assert "medusa tree" in ran.out
     assert "tok/fwd by task" in ran.out
@@ -322,7 +322,7 @@ def test_random_heads_are_reproducible_and_lively() -> None:
 @pytest.mark.parametrize("level", ["greedy", "statistical"])
 def test_without_a_trained_head_an_untrained_one_is_certified(level: str, folder: Path) -> None:
     model, prompts = toy(), ["a cat", "of it"]
-    options: dict[str, Any] = {"level": level, "samples": 150, "settings": {"nodes": 3}, "prompts": prompts}
+    options: dict[str, Any] = {"level": level, "samples": 150, "settings": {"max_nodes": 3}, "prompts": prompts}
     certificate = certify("medusa", model, **options)
     assert certificate.lossless is True, certificate
     assert "untrained medusa head" in certificate.verdict

@@ -23,7 +23,7 @@ from outpace.methods.registry import Context, build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.questions import Prompt
 
-CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"width": 1}, {"k": 1})
+CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"topk": 1})
 """Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
 TREE, CHAIN = "tree", "chain"
 FULL = {TREE: ("tree of 60", Fixed(6, 10, 60)), CHAIN: ("chain of 6", Fixed(6, 1, 6))}

@@ -130,9 +130,7 @@ def _measured(
             table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
         else:
             table, fitted = own_answers(model, prompts, settings.max_new_tokens), "the answers to these prompts"
-        nodes = [
-            int(one["nodes"]) for one in chosen.values() if "nodes" in one
-        ]  # as many as the head has, if it is said
+        nodes = [int(one["max_nodes"]) for one in chosen.values() if "max_nodes" in one]  # as many as the head's
         subjects += bigram_subjects(model, table, *nodes[:1])
     with advancing() as advance:
         result = evaluate(model, subjects, prompts, settings, advance)

@@ -19,37 +19,37 @@ Network = Callable[[Tensor], Tensor]
 
 
 class ParallelHeads(Head):
-    """What both kinds share: which token each head is to say, and how wrong it is."""
+    """What both kinds share: which token each head is to predict, and its loss."""
 
     matrix_rate = 0.06
-    """One layer between the target's state and its LM head, which begins as nothing: it has further to go."""
+    """Higher than other heads': one layer between the target's state and its LM head, which begins at zero."""
 
     @classmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
         return (layers,)
 
     @abstractmethod
-    def said(self, normed: Tensor) -> Tensor:
-        """(n, heads, hidden), ready for the LM head, of states (n, hidden) behind the target's final norm."""
+    def predicted(self, normed: Tensor) -> Tensor:
+        """From the target's normed states (n, hidden) to the heads' own, ready for the LM head: (n, heads, hidden)."""
 
     @abstractmethod
     def beside(self, target: Target) -> Network:
         """The same network with its matrices packed as the target's are."""
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
-        said, place = teacher.target_probs(batch)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        targets, place = teacher.target_probs(batch)
+        # A token outside the draft vocabulary cannot be learned, and nothing is drafted after one.
         wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
-        # A draft begins behind a token of which no state is known: a state's first draft token is two positions on.
+        # A draft begins after a token whose state is not known yet: the first draft token is two positions on.
         first = alive = shifted(wanted, 2)
         normed = teacher.norm(batch.states[teacher.final][first])
-        states = self.said(normed.to(next(self.parameters()).dtype))
+        states = self.predicted(normed.to(next(self.parameters()).dtype))
         total, weights = torch.zeros((), device=normed.device), 0.0
         found: dict[str, Tensor] = {}
         for index in range(self.options.heads):
             alive = alive & shifted(wanted, 2 + index)
             places = shifted(place, 1 + index)[alive]
-            loss, hits = soft_cross_entropy(states[alive[first], index], self.words, said, places)
+            loss, hits = soft_cross_entropy(states[alive[first], index], self.words, targets, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight
             found[f"agree_{index + 1}"] = hits

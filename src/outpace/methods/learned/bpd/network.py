@@ -1,7 +1,7 @@
 """The network of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115): one layer for all heads.
 
-Its outputs are each added to the target's last state. It is as wide as the dial for size says, whatever the number of
-heads.
+Each of its outputs is added to the target's last state. Unlike the paper's, its width follows from ``--size`` alone,
+whatever the number of heads, and it learns the target's distribution and not only its token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BpdOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    heads: int = Field(4, ge=1, le=16, description="positions to come that are said at once")
+    heads: int = Field(4, ge=1, le=16, description="positions that are predicted at once")
     decay: float = Field(1.0, gt=0.0, le=1.0, description="weight of a position's loss relative to the one before")
 
 
@@ -41,7 +41,7 @@ class Bpd(ParallelHeads):
         for weight in (self.inner.bias, self.outer.weight, self.outer.bias):
             nn.init.zeros_(weight)
 
-    def said(self, normed: Tensor) -> Tensor:
+    def predicted(self, normed: Tensor) -> Tensor:
         added: Tensor = self.outer(functional.relu(self.inner(normed)))
         return normed[:, None] + added.view(len(normed), self.options.heads, -1)
 
