@@ -24,7 +24,7 @@ from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import TreeDistribution
 from outpace.core.tree import Draw, QRow, TokenTree
-from outpace.drafting.model_drafter import DraftModel, Grow
+from outpace.drafting.model_drafter import BuilderFactory, DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder, StochasticBeam, WithoutReplacement, WithReplacement
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.engine.method import Method
@@ -296,7 +296,9 @@ class Bias:
     """Whether it is large enough for a few thousand tokens of a larger vocabulary, at temperature 1."""
 
 
-def chain(builder: Grow = Chain, rule: Callable[[], AcceptanceRule] = RecursiveRejection, length: int = 2) -> Make:
+def chain(
+    builder: BuilderFactory = Chain, rule: Callable[[], AcceptanceRule] = RecursiveRejection, length: int = 2
+) -> Make:
     return lambda context: Method("planted", DraftModel(context.draft(), builder, CHAIN), rule(), Fixed(length))
 
 
