@@ -1,4 +1,4 @@
-"""The draft LM: exact laws, the same network in training and beside a target, divergences, pruning, on-policy text."""
+"""The draft LM: exact distributions, training and decoding agree, divergences, pruning, on-policy text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 import transformers as hf
 
 from distill_support import PARAMS, TARGETS, answers, context, law_error, text, trained
+from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.drafting.model_drafter import DraftModel
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.dynamic_tree import DynamicTree
+from outpace.drafting.model_drafter import DraftModel, ModelDraftState
 from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import DIVERGENCES, TeacherTargets, soft_divergence
 from outpace.heads.pruned import decoder_spec_of, even, important, take_layers
 from outpace.heads.untrained import random_head
-from outpace.methods.learned.distill.drafter import Distilled, PromisingTree
+from outpace.methods.learned.distill.drafter import DistillDrafter, ReducedTreeBuilder
 from outpace.methods.learned.distill.network import DraftLm
 from outpace.methods.learned.distill.target import HeadTarget
 from outpace.methods.registry import build
@@ -34,8 +37,8 @@ from outpace.training.on_policy import OnPolicy, with_on_policy
 from target_suite import near, tiny_model
 
 MODES: dict[str, dict[str, Any]] = {
-    "tree": {"nodes": 4, "depth": 2, "width": 2},
-    "chain": {"nodes": 2, "depth": 2, "width": 1},
+    "tree": {"max_nodes": 4, "depth": 2, "topk": 2},
+    "chain": {"max_nodes": 2, "depth": 2, "topk": 1},
     "sampled": {"draft": "sampled", "depth": 2, "confidence": 0.0},
     "sampled-tree": {"draft": "sampled-tree", "branching": (2, 1), "confidence": 0.0},
 }
@@ -75,7 +78,7 @@ def learned() -> tuple[TableTarget, DraftLm]:
     return target, head
 
 
-@pytest.mark.parametrize("settings", [*MODES.values(), {}, {"width": 1}], ids=str)
+@pytest.mark.parametrize("settings", [*MODES.values(), {}, {"topk": 1}], ids=str)
 def test_a_trained_one_drafts_well_and_answers_stay_plain(settings: dict[str, Any]) -> None:
     target, head = learned()
     prompts = [(1, 2), (7,), (3, 3, 3)]
@@ -86,7 +89,6 @@ def test_a_trained_one_drafts_well_and_answers_stay_plain(settings: dict[str, An
     if "depth" in settings or "branching" in settings:  # otherwise how much pays depends on the machine
         assert sum(one.metrics.accepted for one in drafted) > 60
     assert isinstance(method.drafter, DraftModel)
-    assert not method.drafter._twins
 
 
 # ------------------------------------------------------------------------------------------- beside the target
@@ -124,70 +126,47 @@ def test_tokens_one_by_one_are_the_causal_forward() -> None:
 
 def test_a_batch_drafts_what_each_drafts_alone() -> None:
     target = TARGETS["dense"]()
-    drafter = Distilled(HeadTarget(draft_lm(target), target), target)
+    drafter = DistillDrafter(HeadTarget(draft_lm(target), target), target)
     prompts = [[3, 4, 5], list(range(2, 40)), [9]]
     together = [target.sequence(one) for one in prompts]
     apart = [target.sequence(one) for one in prompts]
-    for one in (*together, *apart):
-        drafter.begin(one)
     budget = Budget(3, 6, 2)
-    trees = drafter.propose(together, [budget] * 3)
+    trees = drafter.propose_batch([drafter.begin(one) for one in together], [budget] * 3)
     for tree, one in zip(trees, apart, strict=True):
-        alone = drafter.propose([one], [budget])[0]
+        alone = drafter.propose_batch([drafter.begin(one)], [budget])[0]
         assert (tree.tokens, tree.parents) == (alone.tokens, alone.parents)
 
 
-def test_a_fork_and_a_rewind_go_their_own_way_and_nothing_stays() -> None:
+def test_a_rewound_request_drafts_what_a_fresh_one_does() -> None:
     target = TARGETS["dense"]()
-    drafter = Distilled(HeadTarget(draft_lm(target), target), target)
+    drafter = DistillDrafter(HeadTarget(draft_lm(target), target), target)
     budget = Budget(2, 4, 2)
 
     def fresh(tokens: list[int]) -> list[int]:
-        one = target.sequence(tokens)
-        drafter.begin(one)
-        tree = drafter.propose([one], [budget])[0]
-        drafter.end(one)
+        state = drafter.begin(target.sequence(tokens))
+        tree = drafter.propose_batch([state], [budget])[0]
+        drafter.end(state)
         return tree.tokens
 
     one = target.sequence(list(range(2, 30)))
-    drafter.begin(one)
-    drafter.propose([one], [budget])
-    twin = target.sequence([*one.tokens])
-    drafter.fork(one, twin)
+    state: ModelDraftState = drafter.begin(one)
+    drafter.propose_batch([state], [budget])
     one.tokens.append(7)
-    drafter.observe([one], [], [])
-    twin.tokens += [8, 9]
-    assert drafter.propose([twin], [budget])[0].tokens == fresh(twin.tokens)
-    assert drafter.propose([one], [budget])[0].tokens == fresh(one.tokens)
-    del one.tokens[12:]
-    drafter.rewind(one, 12)
-    one.tokens += [50, 51]
-    assert drafter.propose([one], [budget])[0].tokens == fresh(one.tokens)
-    drafter.end(one)
-    drafter.end(twin)
-    assert not drafter._twins
-    assert not drafter._owners
-    assert not drafter._grown
-    assert not drafter._calibrations._open
+    drafter.observe_batch([state], [Verdict((), 7, committed=(7,))])
+    assert drafter.propose_batch([state], [budget])[0].tokens == fresh(one.tokens)
+    one.tokens[12:] = [50, 51]
+    state = drafter.rewind(state, one, 12)
+    assert drafter.propose_batch([state], [budget])[0].tokens == fresh(one.tokens)
+    drafter.end(state)
 
 
 @pytest.mark.parametrize(("level", "forwards"), [(0.05, 4), (5.0, 1)])
 def test_no_level_is_run_that_costs_more_than_it_promises(level: float, forwards: int) -> None:
     target = TableTarget(6)
-    draft = HeadTarget(draft_lm(target), target)
-
-    def rate(kind: Any) -> float:
-        return 0.05 if kind[1] else 0.9
-
-    relative_costs = (1.0, *(1.05 + 0.02 * count for count in range(1, 9)))
-    builder = PromisingTree(
-        target.sequence([1, 2]),
-        Budget(4, 8, 2, relative_costs=relative_costs),
-        SeededChance(0).at(0, ""),
-        draft,
-        rate,
-        level,
-    )
+    budget = Budget(4, 8, 2, relative_costs=(1.0, *(1.05 + 0.02 * count for count in range(1, 9))))
+    ranks = Calibration(lambda kind: 0.05 if kind[1] else 0.9)
+    candidates = DynamicTree(budget, ranks, range(6), expand=8, confident=False, level=level)
+    builder = ReducedTreeBuilder(target.sequence([1, 2]), budget, SeededChance(0).at(0, ""), candidates)
     count, going = 0, True
     while going:
         count += 1

@@ -1,4 +1,4 @@
-"""The draft model: exact output laws through the real Decoder, K/V in step, the protocol that targets rely on."""
+"""The draft model: exact output distributions through the real Decoder, K/V in step, what targets rely on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
-from outpace.drafting.model_drafter import CATCH_UP, DraftModel, top_k_tree
+from outpace.drafting.model_drafter import CATCH_UP, DraftModel, ModelDraftState, top_k_tree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -134,17 +135,17 @@ def test_a_wider_vocabulary_and_a_full_draft_context_keep_the_law() -> None:
 class WrongRow(DraftModel):
     """Planted: the q that is tested is not the q that was sampled."""
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = super().propose(sequences, budgets)
+    def propose_batch(self, states: Seq[ModelDraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = super().propose_batch(states, budgets)
         return [TokenTree.chain(tree.tokens, [QRow(q.probs.sqrt()) for q in tree.q_rows]) for tree in trees]
 
 
 class CutUnlikely(DraftModel):
     """Planted: a draw is dropped for its own q."""
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
+    def propose_batch(self, states: Seq[ModelDraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         trees = []
-        for tree in super().propose(sequences, budgets):
+        for tree in super().propose_batch(states, budgets):
             kept = len(tree)
             for draw in tree.draws:
                 if tree.q_rows[draw.q_row].prob(draw.token) < 0.4:
@@ -195,17 +196,13 @@ def test_greedy_decoding_is_plain_decoding_in_a_mixed_batch(seed: int) -> None:
         check_in_step(running)
     assert [one.tokens for one in running] == expected
     assert all(one.metrics.accepted > 0 for one in (running[3], running[5], running[9], running[11]))
-    for method in methods[3:]:
-        assert isinstance(method.drafter, DraftModel)
-        assert not method.drafter._twins
 
 
 def check_in_step(running: Seq[Generation]) -> None:
     """The draft's K/V are a beginning of the committed tokens, and never hold the last."""
     for one in running:
-        drafter = one.request.method.drafter
-        if isinstance(drafter, DraftModel) and one.sequence in drafter._twins:
-            kv, tokens = drafter._twins[one.sequence].sequence.kv, one.sequence.tokens
+        if isinstance(one.draft_state, ModelDraftState) and one.finish_reason is None:
+            kv, tokens = one.draft_state.draft_sequence.kv, one.sequence.tokens
             assert kv == tokens[: len(kv)]
             assert len(kv) < len(tokens)
 
@@ -260,8 +257,7 @@ def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
     draft, params = other(4), SamplingParams(temperature=0.8, repetition_penalty=1.4)
     sequence = TableTarget(4).sequence([0, 1], params)
     drafter = DraftModel(draft)
-    drafter.begin(sequence)
-    tree = drafter.propose([sequence], [Budget(3)])[0]
+    tree = drafter.propose_batch([drafter.begin(sequence)], [Budget(3)])[0]
     assert len(tree) == 3
     assert tree.is_chain
     for draw in tree.draws:
@@ -278,8 +274,7 @@ def test_a_tree_holds_the_most_probable_paths(temperature: float, depth: int, wi
     prompt = (3, 1)
     sequence = TableTarget(4).sequence(prompt, params)
     drafter = top_k_tree(draft)
-    drafter.begin(sequence)
-    tree = drafter.propose([sequence], [Budget(depth, nodes, width)])[0]
+    tree = drafter.propose_batch([drafter.begin(sequence)], [Budget(depth, nodes, width)])[0]
     assert tree.is_deterministic
 
     found: dict[Path, float] = {}  # every path of at most ``width`` best children a node
@@ -302,44 +297,37 @@ def test_confidence_stops_before_the_next_draw(tree: bool, temperature: float) -
     draft = TableTarget(4, lambda path: torch.tensor([5.0, 0, 0, 0]) if len(path) < 4 else torch.zeros(4))
     sequence = TableTarget(4).sequence([1, 2], SamplingParams(temperature=temperature))
     drafter = top_k_tree(draft) if tree else DraftModel(draft)
-    drafter.begin(sequence)
-    sure = drafter.propose([sequence], [Budget(9, 30, 1, 0.9)])[0]
+    state = drafter.begin(sequence)
+    sure = drafter.propose_batch([state], [Budget(9, 30, 1, 0.9)])[0]
     assert max(sure.depths) == 2  # the third token would be a guess among four
-    assert len(drafter.propose([sequence], [Budget(9, 30, 1, 0.999)])[0]) == 0
+    assert len(drafter.propose_batch([state], [Budget(9, 30, 1, 0.999)])[0]) == 0
 
 
 def test_proposals_that_are_not_observed_leave_no_trace() -> None:
     sequence = TableTarget(4).sequence([0, 1, 2])
     drafter = DraftModel(other(4))
-    drafter.begin(sequence)
-    first = drafter.propose([sequence], [Budget(3)])[0]
-    again = drafter.propose([sequence], [Budget(3)])[0]
+    state = drafter.begin(sequence)
+    first = drafter.propose_batch([state], [Budget(3)])[0]
+    again = drafter.propose_batch([state], [Budget(3)])[0]
     assert first.tokens == again.tokens
-    drafter.propose([sequence], [Budget(0)])
+    drafter.propose_batch([state], [Budget(0)])
     sequence.tokens.append(3)
-    drafter.observe([sequence], [], [])
-    assert drafter._twins[sequence].sequence.kv == []
-    assert len(drafter.propose([sequence], [Budget(3)])[0]) == 3
+    drafter.observe_batch([state], [Verdict((), 3, committed=(3,))])
+    assert state.draft_sequence.kv == []
+    assert len(drafter.propose_batch([state], [Budget(3)])[0]) == 3
 
 
-def test_a_fork_goes_its_own_way() -> None:
-    target, draft = TableTarget(5), other(5)
-    drafter = DraftModel(draft)
-    one = target.sequence([i % 5 for i in range(CATCH_UP + 5)])
-    drafter.begin(one)
-    drafter.propose([one], [Budget(2)])
-    twin = target.sequence([*one.tokens])
-    drafter.fork(one, twin)
-    assert drafter._twins[twin].sequence.kv == one.tokens[:-1]
-    twin.tokens.append(4)
-    assert drafter._twins[one].sequence.tokens is one.tokens
-    trees = drafter.propose([one, twin], [Budget(2), Budget(2)])
-    fresh = DraftModel(draft)
-    fresh.begin(twin)
-    assert trees[1].tokens == fresh.propose([twin], [Budget(2)])[0].tokens
-    drafter.end(one)
-    drafter.end(twin)
-    assert not drafter._twins
+def test_a_rewound_request_keeps_the_kv_that_still_holds() -> None:
+    drafter = DraftModel(other(5))
+    sequence = TableTarget(5).sequence([i % 5 for i in range(CATCH_UP + 5)])
+    state = drafter.begin(sequence)
+    drafter.propose_batch([state], [Budget(2)])
+    assert state.draft_sequence.kv == sequence.tokens[:-1]
+    sequence.tokens[9:] = [4, 4, 2]
+    state = drafter.rewind(state, sequence, 9)
+    assert state.draft_sequence.kv == sequence.tokens[:9]
+    fresh = drafter.propose_batch([drafter.begin(sequence)], [Budget(2)])[0]
+    assert drafter.propose_batch([state], [Budget(2)])[0].tokens == fresh.tokens
 
 
 # ------------------------------------------------------------------------------------------------- as a method
@@ -350,10 +338,10 @@ def test_the_method_is_registered(name: str) -> None:
     target = TableTarget(4)
     chain = registry.build(name, Context(target, lambda: other(4)))
     assert str(chain.drafter.proposal) == "chains of sampled draft tokens"
-    tree = registry.build(name, Context(target, lambda: other(4)), {"width": 3})
+    tree = registry.build(name, Context(target, lambda: other(4)), {"topk": 3})
     assert str(tree.drafter.proposal) == "trees of deterministic draft tokens"
     with pytest.raises(BadInput, match="takes chains"):
-        registry.build(name, Context(target, lambda: other(4)), {"width": 3}, rule="rejection")
+        registry.build(name, Context(target, lambda: other(4)), {"topk": 3}, rule="rejection")
 
 
 def test_another_vocabulary_is_refused() -> None:
@@ -364,7 +352,7 @@ def test_another_vocabulary_is_refused() -> None:
 # ---------------------------------------------------------------------------------------------- on a real model
 
 
-@pytest.mark.parametrize("settings", [{}, {"confidence": 0.02}, {"width": 3, "length": 3}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"confidence": 0.02}, {"topk": 3, "num_draft_tokens": 3}], ids=str)
 def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
     """Draft and target are one float32 model, so a wrong row, position or K/V of the draft would be rejected."""
     target = HFTarget(tiny_model("llama"))
@@ -378,10 +366,9 @@ def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
         while decoder.step():
             for generation in running:
                 if one is method and generation.finish_reason is None:
-                    assert isinstance(method.drafter, DraftModel)
-                    assert method.drafter._twins[generation.sequence].sequence.kv.length < len(
-                        generation.sequence.tokens
-                    )
+                    assert isinstance(generation.draft_state, ModelDraftState)
+                    kv = generation.draft_state.draft_sequence.kv
+                    assert kv.length < len(generation.sequence.tokens)
         outputs.append([generation.tokens for generation in running])
     assert outputs[0] == outputs[1]
     if not settings:
@@ -401,14 +388,11 @@ def test_the_drafts_next_scores_equal_a_fresh_prefill(tree: bool) -> None:
         decoder.submit(Request(tuple(range(1, 20 + seed)), method, params, max_new_tokens=10))
     budget = Budget(3, 6, 2)
     while decoder.step():
-        active = [one.sequence for one in decoder.active]
-        kept, fresh = (
-            drafter.propose(active, [budget] * len(active)),
-            (top_k_tree(draft) if tree else DraftModel(draft)),
-        )
-        for sequence, tree_kept in zip(active, kept, strict=True):
-            fresh.begin(sequence)
-            found = fresh.propose([sequence], [budget])[0]
+        active = [one.draft_state for one in decoder.active]
+        kept = drafter.propose_batch(active, [budget] * len(active))
+        fresh = top_k_tree(draft) if tree else DraftModel(draft)
+        for state, tree_kept in zip(active, kept, strict=True):
+            found = fresh.propose_batch([fresh.begin(state.sequence)], [budget])[0]
             assert found.tokens == tree_kept.tokens
             assert found.parents == tree_kept.parents
             for one, other_row in zip(found.q_rows, tree_kept.q_rows, strict=True):

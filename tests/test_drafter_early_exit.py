@@ -14,14 +14,14 @@ from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
-from outpace.drafting.self_draft import Pass
+from outpace.drafting.self_draft import DraftPass
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
-from outpace.methods.self_speculative.early_exit import EarlyExit, ExitRecord, chosen_exits
-from outpace.targets.base import Sequence, SubGraph, Target, TreeScores
+from outpace.methods.self_speculative.early_exit import EarlyExit, EarlyExitState, ExitRecord, exits_of
+from outpace.targets.base import SubGraph, Target
 from outpace.targets.dense.decoder_spec import draw
 from outpace.targets.dense.target import DenseTarget
 from outpace.targets.table import TableTarget
@@ -30,7 +30,7 @@ from target_suite import random_tokens
 
 RNG = random.Random(2)
 PROMPTS = [random_tokens(count, RNG) for count in (14, 5)]
-FREE: dict[str, Any] = {"row_cost": 0.0, "head_cost": 0.0, "length": 4}
+FREE: dict[str, Any] = {"row_cost": 0.0, "head_cost": 0.0, "num_draft_tokens": 4}
 """Settings under which drafting is cheap, so that it happens."""
 
 
@@ -74,7 +74,8 @@ def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) 
     decoder = Decoder(target)
     generation = decoder.submit(Request(tuple(PROMPTS[0]), method, params, max_new_tokens=18))
     decoder.step()
-    records = drafter._own[generation.sequence].exits
+    assert isinstance(generation.draft_state, EarlyExitState)
+    records = generation.draft_state.exits
     priors = [ExitRecord(layer).rate for layer in drafter.aux_hidden_state_layers]
     while decoder.step():
         pass
@@ -139,27 +140,26 @@ def test_nothing_is_drafted_where_no_exit_pays_and_again_when_one_does() -> None
     target = TableTarget(5, layers=8)
     _, drafter = built(target, exits=[2, 4], rest=3)
     sequence = target.sequence([0, 1, 2])
-    drafter.begin(sequence)
+    state = drafter.begin(sequence)
     target.prefill([sequence])
-    own = drafter._own[sequence]
-    own.exits = [record(2, 0.01), record(4, 0.05)]
+    state.exits = [record(2, 0.01), record(4, 0.05)]
     looked = []
     for _ in range(6):
-        assert len(drafter.propose([sequence], [Budget(4)])[0]) == 0
-        weight = own.exits[0].rate.weight
+        assert len(drafter.propose_batch([state], [Budget(4)])[0]) == 0
+        weight = state.exits[0].rate.weight
         scores = target.score([(sequence, TokenTree())], aux_hidden_state_layers=drafter.aux_hidden_state_layers)
-        drafter.observe([sequence], [scores[0]], [Verdict((), 1)])
-        looked.append(own.exits[0].rate.weight != weight)
+        drafter.observe(state, Verdict((), 1, scores[0], (1,)))
+        looked.append(state.exits[0].rate.weight != weight)
     assert looked == [False, False, True] * 2, "a look at the exits every third round"
-    own.exits = [record(2, 0.9), record(4, 0.05)]
+    state.exits = [record(2, 0.9), record(4, 0.05)]
     drafter.dynamic = False
-    assert len(drafter.propose([sequence], [Budget(4)])[0]) == 4
+    assert len(drafter.propose_batch([state], [Budget(4)])[0]) == 4
 
 
 class Unlearning(EarlyExit):
     """The estimates switched off: every exit keeps its prior."""
 
-    def learn(self, sequence: Sequence, scores: TreeScores, verdict: Verdict, drafted: Pass | None) -> None:
+    def learn(self, state: EarlyExitState, verdict: Verdict, drafted: DraftPass | None) -> None:
         return
 
 
@@ -175,7 +175,7 @@ def test_the_exit_that_predicts_is_found() -> None:
         one = decoder.submit(Request(tuple(PROMPTS[0]), method, max_new_tokens=60))
         layers = []
         while decoder.step():
-            layers.append(drafter.plan(one.sequence, Budget(4))[0].stop)
+            layers.append(drafter.plan(one.draft_state, Budget(4))[0].stop)
         accepted[kind] = one.metrics.accepted
         assert set(layers[10:]) == ({2} if kind is EarlyExit else {1})
     assert accepted[EarlyExit] > 2 * accepted[Unlearning]
@@ -196,14 +196,14 @@ def test_confidence_ends_a_draft() -> None:
 def test_thresholds_lie_between_right_and_wrong() -> None:
     one = ExitRecord(3)
     for _ in range(200):
-        one.sure_right.add(0.9, 0.9)
-        one.sure_wrong.add(0.3, 0.9)
+        one.confidence_right.add(0.9, 0.9)
+        one.confidence_wrong.add(0.3, 0.9)
     assert one.threshold == pytest.approx(0.6, abs=1e-3)
 
 
 def test_the_verifying_forward_takes_over_the_exits_layers() -> None:
     class Cold(EarlyExit):
-        def reusable_forward(self, sequences: Any) -> None:
+        def reusable_forward(self, states: Any) -> None:
             return None
 
     spent = {}
@@ -229,13 +229,13 @@ def test_the_verifying_forward_takes_over_the_exits_layers() -> None:
 
 def test_exits_are_checked() -> None:
     target = TableTarget(5, layers=12)
-    assert chosen_exits(target, None) == (3, 6, 9)
-    assert chosen_exits(target, (9, 4, 4)) == (4, 9)
-    assert chosen_exits(TableTarget(5, layers=2), None) == (1,)
+    assert exits_of(target, None) == (3, 6, 9)
+    assert exits_of(target, (9, 4, 4)) == (4, 9)
+    assert exits_of(TableTarget(5, layers=2), None) == (1,)
     for exits in ((0,), (12,), (3, -1)):
         with pytest.raises(BadInput, match="cannot exit after"):
-            chosen_exits(target, exits)
+            exits_of(target, exits)
     with pytest.raises(BadInput, match="no exit"):
-        chosen_exits(target, ())
+        exits_of(target, ())
     with pytest.raises(BadInput, match="no exit"):
-        chosen_exits(TableTarget(5, layers=1), None)
+        exits_of(TableTarget(5, layers=1), None)

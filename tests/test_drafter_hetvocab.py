@@ -1,4 +1,4 @@
-"""Draft models of another vocabulary: exact laws for all three algorithms, and a tokenizer that was really trained."""
+"""Draft models of another vocabulary: exact distributions of all algorithms, and a really trained tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.text_drafter import TextDrafter
+from outpace.drafting.text_drafter import TextBuilder, TextDrafter, TextDraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -70,7 +70,7 @@ def cells(count: int) -> list[Setting]:
 def test_the_law_of_outputs_is_the_targets(algorithm: str, theirs: str) -> None:
     def make(context: Context) -> Method:
         return registry.build(
-            "hetvocab", with_letters(context, OTHERS[theirs], 4), {"algorithm": algorithm, "length": 2}
+            "hetvocab", with_letters(context, OTHERS[theirs], 4), {"algorithm": algorithm, "num_draft_tokens": 2}
         )
 
     certificate = certify_exact("hetvocab", make, cells({"slem": 4, "tli": 2, "slrs": 1}[algorithm]))
@@ -202,7 +202,7 @@ def methods(model: Model, draft: Model) -> dict[str, Method]:
     names: dict[str, tuple[str, dict[str, Any]]] = {
         "tli": ("hetvocab", {}),
         "slem": ("hetvocab", {"algorithm": "slem"}),
-        "draft-model": ("draft-model", {"width": 3}),
+        "draft-model": ("draft-model", {"topk": 3}),
         "rsd": ("rsd", {}),
         "sampled-tree": ("sampled-tree", {}),
     }
@@ -264,21 +264,21 @@ def test_reading_again_runs_nothing_twice(pair: tuple[Model, Model]) -> None:
     one = decoder.submit(Request(tuple(prompts(target, 1)[0]), method, SamplingParams(), max_new_tokens=60))
     lags = []
     while decoder.step():
-        voice = drafter._voices[one.sequence]
-        inner = voice.follower.place(voice.reading.ids, 1)
+        state = one.draft_state
+        assert isinstance(state, TextDraftState)
+        inner = state.follower.place(state.reading.ids, 1)
         # Its K/V are those of the text as it reads it now: the next logits are a fresh sequence's.
-        if voice.follower.run < len(inner.tokens):
+        if one.finish_reason is None and state.follower.run < len(inner.tokens):
             fresh = draft.target.sequence(inner.tokens)
             draft.target.prefill([fresh])
-            logits = draft.target.score([(inner, TokenTree.chain(inner.tokens[voice.follower.run + 1 :]))])[0].logits[
+            logits = draft.target.score([(inner, TokenTree.chain(inner.tokens[state.follower.run + 1 :]))])[0].logits[
                 -1
             ]
             torch.testing.assert_close(
                 logits, draft.target.score([(fresh, TokenTree())])[0].logits[-1], atol=1e-4, rtol=1e-4
             )
-        lags.append(len(inner.tokens) - voice.follower.run)
+        lags.append(len(inner.tokens) - state.follower.run)
     assert sum(lags) < 3.5 * len(lags)
-    assert not drafter._voices
 
 
 def test_looking_back_makes_drafts_that_are_accepted(
@@ -294,11 +294,11 @@ def test_looking_back_makes_drafts_that_are_accepted(
         found = 0
         for at in range(20, len(ids) - 20):
             sequence = target.target.sequence(ids[:at])
-            drafter.begin(sequence)
-            voice = drafter._voices[sequence]
-            voice.text = b"".join(target.tokenizer.token_bytes(token) or b"" for token in ids[at : at + 6])
-            found += drafter._tree(voice, sequence, Budget(4)).tokens == ids[at : at + 4]
-            drafter.end(sequence)
+            state = drafter.begin(sequence)
+            drafted = TextBuilder(sequence, Budget(6), draft.tokenizer)
+            drafted.text = b"".join(target.tokenizer.token_bytes(token) or b"" for token in ids[at : at + 6])
+            found += drafter._tree(state, drafted, 4).tokens == ids[at : at + 4]
+            drafter.end(state)
         return found
 
     with_it = hits()
@@ -312,18 +312,17 @@ def test_the_end_is_drafted_where_both_have_it() -> None:
     draft = TableTarget(3, lambda path: torch.tensor([2.0 * (path[-1] == 1), 1.0, 0.0]))
     drafter = TextDrafter(draft, theirs, ours, 4)
     sequence = TableTarget(3).sequence([0])
-    drafter.begin(sequence)
-    assert drafter.propose([sequence], [Budget(4)])[0].tokens == [1, 2]
+    assert drafter.propose_batch([drafter.begin(sequence)], [Budget(4)])[0].tokens == [1, 2]
 
 
 def test_a_confident_draft_goes_on_and_another_stops() -> None:
     ours, theirs = Letters(["a", "b"]), Letters(["b", "a"])
     draft = TableTarget(2, lambda path: torch.tensor([3.0, 0.0]) if len(path) < 3 else torch.tensor([0.1, 0.0]))
     drafter, sequence = TextDrafter(draft, theirs, ours, 8), TableTarget(2).sequence([0])
-    drafter.begin(sequence)
-    assert drafter.propose([sequence], [Budget(8, confidence=0.9)])[0].tokens == [1, 1]
-    assert len(drafter.propose([sequence], [Budget(8)])[0]) == 8
-    assert len(drafter.propose([sequence], [Budget(0)])[0]) == 0
+    state = drafter.begin(sequence)
+    assert drafter.propose_batch([state], [Budget(8, confidence=0.9)])[0].tokens == [1, 1]
+    assert len(drafter.propose_batch([state], [Budget(8)])[0]) == 8
+    assert len(drafter.propose_batch([state], [Budget(0)])[0]) == 0
 
 
 def constant(row: Tensor) -> Table:
@@ -335,5 +334,4 @@ def test_a_character_that_the_target_has_begun_is_finished_or_nothing_is_drafted
     for favourite, expected in ((0, [1]), (2, [2]), (1, [])):
         draft = TableTarget(3, constant(torch.eye(3)[favourite]))
         drafter, sequence = TextDrafter(draft, theirs, ours, 1), TableTarget(4).sequence([3, 0])
-        drafter.begin(sequence)
-        assert drafter.propose([sequence], [Budget(3)])[0].tokens == expected
+        assert drafter.propose_batch([drafter.begin(sequence)], [Budget(3)])[0].tokens == expected

@@ -19,7 +19,7 @@ from outpace.drafting.skip_tuning import Beginnings, Costs, Tuning
 from outpace.engine.method import Method
 from outpace.methods import registry
 from outpace.methods.registry import Context
-from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, chosen_skips
+from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, skips_of
 from outpace.methods.self_speculative.swift import Swift
 from outpace.targets.base import SubGraph, Target
 from outpace.targets.dense.decoder_spec import draw
@@ -55,7 +55,7 @@ def test_lossless_on_a_slice_of_the_matrix(name: str) -> None:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_greedy_decoding_is_plain_decoding(name: str, kind: str) -> None:
     target = TARGETS[kind](spare_model(*SPARE))
-    settings: dict[str, Any] = {"length": 4, "confidence": 0.1}
+    settings: dict[str, Any] = {"num_draft_tokens": 4, "confidence": 0.1}
     settings |= {"attention": [1, 2]} if name == "dv" else {"window": 4, "every": 1, "ratio": 0.5}
     found = decode(target, registry.build(name, context(target), settings), PROMPTS, 16)
     assert texts(found) == texts(decode(target, plain(), PROMPTS, 16))
@@ -67,15 +67,13 @@ def test_greedy_decoding_is_plain_decoding(name: str, kind: str) -> None:
 
 def test_what_the_settings_name_is_skipped(tmp_path: Path) -> None:
     target = spare()
-    assert chosen_skips(target, LayerSkipSettings.model_validate({"attention": (1,), "mlp": (2, 3)})) == Skips(
-        (1,), (2, 3)
-    )
+    assert skips_of(target, LayerSkipSettings.model_validate({"attention": (1,), "mlp": (2, 3)})) == Skips((1,), (2, 3))
     file = tmp_path / "skips.json"
     file.write_text(json.dumps({"format": FORMAT, "layers": 4, "attention": [2], "mlp": []}))
     method = registry.build("dv", context(target), {"skips": str(file)})
     assert isinstance(method.drafter, LayerSkip)
     assert method.drafter.graph == SubGraph(skip_attention=frozenset({2}))
-    default = chosen_skips(target, LayerSkipSettings.model_validate({}))
+    default = skips_of(target, LayerSkipSettings.model_validate({}))
     assert default.attention
     assert not default.mlp
 
@@ -129,8 +127,7 @@ def test_a_judging_pass_accepts_what_decoding_accepts() -> None:
     runs = beginnings.runs(graph)
     for place, run in zip(beginnings.all, runs, strict=True):
         drafter = LayerSkip(target, graph, 0.0)
-        drafter.begin(place.sequence)
-        [tree] = drafter.propose([place.sequence], [Budget(5)])
+        [tree] = drafter.propose_batch([drafter.begin(place.sequence)], [Budget(5)])
         same = [ours == theirs for ours, theirs in zip(tree.tokens, place.expected, strict=True)]
         assert run == ([*same, False]).index(False)
     assert 0 < sum(runs) < 5 * len(runs)
@@ -196,7 +193,9 @@ def test_too_short_answers_and_too_shallow_models_are_refused() -> None:
 
 def swift(target: Target, **settings: Any) -> tuple[Method, Swift]:
     method = registry.build(
-        "swift", context(target), {"length": 4, "confidence": 0.1, "window": 8, "every": 1, "ratio": 0.5, **settings}
+        "swift",
+        context(target),
+        {"num_draft_tokens": 4, "confidence": 0.1, "window": 8, "every": 1, "ratio": 0.5, **settings},
     )
     assert isinstance(method.drafter, Swift)
     return method, method.drafter
@@ -213,7 +212,7 @@ def test_the_online_search_raises_acceptance() -> None:
         rates[steps] = sum(one.metrics.accepted for one in later) / sum(one.metrics.rounds for one in later)
         caches = later[0].metrics.caches
         assert caches[0].entries <= caches[0].bound == steps
-        assert len(drafter.learned) == 1
+        assert len(drafter.memories) == 1
     assert rates[60] > rates[0] + 0.5
 
 
@@ -243,11 +242,12 @@ def test_the_search_stops_by_each_of_its_criteria() -> None:
     for settings, most in (({"steps": 5}, 5), ({"patience": 3, "enough": 1.0}, 60), ({"enough": 0.0}, 1)):
         method, drafter = swift(target, **settings)
         decode(target, method, PROMPTS[:1], 60, namespace="one")
-        learned = next(iter(drafter.learned._named.values()))
-        assert learned.done
-        assert 0 < learned.search.told <= most
+        [memory] = [drafter.memories._named.get(name) for name in drafter.memories._named.recent()]
+        assert memory is not None
+        assert memory.done
+        assert 0 < memory.search.told <= most
         if "patience" in settings:
-            assert learned.stale == 3
+            assert memory.stale == 3
 
 
 def test_nothing_is_learned_from_another_namespace() -> None:
@@ -260,7 +260,7 @@ def test_nothing_is_learned_from_another_namespace() -> None:
     assert other.metrics.drafted == fresh.metrics.drafted
     assert other.metrics.accepted == fresh.metrics.accepted
     decode(target, method, PROMPTS[:1], 20)
-    assert len(drafter.learned) == 2, "a request without a namespace leaves nothing"
+    assert len(drafter.memories) == 2, "a request without a namespace leaves nothing"
 
 
 def test_a_seed_reproduces_a_sampled_answer_while_searching() -> None:

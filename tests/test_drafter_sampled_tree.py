@@ -1,4 +1,4 @@
-"""Sampled trees: every draw has the law that its row says, beams are drawn without replacement, nothing is cut."""
+"""Sampled trees: every draw has the distribution of its row, beams are drawn without replacement, nothing is cut."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.registry import Context, build
-from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, reference_probs
 from support import distance as apart
@@ -48,7 +47,7 @@ PARAMS = {
     "top-p, penalties": SamplingParams(1.3, top_p=0.85, repetition_penalty=1.6, presence_penalty=0.5),
     "processor": SamplingParams(1.0, frequency_penalty=0.7, processors=(NeverTwice(),)),
 }
-GROWTHS: dict[str, type[SampledTreeBuilder]] = {
+BUILDERS: dict[str, type[SampledTreeBuilder]] = {
     "with replacement": WithReplacement,
     "without replacement": WithoutReplacement,
     "greedy plus one": GreedyPlusOne,
@@ -88,8 +87,7 @@ def proposed(
     """One draft after PROMPT."""
     drafter = DraftModel(draft(vocab), partial(builder, branching=branching), PROPOSALS[builder])
     sequence = TableTarget(vocab).sequence(PROMPT, params, chance=chance)
-    drafter.begin(sequence)
-    return drafter.propose([sequence], [Budget(depth, nodes, max(branching), confidence)])[0]
+    return drafter.propose_batch([drafter.begin(sequence)], [Budget(depth, nodes, max(branching), confidence)])[0]
 
 
 # -------------------------------------------------------------------------------------------- draws one by one
@@ -135,7 +133,7 @@ def test_ordered_samples_have_the_sequential_law(weights: list[float], k: int) -
 # ------------------------------------------------------------------------------------------------ the rows are true
 
 
-@pytest.mark.parametrize("kind", GROWTHS)
+@pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("branching", [(2, 1), (3,), (1, 2)])
 def test_the_probability_of_a_tree_is_that_of_its_draws(kind: str, name: str, branching: tuple[int, ...]) -> None:
@@ -144,7 +142,7 @@ def test_the_probability_of_a_tree_is_that_of_its_draws(kind: str, name: str, br
     trees: dict[Any, TokenTree] = {}
 
     def program(source: ChanceSource) -> TokenTree:
-        return proposed(GROWTHS[kind], branching, source, PARAMS[name], depth=len(branching))
+        return proposed(BUILDERS[kind], branching, source, PARAMS[name], depth=len(branching))
 
     for tree, weight in Enumeration.outcomes(program):
         key = tuple((one.parent, one.token, one.q_row) for one in tree.draws)
@@ -161,12 +159,12 @@ def test_the_probability_of_a_tree_is_that_of_its_draws(kind: str, name: str, br
         assert weights[key] == pytest.approx(said, abs=1e-6), key
 
 
-@pytest.mark.parametrize("kind", [*GROWTHS, "beam"])
+@pytest.mark.parametrize("kind", [*BUILDERS, "beam"])
 @pytest.mark.parametrize("name", PARAMS)
 def test_rows_are_the_draft_models_own_for_the_path(kind: str, name: str) -> None:
     """Temperature, top-k, top-p, penalties and processors as of the node, not of the root."""
     table, params = draft(4).table, PARAMS[name]
-    builder = StochasticBeam if kind == "beam" else GROWTHS[kind]
+    builder = StochasticBeam if kind == "beam" else BUILDERS[kind]
     for seed in range(12):
         tree = proposed(builder, (2, 2), SeededChance(seed), params, vocab=4)
         assert len(tree)
@@ -203,7 +201,7 @@ def shape(tree: TokenTree) -> tuple[int, ...]:
     return tuple(tree.parents)
 
 
-@pytest.mark.parametrize("growth", [WithoutReplacement, GreedyPlusOne])
+@pytest.mark.parametrize("builder", [WithoutReplacement, GreedyPlusOne])
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 6, 64])
 def test_the_shape_does_not_depend_on_what_is_drawn(builder: type[SampledTreeBuilder], nodes: int) -> None:
     """Every row has full support here, so that all draws there could be are made, or none."""
@@ -242,7 +240,7 @@ def test_a_beam_is_no_wider_than_what_can_be_drawn() -> None:
     assert not len(proposed(StochasticBeam, (8,), SeededChance(1), SamplingParams(1.0, top_k=2), depth=2, nodes=7))
 
 
-@pytest.mark.parametrize("growth", [WithReplacement, WithoutReplacement, GreedyPlusOne])
+@pytest.mark.parametrize("builder", [WithReplacement, WithoutReplacement, GreedyPlusOne])
 def test_a_threshold_looks_at_the_row_and_not_at_the_draw(builder: type[SampledTreeBuilder]) -> None:
     """A node is expanded or not for its own row's largest probability, before anything is drawn from it."""
     trees = [tree for tree, _ in Enumeration.outcomes(lambda source: proposed(builder, (2, 1), source, confidence=0.5))]
@@ -253,7 +251,7 @@ def test_a_threshold_looks_at_the_row_and_not_at_the_draw(builder: type[SampledT
             assert bool(tree.children(node)) is (largest >= 0.5)
 
 
-@pytest.mark.parametrize("growth", [*GROWTHS.values(), StochasticBeam])
+@pytest.mark.parametrize("builder", [*BUILDERS.values(), StochasticBeam])
 def test_at_temperature_0_the_draft_is_the_greedy_path(builder: type[SampledTreeBuilder]) -> None:
     tree = proposed(builder, (2, 2), SeededChance(0), SamplingParams(), depth=3)
     path = list(PROMPT)
@@ -284,9 +282,9 @@ def test_a_beam_draws_whole_sequences_without_replacement(vocab: int, beam: int,
     drafter = DraftModel(draft(vocab), partial(StochasticBeam, branching=(beam,)), PROPOSALS[StochasticBeam])
     for seed in range(samples):
         sequence = TableTarget(vocab).sequence([token % vocab for token in PROMPT], PLAIN, chance=SeededChance(seed))
-        drafter.begin(sequence)
-        tree = drafter.propose([sequence], [Budget(depth, 64, beam)])[0]
-        drafter.end(sequence)
+        state = drafter.begin(sequence)
+        tree = drafter.propose_batch([state], [Budget(depth, 64, beam)])[0]
+        drafter.end(state)
         last = [one for one in tree.draws if tree.depths[one.node] == depth]
         counts[tuple(tuple(tree.path_tokens(one.node)) for one in last)] += 1
     expected = sequences_of(vocab, beam, depth)
@@ -338,9 +336,9 @@ def beam_error(name: str, beam: int, depth: int, vocab: int, samples: int) -> tu
     drafter = DraftModel(draft(vocab), partial(StochasticBeam, branching=(beam,)), PROPOSALS[StochasticBeam])
     for seed in range(samples):
         sequence.chance = SeededChance(seed)
-        drafter.begin(sequence)
-        tree = drafter.propose([sequence], [Budget(depth, 64, beam)])[0]
-        drafter.end(sequence)
+        state = drafter.begin(sequence)
+        tree = drafter.propose_batch([state], [Budget(depth, 64, beam)])[0]
+        drafter.end(state)
         key = tuple(tree.draws)
         if key not in judged:
             scores = target.score([(sequence, tree)])[0]
@@ -430,7 +428,7 @@ class Watched(TableTarget):
         super().prefill(sequences, *args, **kwargs)
 
 
-@pytest.mark.parametrize("growth", [*GROWTHS.values(), StochasticBeam])
+@pytest.mark.parametrize("builder", [*BUILDERS.values(), StochasticBeam])
 def test_the_draft_models_kv_keeps_step(builder: type[SampledTreeBuilder]) -> None:
     """After every round it holds a beginning of the committed tokens, short by no more than it did not run."""
     small = Watched(4, random_table(4, 2, sharpness=1.0))
@@ -443,15 +441,13 @@ def test_the_draft_models_kv_keeps_step(builder: type[SampledTreeBuilder]) -> No
         decoder.submit(Request((0, 1, seed), method, SamplingParams(1.0, seed=seed), max_new_tokens=40))
         for seed in range(3)
     ]
-    twins: dict[Sequence, Any] = drafter._twins
     while decoder.step():
         for one in decoder.active:
-            kv, tokens = twins[one.sequence].sequence.kv, one.sequence.tokens
+            kv, tokens = one.draft_state.draft_sequence.kv, one.sequence.tokens
             assert kv == tokens[: len(kv)]
             assert 0 < len(tokens) - 1 - len(kv) <= 1 or len(kv) == len(tokens) - 1
             assert one.sequence.kv == tokens[:-1]
     assert small.prefills <= 1, "committed tokens ride along in the first forward of the next draft"
-    assert not twins
     assert all(len(one.tokens) == 40 for one in running)
     assert CATCH_UP > 1
 
@@ -466,7 +462,7 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
             assert (position, purpose) == (len(PROMPT), "draft")
             return super().at(position, purpose)
 
-    builders: list[type[SampledTreeBuilder]] = [*GROWTHS.values(), StochasticBeam]
+    builders: list[type[SampledTreeBuilder]] = [*BUILDERS.values(), StochasticBeam]
     for builder in builders:
         assert len(proposed(builder, (2, 1), Elsewhere(3)))
 
@@ -480,7 +476,7 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
     [
         ({"branching": ()}, "branching"),
         ({"branching": (-1,)}, "branching"),
-        ({"nodes": 0}, "nodes"),
+        ({"max_nodes": 0}, "max_nodes"),
         ({"beam": -1}, "beam"),
         ({"draws": "all"}, "draws"),
     ],
@@ -498,7 +494,7 @@ def test_a_level_without_draws_is_refused(name: str, branching: tuple[int, ...])
         build(name, Context(TableTarget(3), lambda: draft(3)), {"branching": branching})
 
 
-@pytest.mark.parametrize("settings", [{"branching": (3,), "nodes": 2}, {"beam": 9, "nodes": 8}])
+@pytest.mark.parametrize("settings", [{"branching": (3,), "max_nodes": 2}, {"beam": 9, "max_nodes": 8}])
 def test_a_first_level_without_room_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="no room"):
         build("rsd", Context(TableTarget(3), lambda: draft(3)), settings)

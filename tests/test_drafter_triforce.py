@@ -17,7 +17,7 @@ from outpace.core.chance import ChanceSource, Enumeration, SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
-from outpace.drafting.bottom_drafters import Lookup, Streaming
+from outpace.drafting.bottom_drafters import LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks, streaming
 from outpace.drafting.tree_builder import ChainBuilder, build_together
 from outpace.engine.decoder import Decoder
@@ -25,7 +25,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
-from outpace.methods.self_speculative.triforce import TriForce
+from outpace.methods.self_speculative.triforce import TriForce, TriForceState
 from outpace.model import Model
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.table import TableTarget, random_table
@@ -35,7 +35,7 @@ from target_suite import near, random_tokens
 
 RNG = random.Random(6)
 PROMPTS = [random_tokens(count, RNG) for count in (60, 41)]
-SMALL: dict[str, Any] = {"length": 4, "inner": 2, "retrieved": 8, "chunk": 4, "window": 6, "sink": 2}
+SMALL: dict[str, Any] = {"num_draft_tokens": 4, "inner": 2, "retrieved": 8, "chunk": 4, "window": 6, "sink": 2}
 
 
 def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple[Method, TriForce]:
@@ -47,6 +47,17 @@ def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple
     method = registry.build("triforce", made, {**SMALL, **settings})
     assert isinstance(method.drafter, TriForce)
     return method, method.drafter
+
+
+def begun(drafter: TriForce, target: Target, sequence: Sequence) -> TriForceState:
+    """The state of a request whose prompt the target has prefilled."""
+    state = drafter.begin(sequence)
+    target.prefill(
+        [sequence],
+        drafter.aux_hidden_state_layers,
+        lambda _, position, hidden_states: drafter.on_prefill(state, position, hidden_states),
+    )
+    return state
 
 
 # ------------------------------------------------------------------------------------------------------------ exact
@@ -71,8 +82,8 @@ def test_lossless_on_a_slice_of_the_matrix(bottom: str) -> None:
     ids=["plain", "penalty", "processor"],
 )
 @pytest.mark.parametrize("vocab", [2, 3])
-def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingParams) -> None:
-    """The chain that is handed up, over all outcomes, against drawing from the middle level token by token."""
+def test_the_middle_levels_tokens_have_its_own_distribution(vocab: int, params: SamplingParams) -> None:
+    """The chain that is proposed, over all outcomes, against drawing from the middle level token by token."""
     table, count = random_table(vocab, 1), 3 if vocab == 2 else 2
     target, draft = TableTarget(vocab, table), TableTarget(vocab, random_table(vocab, 2))
     prompt = (0, 1, 1, 0, 1)
@@ -84,15 +95,15 @@ def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingP
         return target.score([(sequence, TokenTree.chain(path[len(prompt) :]))], graph=read)[0].logits[-1]
 
     class Fixed(TriForce):
-        def read(self, sequence: Sequence) -> torch.Tensor:
+        def read(self, state: TriForceState) -> torch.Tensor:
             return torch.tensor([0, 1, 3])
 
     def program(chance: ChanceSource) -> tuple[int, ...]:
-        drafter = Fixed(target, Streaming(draft, 1, 2), inner=1, layer=2)
+        drafter = Fixed(target, StreamingBottom(draft, 1, 2), inner=1, layer=2)
         sequence = target.sequence(prompt, params, chance=chance)
-        drafter.begin(sequence)
+        state = drafter.begin(sequence)
         target.prefill([sequence])
-        [tree] = drafter.propose([sequence], [Budget(count)])
+        [tree] = drafter.propose_batch([state], [Budget(count)])
         assert len(tree) == count
         for draw in tree.draws:
             expected = autoregressive_distribution(
@@ -110,13 +121,13 @@ def test_the_middle_levels_tokens_have_its_own_law(vocab: int, params: SamplingP
 
 
 class Swapped(TriForce):
-    """Planted: the whole target's distribution is handed up as the middle level's."""
+    """Planted: the whole target's distribution is proposed as the middle level's."""
 
-    def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
-        trees = super().propose(sequences, budgets)
+    def propose_batch(self, states: Seq[TriForceState], budgets: Seq[Budget]) -> list[TokenTree]:
+        trees = super().propose_batch(states, budgets)
         out = []
-        for sequence, tree in zip(sequences, trees, strict=True):
-            part = self.target.score([(sequence, tree)])[0]
+        for state, tree in zip(states, trees, strict=True):
+            part = self.target.score([(state.sequence, tree)])[0]
             out.append(TokenTree.chain(tree.tokens, [QRow(part.p(node - 1)) for node in range(len(tree))]))
         return out
 
@@ -125,8 +136,8 @@ class Swapped(TriForce):
 def test_a_wrong_row_would_be_caught(kind: type[TriForce]) -> None:
     table = random_table(3, 5)
     target, draft = TableTarget(3, table), TableTarget(3, random_table(3, 6))
-    made = built(target, draft, length=2, inner=1, retrieved=0, window=1, sink=1)[0]
-    drafter = kind(target, Streaming(draft, 1, 1), inner=1, retrieved=0, window=1, sink=1)
+    made = built(target, draft, num_draft_tokens=2, inner=1, retrieved=0, window=1, sink=1)[0]
+    drafter = kind(target, StreamingBottom(draft, 1, 1), inner=1, retrieved=0, window=1, sink=1)
     method = Method("triforce", drafter, made.rule, made.controller)
     params = SamplingParams(temperature=1.0)
     proposal_distribution = whole_law(target, [Request((0, 2, 1, 1), method, params, max_new_tokens=3)])
@@ -151,17 +162,14 @@ def test_greedy_drafts_are_the_middle_levels_own() -> None:
     target = TARGETS["dense"](spare_model())
     for inner in (0, 1, 3):
         _, drafter = built(target, inner=inner)
-        sequences = [target.sequence(one) for one in PROMPTS]
-        for one in sequences:
-            drafter.begin(one)
-        target.prefill(sequences, drafter.aux_hidden_state_layers, drafter.on_prefill)
-        trees = drafter.propose(sequences, [Budget(4), Budget(3)])
-        for sequence, tree, count in zip(sequences, trees, (4, 3), strict=True):
-            read = drafter.read(sequence)
+        states = [begun(drafter, target, target.sequence(one)) for one in PROMPTS]
+        trees = drafter.propose_batch(states, [Budget(4), Budget(3)])
+        for state, tree, count in zip(states, trees, (4, 3), strict=True):
+            read = drafter.read(state)
             assert read is not None
             chain: list[int] = []
             for _ in range(count):
-                part = target.score([(sequence, TokenTree.chain(chain))], graph=SubGraph(kv={0: read}))[0]
+                part = target.score([(state.sequence, TokenTree.chain(chain))], graph=SubGraph(kv={0: read}))[0]
                 chain.append(int(part.logits[-1].argmax()))
             assert tree.tokens == chain
 
@@ -190,22 +198,19 @@ def test_an_inner_draft_saves_passes_of_the_middle_level() -> None:
         target = Counted(7)
         _, drafter = built(target, target, inner=inner, retrieved=0, window=20, sink=20)
         target.watched = sequence = target.sequence([one % 7 for one in PROMPTS[0]])
-        drafter.begin(sequence)
-        target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-        assert len(drafter.propose([sequence], [Budget(4)])[0]) == 4
+        assert len(drafter.propose_batch([begun(drafter, target, sequence)], [Budget(4)])[0]) == 4
         passes[inner] = target.passes
     assert passes == {0: 4, 3: 1}
 
 
-def test_no_more_is_handed_up_than_was_fixed_before() -> None:
+def test_no_more_is_proposed_than_was_fixed_before() -> None:
     target = TARGETS["dense"](spare_model())
     _, drafter = built(target, target, inner=8)
     sequence = target.sequence(PROMPTS[0], SamplingParams(temperature=1.0))
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
+    state = begun(drafter, target, sequence)
     for depth in range(6):
-        assert len(drafter.propose([sequence], [Budget(depth)])[0]) == depth
-    assert len(drafter.propose([sequence], [Budget(5, nodes=2)])[0]) == 2
+        assert len(drafter.propose_batch([state], [Budget(depth)])[0]) == depth
+    assert len(drafter.propose_batch([state], [Budget(5, nodes=2)])[0]) == 2
 
 
 def test_short_contexts_are_drafted_for_directly() -> None:
@@ -214,9 +219,7 @@ def test_short_contexts_are_drafted_for_directly() -> None:
     draft = TARGETS["dense"](spare_model(seed=2))
     _, drafter = built(target, draft, window=100)
     sequence = target.sequence(PROMPTS[0])
-    drafter.begin(sequence)
-    target.prefill([sequence], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    [tree] = drafter.propose([sequence], [Budget(3)])
+    [tree] = drafter.propose_batch([begun(drafter, target, sequence)], [Budget(3)])
     other = draft.sequence(PROMPTS[0])
     draft.prefill([other])
     builder = ChainBuilder(other, Budget(3), SeededChance(0).at(0, "draft"))
@@ -266,13 +269,12 @@ def test_what_the_target_committed_is_remembered() -> None:
     generation = decoder.submit(Request(tuple(PROMPTS[0]), method, max_new_tokens=20))
     for _ in range(4):
         decoder.step()
-    kept = drafter._chunks[generation.sequence]
+    assert isinstance(generation.draft_state, TriForceState)
+    kept = generation.draft_state.chunks
     tokens = generation.sequence.tokens
     assert len(tokens) > len(PROMPTS[0]) + 4
     fresh = target.sequence(tokens)
-    drafter.begin(fresh)
-    target.prefill([fresh], drafter.aux_hidden_state_layers, drafter.on_prefill)
-    other = drafter._chunks[fresh]
+    other = begun(drafter, target, fresh).chunks
     count = len(tokens) // 4
     assert kept._sums is not None
     assert other._sums is not None
@@ -319,7 +321,7 @@ def test_retrieval_finds_what_sinks_and_recent_tokens_have_not() -> None:
     rates = {}
     for retrieved in (0, 32):
         target = Reciting(vocab, context_length=400)
-        method, _ = built(target, length=3, inner=0, retrieved=retrieved, chunk=8, window=8, sink=2, layer=0)
+        method, _ = built(target, num_draft_tokens=3, inner=0, retrieved=retrieved, chunk=8, window=8, sink=2, layer=0)
         [one] = decode(target, method, [prompt], 20)
         assert list(one.tokens) == passage[4:24]
         rates[retrieved] = one.metrics.accepted / one.metrics.drafted
@@ -332,29 +334,27 @@ def test_retrieval_finds_what_sinks_and_recent_tokens_have_not() -> None:
 
 def test_the_lookup_continues_what_is_not_committed_yet() -> None:
     target = TableTarget(9)
-    lookup = Lookup()
+    lookup = LookupBottom()
     sequence = target.sequence([1, 2, 3, 4, 5, 1, 2])
-    lookup.begin(sequence)
+    state = lookup.begin(sequence)
     chance = SeededChance(0).at(0, "x")
-    assert lookup.draft([sequence], [()], [2], [chance])[0].tokens == [3, 4]
-    assert lookup.draft([sequence], [(3, 4)], [3], [chance])[0].tokens == [5, 1, 2]
-    assert lookup.draft([sequence], [(8,)], [3], [chance])[0].tokens == []
+    assert lookup.draft([state], [()], [2], [chance])[0].tokens == [3, 4]
+    assert lookup.draft([state], [(3, 4)], [3], [chance])[0].tokens == [5, 1, 2]
+    assert lookup.draft([state], [(8,)], [3], [chance])[0].tokens == []
     sequence.tokens += [3, 7]
-    assert lookup.draft([sequence], [(3,)], [1], [chance])[0].tokens == [7]
-    lookup.end(sequence)
-    assert not lookup._indices
+    assert lookup.draft([state], [(3,)], [1], [chance])[0].tokens == [7]
 
 
 def test_the_draft_model_reads_the_ends_and_goes_on_after_the_path() -> None:
     model = TARGETS["dense"](spare_model())
-    bottom = Streaming(model, 2, 5)
+    bottom = StreamingBottom(model, 2, 5)
     target = TableTarget(97)
     sequence = target.sequence(PROMPTS[1], SamplingParams(temperature=0.7))
-    bottom.begin(sequence)
+    state = bottom.begin(sequence)
     twin = model.sequence(PROMPTS[1])
     model.prefill([twin])
     for path in ((), (4, 7)):
-        [tree] = bottom.draft([sequence], [path], [2], [SeededChance(1).at(0, "x")])
+        [tree] = bottom.draft([state], [path], [2], [SeededChance(1).at(0, "x")])
         read = streaming(len(PROMPTS[1]) - 1, 2, 5)
         assert read is not None
         chain = TokenTree.chain([*path, *tree.tokens])
@@ -363,11 +363,11 @@ def test_the_draft_model_reads_the_ends_and_goes_on_after_the_path() -> None:
             near(row.probs, (logits[len(path) + index] / 0.7).softmax(-1))
     # What was committed since rides along, or is prefilled when it is much.
     sequence.tokens += random_tokens(5, RNG)
-    bottom.draft([sequence], [()], [2], [SeededChance(1).at(0, "x")])
-    assert model.length(bottom._twins[sequence].kv) == len(PROMPTS[1]) - 1
+    bottom.draft([state], [()], [2], [SeededChance(1).at(0, "x")])
+    assert model.length(state.kv) == len(PROMPTS[1]) - 1
     sequence.tokens += random_tokens(20, RNG)
-    bottom.draft([sequence], [()], [2], [SeededChance(1).at(0, "x")])
-    assert model.length(bottom._twins[sequence].kv) == len(sequence.tokens) - 1
+    bottom.draft([state], [()], [2], [SeededChance(1).at(0, "x")])
+    assert model.length(state.kv) == len(sequence.tokens) - 1
 
 
 def test_settings_are_checked() -> None:
@@ -378,8 +378,8 @@ def test_settings_are_checked() -> None:
     with pytest.raises(BadInput, match="7 tokens and the target 5"):
         built(TableTarget(5), TableTarget(7))
     method, drafter = built(TableTarget(5))
-    assert isinstance(drafter.bottom, Lookup)
-    assert isinstance(built(TableTarget(5), TableTarget(5))[1].bottom, Streaming)
+    assert isinstance(drafter.bottom, LookupBottom)
+    assert isinstance(built(TableTarget(5), TableTarget(5))[1].bottom, StreamingBottom)
     assert method.lossless
 
 
@@ -387,7 +387,7 @@ def test_an_answer_that_is_cut_within_an_accepted_path_ends_well() -> None:
     """A stop token may come before the path's end: what was not committed has no place in the context."""
     follow = [1, 2, 3, 4, 5, 6, 7, 0]
     target = TableTarget(8, lambda path: 9.0 * torch.nn.functional.one_hot(torch.tensor(follow[path[-1]]), 8).float())
-    drafter = TriForce(target, Lookup(), inner=3, chunk=1, sink=1, window=1, retrieved=1, layer=1)
+    drafter = TriForce(target, LookupBottom(), inner=3, chunk=1, sink=1, window=1, retrieved=1, layer=1)
     method = Method("triforce", drafter, RecursiveRejection(), Fixed(6))
     decoder = Decoder(target)
     prompt = tuple(list(range(8)) * 2 + [0])

@@ -16,12 +16,12 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.self_draft import DraftExit
+from outpace.drafting.self_draft import AdaptiveState, DraftExit
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.self_speculative.draft_verify import LayerSkip
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
+from outpace.targets.base import FULL, Scores, SubGraph, Target
 from outpace.targets.rows import RowTarget
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, decode, plain, spare_model, texts
@@ -40,12 +40,11 @@ def target(request: pytest.FixtureRequest) -> Target:
     return TARGETS[request.param](spare_model({2}, {2}))
 
 
-def begun(drafter: LayerSkip, target: Target, prompts: Seq[list[int]], **params: Any) -> list[Sequence]:
+def begun(drafter: LayerSkip, target: Target, prompts: Seq[list[int]], **params: Any) -> list[AdaptiveState]:
     sequences = [target.sequence(one, SamplingParams(**params)) for one in prompts]
-    for one in sequences:
-        drafter.begin(one)
+    states = [drafter.begin(one) for one in sequences]
     target.prefill(sequences)
-    return sequences
+    return states
 
 
 PROMPTS = [random_tokens(count, random.Random(count)) for count in (13, 5)]
@@ -54,12 +53,12 @@ PROMPTS = [random_tokens(count, random.Random(count)) for count in (13, 5)]
 @pytest.mark.parametrize("graph", [SKIP, EXIT, SubGraph(skip_attention=frozenset({0}))], ids=["skip", "exit", "first"])
 def test_the_draft_is_the_sub_graphs_own_greedy_continuation(target: Target, graph: SubGraph) -> None:
     drafter = LayerSkip(target, graph, 0.0)
-    sequences = begun(drafter, target, PROMPTS)
-    trees = drafter.propose(sequences, [Budget(4), Budget(2)])
-    for sequence, tree, depth in zip(sequences, trees, (4, 2), strict=True):
+    states = begun(drafter, target, PROMPTS)
+    trees = drafter.propose_batch(states, [Budget(4), Budget(2)])
+    for state, tree, depth in zip(states, trees, (4, 2), strict=True):
         chain: list[int] = []
         for _ in range(depth):
-            fresh = target.score([(sequence, TokenTree.chain(chain))], graph=graph)
+            fresh = target.score([(state.sequence, TokenTree.chain(chain))], graph=graph)
             chain.append(int(fresh[0].logits[-1].argmax()))
         assert tree.tokens == chain
         assert tree.is_deterministic
@@ -67,8 +66,9 @@ def test_the_draft_is_the_sub_graphs_own_greedy_continuation(target: Target, gra
 
 def test_a_sampled_draft_has_the_sub_graphs_rows(target: Target) -> None:
     drafter = LayerSkip(target, SKIP, 0.0)
-    [sequence] = begun(drafter, target, PROMPTS[:1], temperature=0.8, top_k=5)
-    [tree] = drafter.propose([sequence], [Budget(3)])
+    [state] = begun(drafter, target, PROMPTS[:1], temperature=0.8, top_k=5)
+    [tree] = drafter.propose_batch([state], [Budget(3)])
+    sequence = state.sequence
     fresh = target.score([(sequence, tree)], graph=SKIP)
     chance = SeededChance(0).at(len(sequence.tokens), "draft")
     for node, row in enumerate(tree.q_rows):
@@ -77,13 +77,14 @@ def test_a_sampled_draft_has_the_sub_graphs_rows(target: Target) -> None:
 
 
 @pytest.mark.parametrize("graph", [SKIP, EXIT], ids=["skip", "exit"])
-def test_a_head_start_equals_a_fresh_score(graph: SubGraph) -> None:
+def test_a_reused_forward_equals_a_fresh_score(graph: SubGraph) -> None:
     for name, build in TARGETS.items():
         target = build(spare_model({2}, {2}))
         drafter = LayerSkip(target, graph, 0.0)
-        sequences = begun(drafter, target, PROMPTS)
-        trees = drafter.propose(sequences, [Budget(4), Budget(2)])
-        started = drafter.reusable_forward(sequences)
+        states = begun(drafter, target, PROMPTS)
+        sequences = [state.sequence for state in states]
+        trees = drafter.propose_batch(states, [Budget(4), Budget(2)])
+        started = drafter.reusable_forward(states)
         assert started is not None
         batch = list(zip(sequences, trees, strict=True))
         resumed, fresh = target.score(batch, resume=started), target.score(batch)
@@ -99,25 +100,26 @@ def test_a_head_start_equals_a_fresh_score(graph: SubGraph) -> None:
             near(again[0].logits, again[1].logits)
 
 
-def test_taps_below_the_head_start_come_along(target: Target) -> None:
+def test_hidden_states_below_the_reused_forward_come_along(target: Target) -> None:
     drafter = LayerSkip(target, EXIT, 0.0)
     drafter.aux_hidden_state_layers = (1, 2, 3)
-    sequences = begun(drafter, target, PROMPTS)
-    trees = drafter.propose(sequences, [Budget(4), Budget(2)])
-    batch, aux_hidden_state_layers = list(zip(sequences, trees, strict=True)), (1, 3, 4)
+    states = begun(drafter, target, PROMPTS)
+    trees = drafter.propose_batch(states, [Budget(4), Budget(2)])
+    batch = [(state.sequence, tree) for state, tree in zip(states, trees, strict=True)]
+    aux_hidden_state_layers = (1, 3, 4)
     counted = Counting(target)
-    resumed = counted.score(batch, aux_hidden_state_layers, drafter.reusable_forward(sequences))
+    resumed = counted.score(batch, aux_hidden_state_layers, drafter.reusable_forward(states))
     assert counted.layer_rows == 3 * 2 + 1 * (5 + 3), "layers 0 to 2 of each tree's last row, layer 3 of all rows"
     fresh = target.score(batch, aux_hidden_state_layers=aux_hidden_state_layers)
     for one, other in zip(resumed.parts, fresh.parts, strict=True):
         near(one.logits, other.logits)
         for layer in aux_hidden_state_layers:
             near(one.hidden_states[layer], other.hidden_states[layer])
-    # Taps that the draft pass did not keep are had by running everything.
+    # Hidden states that the draft pass did not keep are had by running everything.
     drafter.aux_hidden_state_layers = ()
-    drafter.propose(sequences, [Budget(4), Budget(2)])
+    drafter.propose_batch(states, [Budget(4), Budget(2)])
     whole = target.score(
-        batch, aux_hidden_state_layers=aux_hidden_state_layers, resume=drafter.reusable_forward(sequences)
+        batch, aux_hidden_state_layers=aux_hidden_state_layers, resume=drafter.reusable_forward(states)
     )
     near(whole[0].hidden_states[1], fresh[0].hidden_states[1])
 
@@ -145,14 +147,14 @@ class Counting:
 
 
 class Cold(LayerSkip):
-    """The head start switched off."""
+    """The reuse of the draft's forward switched off."""
 
-    def reusable_forward(self, sequences: Seq[Sequence]) -> Scores | None:
+    def reusable_forward(self, states: Seq[AdaptiveState]) -> Scores | None:
         return None
 
 
 @pytest.mark.parametrize("graph", [SKIP, EXIT], ids=["skip", "exit"])
-def test_the_round_takes_the_head_start(graph: SubGraph) -> None:
+def test_the_round_takes_the_reusable_forward(graph: SubGraph) -> None:
     spent, said = {}, {}
     for kind in (LayerSkip, Cold):
         target = TARGETS["dense"](spare_model({2}, {2}))
@@ -164,29 +166,30 @@ def test_the_round_takes_the_head_start(graph: SubGraph) -> None:
     assert spent[LayerSkip] < 0.9 * spent[Cold]
 
 
-def test_no_head_start_where_the_pass_is_not_of_these_trees(target: Target) -> None:
+def test_no_forward_is_reused_where_the_pass_is_not_of_these_trees(target: Target) -> None:
     drafter = LayerSkip(target, SKIP, 0.0)
-    sequences = begun(drafter, target, PROMPTS)
-    assert drafter.reusable_forward(sequences) is None
-    drafter.propose(sequences, [Budget(2), Budget(0)])
-    assert drafter.reusable_forward(sequences) is None, "one of them was not drafted for"
-    assert drafter.reusable_forward(sequences[:1]) is not None
-    drafter.propose(sequences, [Budget(2), Budget(2)])
-    assert drafter.reusable_forward(sequences[::-1]) is None, "another order"
-    sequences[0].tokens.append(1)
-    assert drafter.reusable_forward(sequences) is None, "a pass of an earlier round"
+    states = begun(drafter, target, PROMPTS)
+    assert drafter.reusable_forward(states) is None
+    drafter.propose_batch(states, [Budget(2), Budget(0)])
+    assert drafter.reusable_forward(states) is None, "one of them was not drafted for"
+    assert drafter.reusable_forward(states[:1]) is not None
+    drafter.propose_batch(states, [Budget(2), Budget(2)])
+    assert drafter.reusable_forward(states[::-1]) is None, "another order"
+    states[0].sequence.tokens.append(1)
+    assert drafter.reusable_forward(states) is None, "a pass of an earlier round"
     whole = LayerSkip(target, SubGraph(skip_attention=frozenset({0})), 0.0)
     [one] = begun(whole, target, PROMPTS[:1])
-    whole.propose([one], [Budget(2)])
+    whole.propose_batch([one], [Budget(2)])
     assert whole.reusable_forward([one]) is None, "nothing below the first skipped sublayer"
 
 
 def test_committed_keys_and_values_are_read_only() -> None:
     target = TARGETS["dense"](spare_model({2}, {2}))
     drafter = LayerSkip(target, SKIP, 0.0)
-    [sequence] = begun(drafter, target, PROMPTS[:1])
+    [state] = begun(drafter, target, PROMPTS[:1])
+    sequence = state.sequence
     before, length = sequence.kv.data.clone(), sequence.kv.length
-    drafter.propose([sequence], [Budget(6)])
+    drafter.propose_batch([state], [Budget(6)])
     assert sequence.kv.length == length
     used = -(-length // 16) * 16 * sequence.kv.width
     assert torch.equal(sequence.kv.data[..., :used], before[..., :used])
@@ -217,22 +220,22 @@ def test_sampled_requests_draw_the_same_alone_and_beside_others(target: Target) 
 
 def test_a_draft_ends_with_the_first_token_that_it_is_not_sure_of(target: Target) -> None:
     probe = LayerSkip(target, SKIP, 0.0)
-    [sequence] = begun(probe, target, PROMPTS[:1])
-    [tree] = probe.propose([sequence], [Budget(6)])
-    rows = target.score([(sequence, tree)], graph=SKIP)[0].logits.softmax(-1).max(-1).values
+    [state] = begun(probe, target, PROMPTS[:1])
+    [tree] = probe.propose_batch([state], [Budget(6)])
+    rows = target.score([(state.sequence, tree)], graph=SKIP)[0].logits.softmax(-1).max(-1).values
     sure = [float(row) for row in rows[: len(tree)]]
     weakest = min(range(len(sure)), key=sure.__getitem__)
     stopping = LayerSkip(target, SKIP, sure[weakest] * 1.001)
     [one] = begun(stopping, target, PROMPTS[:1])
-    assert stopping.propose([one], [Budget(6)])[0].tokens == tree.tokens[: weakest + 1]
-    assert stopping.propose([one], [Budget(weakest)])[0].tokens == tree.tokens[:weakest]
+    assert stopping.propose_batch([one], [Budget(6)])[0].tokens == tree.tokens[: weakest + 1]
+    assert stopping.propose_batch([one], [Budget(weakest)])[0].tokens == tree.tokens[:weakest]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_draw_is_kept_however_unsure(target: Target, seed: int) -> None:
     drafter = LayerSkip(target, SKIP, 1.0)
-    [sequence] = begun(drafter, target, PROMPTS[:1], temperature=1.0, seed=seed)
-    assert len(drafter.propose([sequence], [Budget(6)])[0]) == 1
+    [state] = begun(drafter, target, PROMPTS[:1], temperature=1.0, seed=seed)
+    assert len(drafter.propose_batch([state], [Budget(6)])[0]) == 1
 
 
 def test_the_threshold_follows_the_papers_rule() -> None:
