@@ -62,6 +62,14 @@ def test_draws_stay_in_the_order_in_which_they_were_made(drawn: Drawn) -> None:
         assert tree.child(node, 99) is None
 
 
+def test_follow_spells_tokens_from_the_root_as_far_as_there_are_nodes() -> None:
+    tree = TokenTree.chain([5, 6, 7])
+    other = tree.add(0, 8)
+    assert tree.follow([5, 6, 7, 9]) == [0, 1, 2]
+    assert tree.follow([5, 8]) == [0, other]
+    assert tree.follow([6, 7]) == tree.follow([]) == []
+
+
 @given(draws())
 def test_leaves_and_shape(drawn: Drawn) -> None:
     tree, _ = grown(drawn)

@@ -162,6 +162,17 @@ class TokenTree:
         """The child of ``node`` that holds ``token``, or None."""
         return self._children.get(node, {}).get(token)
 
+    def follow(self, tokens: Iterable[int]) -> list[int]:
+        """The nodes that spell ``tokens`` from the root down, as far as there are any (at most one per token)."""
+        nodes: list[int] = []
+        node: int | None = ROOT
+        for token in tokens:
+            node = self.child(node, token)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
     def children(self, node: int) -> list[int]:
         """The children of ``node`` (``ROOT`` allowed) in the order in which they appeared."""
         return list(self._children.get(node, {}).values())
