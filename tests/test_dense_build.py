@@ -14,7 +14,7 @@ import pytest
 from dense_support import config, model_of
 from outpace.targets.choice import choose_target
 from outpace.targets.dense import binding, build
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 
 # Stands in for the compiler: says the same version, and instead of linking hands out what was linked before.

@@ -78,7 +78,7 @@ def test_side_nodes_come_along() -> None:
         def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
             trees = super().propose(sequences, budgets)
             for tree in trees:
-                tree.side.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
+                tree.auxiliary_tokens.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
             return trees
 
     one, two, three = Looking(1), Looking(2), Witness(3)
@@ -108,7 +108,7 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
         assert merge.reusable_forward([sequence]) is None
         merge.propose([sequence], [budget])
         start = merge.reusable_forward([sequence])
-        assert (None if start is None else start.side) == expected
+        assert (None if start is None else start.forward_state) == expected
 
 
 COMBINATIONS: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from outpace.drafting.base import Drafter
 from outpace.drafting.model_drafter import CATCH_UP
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Scores, Sequence, Target, TreeScores
-from outpace.targets.following import Follower
+from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.vocabulary.shared import exact
 from outpace.vocabulary.text import Reader, Reading, written
 
@@ -24,7 +24,7 @@ class _Voice:
     """The draft model's side of one request: what it has read, and what it says in this round."""
 
     reading: Reading
-    follower: Follower
+    follower: DraftModelSequence
     run: TokenTree
     text: bytes = b""
     ending: int | None = None
@@ -49,7 +49,7 @@ class TextDrafter(Drafter):
         self._voices: dict[Sequence, _Voice] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        self._voices[sequence] = _Voice(Reading(self._ours, self._reader), Follower(self.draft), TokenTree())
+        self._voices[sequence] = _Voice(Reading(self._ours, self._reader), DraftModelSequence(self.draft), TokenTree())
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> list[TokenTree]:
         pairs = [(self._voices[one], one, budget) for one, budget in zip(sequences, budgets, strict=True)]

@@ -112,7 +112,7 @@ class Auto(Merge):
             count, pace = _alone(tree, budget)
             if self._may_learn(budget) and one.known.wanted(pace, drafts[at]):
                 learned.append(at)
-            out.append(tree if count == len(tree) or tree.side else tree.first(count))
+            out.append(tree if count == len(tree) or tree.auxiliary_tokens else tree.first(count))
         if learned:
             self._join(learned, sequences, budgets, priced, drafts, free, out)
         for sequence, tree in zip(sequences, out, strict=True):

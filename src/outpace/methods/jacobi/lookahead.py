@@ -228,7 +228,7 @@ class Lookahead(BestFirst):
         request.root = sequence.tokens[-1]
         request.side = budget.depth > 0 and room and request.when_to_use(budget.relative_costs, len(tree), rows)
         if request.side:
-            tree.side = request.grid.side(self, len(tree))
+            tree.auxiliary_tokens = request.grid.side(self, len(tree))
         return tree
 
     def observe(self, sequences: Seq[Sequence], scores: Seq[TreeScores], verdicts: Seq[Verdict]) -> None:

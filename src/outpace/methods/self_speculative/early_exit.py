@@ -150,7 +150,7 @@ class EarlyExit(SelfDraft[Exiting]):
         target = None if sequence.params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
         # One pass for all exits: it is reading the head's weights that takes the time.
         states = torch.cat([scores.hidden_states[record.layer][rows] for record in own.exits])
-        logits = self.target.head(states).float() / (temperature or 1.0)
+        logits = self.target.lm_head(states).float() / (temperature or 1.0)
         for record, exit_ in zip(own.exits, logits.softmax(-1).view(len(own.exits), len(rows), -1), strict=True):
             sure, guesses = exit_.max(-1)
             for index, token in enumerate(said[: len(rows)]):
