@@ -234,7 +234,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = outpace.targets.dense.build
+    build = outpace.targets.dense.kernel_build
     build.library()  # before the cache moves
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
 

@@ -16,7 +16,7 @@ from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Scores, Sequence, Target, TreeScores
 from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.vocabulary.shared import exact
-from outpace.vocabulary.text import Reader, Reading, written
+from outpace.vocabulary.text_translation import Reader, Reading, written
 
 
 @dataclass(slots=True)

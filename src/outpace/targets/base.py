@@ -20,8 +20,9 @@ from torch import Tensor
 
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
-from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.dense.architectures import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec

@@ -11,10 +11,10 @@ from outpace.core.errors import BadInput
 from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
 from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
-from outpace.targets.dense.build import NotAvailable
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.packing import PRECISIONS
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement

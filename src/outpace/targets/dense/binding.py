@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import OutpaceError
-from outpace.targets.dense.build import library
+from outpace.targets.dense.kernel_build import library
 from outpace.targets.threads import threads
 
 FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")

@@ -27,8 +27,8 @@ from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.sampling import TreeDistribution
 from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.best_first import FLOOR
 from outpace.drafting.calibration import Calibration, Kind
 from outpace.drafting.marginals import certainty, levels_of, prior
