@@ -5,7 +5,7 @@ target scores nodes. Draws are the proposals as they were made, in order; accept
 Two draws may point at one node (two drafters agree, or sampling with replacement repeats a token).
 
 The parent ``ROOT`` (-1) is the last committed token, which is not a node: it belongs to the sequence.
-A chain is a tree in which no node has two children. An empty tree makes the round a plain
+A chain is a tree in which no node has two children. An empty tree makes the round an
 autoregressive step.
 """
 

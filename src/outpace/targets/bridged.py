@@ -83,12 +83,12 @@ class BridgedTarget(Target):
 
     def _pieces(self, kv: BridgedKV, token: int) -> tuple[int, ...]:
         """The draft tokens of the token after the committed ones."""
-        pieces, words = self.vocabulary.pieces(token), self.vocabulary
+        pieces, start = self.vocabulary.pieces(token), self.vocabulary.start
         if kv.ends:
             return pieces
-        if words.start and pieces[: len(words.start)] != words.start:
-            return (*words.start, *pieces)
-        return pieces or (words.filler,)
+        if start and pieces[: len(start)] != start:
+            return (*start, *pieces)
+        return pieces or (self.vocabulary.filler,)
 
     # ------------------------------------------------------------------------------------------------- protocol
 
@@ -187,9 +187,9 @@ class BridgedTarget(Target):
         return self._spread(logits[[end + 1 for (end,) in reads]])
 
     def _spread(self, rows: Tensor) -> Tensor:
-        words = self.vocabulary
-        out = rows.new_full((len(rows), words.target_size), float("-inf"))
-        out[:, words.target_ids.to(rows.device)] = rows[:, words.draft_ids.to(rows.device)]
+        """Draft logits (n, draft V) as (n, V); -inf for tokens that are not shared."""
+        out = rows.new_full((len(rows), self.vocab_size), float("-inf"))
+        out[:, self.vocabulary.target_ids.to(rows.device)] = rows[:, self.vocabulary.draft_ids.to(rows.device)]
         return out
 
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:

@@ -1,4 +1,4 @@
-"""Which target runs a model: the fast one of its device where it can be had, the generic one otherwise."""
+"""Choosing the target that runs a model: the fast one of its device where there is one, else the generic one."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from outpace.targets.hf_support import disagreement
 
 TargetKind = Literal["auto", "generic"]
 
-# Root mean square, in standard deviations of the logits: far above what each precision's rounding does, far below
-# what a wrong part would.
+# Root mean square, in standard deviations of the logits: far above each precision's rounding, far below the effect of
+# a wrong part.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1, "int8": 0.3, "int4": 0.3}
 
 
 def choose_target(
     model: Any, *, precision: str | None = None, gguf: Path | None = None, kind: TargetKind = "auto"
 ) -> tuple[Target, str]:
-    """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not wanted).
+    """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not asked for).
 
     ``precision``: one of ``dense.packing.PRECISIONS``; None takes the model's dtype. ``gguf``: the file that the
-    model was read from. A precision that cannot be had falls back to the model's dtype, and the note says so.
+    model was read from. A precision that is not available falls back to the model's dtype, and the note says so.
     Raises BadInput for models that no target takes.
     """
     dtype = dtype_name(model.dtype)

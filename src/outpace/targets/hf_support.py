@@ -1,4 +1,4 @@
-"""What HFTarget must know of a model before it trusts it: where its layers are, and that its state is K/V alone."""
+"""Checks of a transformers model before HFTarget runs it, and the gates around its layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _name(model: Any) -> str:
 
 
 def check_supported(model: Any) -> None:
-    """Raise BadInput, naming the model, when its configuration alone says that it cannot be a target."""
+    """Raise BadInput, naming the model, when its configuration already rules it out as a target."""
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
         raise BadInput(f"{_name(model)} is an encoder-decoder; outpace takes decoder-only language models")
@@ -112,7 +112,7 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
 
 
 class _Gate:
-    """Stands in for a module's forward: does as the current plan says in our forwards, and nothing in others.
+    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others.
 
     An object rather than a closure, so that a copy of the model has gates of its own.
     """

@@ -1,8 +1,8 @@
 """TableTarget: a target whose logits are a function of the token path. For certification and tests.
 
-Any function will do, the default is a fixed pseudo-random table over the last few tokens. It follows the whole
-protocol: its K/V is the list of committed tokens, so that a wrong commit shows, and its residual stream is the token's
-one-hot embedding plus what every sublayer adds, other fixed tables whose sum is the difference to the logits.
+The default function is a fixed pseudo-random table over the last few tokens. The target implements the whole protocol:
+its K/V is the list of committed tokens, so that a wrong commit changes the scores, and its residual stream is the
+token's one-hot embedding plus what every sublayer adds, other fixed tables whose sum is the difference to the logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: floa
 
 
 class TableTarget(Target):
-    """A target without a network. ``table`` maps all tokens up to a row to the logits after it.
+    """A target without a network. ``table`` maps all tokens up to a row to the logits (V,) after it.
 
     Each of ``layers`` layers has an attention and an MLP sublayer. A sub-graph leaves out what the sublayers that it
     skips would add; attention that reads a subset of K/V adds something else, which depends on the tokens it reads.

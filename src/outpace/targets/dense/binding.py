@@ -149,7 +149,7 @@ def product_rate(threads: int, precision: str) -> float:
 
 
 def loaded() -> bool:
-    """Whether the kernels are in this process already: what is merely quicker with them does not have them built."""
+    """Whether this process has loaded the kernels: small helpers use them then, and never have them built."""
     return _calls.cache_info().currsize > 0
 
 

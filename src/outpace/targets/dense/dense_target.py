@@ -5,7 +5,7 @@ Weights are packed once; one call of the compiled kernels runs a whole forward o
 Numerics: the residual stream, norms, attention and logits are float32; weights and the inputs of matrix products are in
 the precision that was asked for (see :mod:`outpace.targets.dense.packing`). Every row is computed in one fixed order,
 however many rows or sequences are computed beside it, so that in **every** precision the scores of a tree's node equal,
-bit for bit, those of plain decoding along its path.
+bit for bit, those of autoregressive decoding along its path.
 """
 
 from __future__ import annotations

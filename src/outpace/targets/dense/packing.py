@@ -40,9 +40,9 @@ class Packing:
 
 
 def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing:
-    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one.
+    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps.
 
-    And for weights that are not on the CPU, where the kernels run.
+    Raises BadInput for int4 without a file, and for weights that are not on the CPU, where the kernels run.
     """
     if spec.device.type != "cpu":
         raise BadInput(f"its weights are on {spec.device}")
