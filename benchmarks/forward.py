@@ -27,8 +27,8 @@ from outpace.core.tree import TokenTree
 from outpace.models.source import resolve
 from outpace.targets import machine_limits
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LARGE: dict[str, Any] = {
@@ -60,7 +60,7 @@ def random_model() -> Any:
 
 def makers(options: argparse.Namespace) -> Iterator[tuple[str, Target]]:
     """Each precision and its target, one at a time."""
-    plan = draw(random_model()) if options.shape else None
+    plan = read_decoder_spec(random_model()) if options.shape else None
     for name in options.dtypes.split(","):
         if plan is not None:
             yield name, DenseTarget(plan, name)

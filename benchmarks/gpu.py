@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from outpace.core.tree import TokenTree
-from outpace.targets.dense.torch_target import GraphTarget
+from outpace.targets.dense.graph_target import GraphTarget
 
 ROWS = (1, 8, 32, 64)
 

@@ -22,8 +22,8 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.sampling import TreeDistribution
 from outpace.core.tree import Draw, QRow, TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.model_drafter import BuilderFactory, DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder, StochasticBeam, WithoutReplacement, WithReplacement
 from outpace.drafting.tree_builder import TreeBuilder

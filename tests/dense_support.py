@@ -17,8 +17,8 @@ from torch import Tensor
 
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 
 VOCAB = 97
 CONTEXT = 1024
@@ -90,12 +90,12 @@ def target_of(shape: str, precision: str, prefill_chunk: int = 512) -> DenseTarg
 def _target(shape: str, precision: str) -> DenseTarget:
     what = SHAPES[shape]()
     if precision != "int4":
-        return DenseTarget(draw(model_of(what)), precision)
+        return DenseTarget(read_decoder_spec(model_of(what)), precision)
     what.hidden_size = what.intermediate_size = 64
     model = model_of(what)
     with tempfile.TemporaryDirectory() as folder:
         path = write_blocks(Path(folder) / "tiny.gguf", model, mixed)
-        return DenseTarget(draw(model), precision, gguf=path)
+        return DenseTarget(read_decoder_spec(model), precision, gguf=path)
 
 
 # --- GGUF files of blocks

@@ -17,15 +17,15 @@ from outpace.heads.base import Batch, Head, Teacher, teacher_of
 from outpace.heads.untrained import random_head
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, round_error
 from target_suite import tiny_model
 
 TARGETS: dict[str, Callable[[], Target]] = {
-    "dense": lambda: DenseTarget(draw(tiny_model("llama"))),
+    "dense": lambda: DenseTarget(read_decoder_spec(tiny_model("llama"))),
     "hf": lambda: HFTarget(tiny_model("llama")),
 }
 PARAMS = {

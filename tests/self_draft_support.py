@@ -18,12 +18,15 @@ from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 
-TARGETS: dict[str, Callable[[Any], Target]] = {"dense": lambda model: DenseTarget(draw(model)), "hf": HFTarget}
+TARGETS: dict[str, Callable[[Any], Target]] = {
+    "dense": lambda model: DenseTarget(read_decoder_spec(model)),
+    "hf": HFTarget,
+}
 
 
 def spare_model(attention: Iterable[int] = (), mlp: Iterable[int] = (), scale: float = 0.01, seed: int = 1) -> Any:

@@ -228,7 +228,7 @@ class TreeScoring:
         target.prefill([sequence], (1, LAYERS), keep)
         tree = random_tree(4, rng)
         scores = target.score([(sequence, tree)], aux_hidden_state_layers=(1, LAYERS))
-        near(target.head(scores[0].hidden_states[LAYERS]), scores[0].logits)
+        near(target.lm_head(scores[0].hidden_states[LAYERS]), scores[0].logits)
         assert scores[0].hidden_states[1].shape == (5, target.hidden_size)
         assert starts == sorted(starts)
         assert torch.cat(chunks[1]).shape == (29, target.hidden_size)
@@ -256,7 +256,7 @@ class SubGraphs:
         first = tree.add(ROOT, 5)
         tree.add(first, 6)
         tree.add(ROOT, 7)
-        tree.side = [
+        tree.auxiliary_tokens = [
             AuxiliaryToken(8, 4, (ROOT, first)),
             AuxiliaryToken(9, 2, (ROOT, 3)),  # sees the first side node
             AuxiliaryToken(0, 1, (ROOT,), embedding=torch.randn(target.hidden_size)),
@@ -272,7 +272,7 @@ class SubGraphs:
         near(scores[0].logits[:rows], masked_reference(model, tokens, positions, seen)[9:])
         with torch.inference_mode():
             embeddings = model.get_input_embeddings()(torch.tensor([sequence.tokens]))
-            embedding = tree.side[2].embedding
+            embedding = tree.auxiliary_tokens[2].embedding
             assert embedding is not None
             full = torch.cat([embeddings, embedding[None, None]], dim=1)
             expected = model(inputs_embeds=full, use_cache=False).logits[0, -1]

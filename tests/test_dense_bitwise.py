@@ -22,7 +22,7 @@ from outpace.methods import registry
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context
 from outpace.targets.base import Scores
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.dense_target import DenseTarget
 from support import Toy, certain_tree
 from target_suite import random_tokens
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dense_support import config, mixed, model_of, threads, write_blocks
-from outpace.targets.dense import blocks
+from outpace.targets.dense import quant_blocks
+from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf_support import disagreement
 
 SCALES = {"Q4_0": 0, "Q4_1": 0, "Q5_0": 0, "Q5_1": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}
@@ -78,8 +78,8 @@ def packed_in(kind: str, seed: int = 0) -> Packed:
     if kind in ("F32", "BF16"):
         return Packed(kind, 37, 500, rows=weights)
     if kind == "int8":
-        return blocks.to_int8(torch.from_numpy(weights))
-    return blocks.from_gguf(kind, random_blocks(kind, 37, 512, seed)[0])
+        return quant_blocks.to_int8(torch.from_numpy(weights))
+    return quant_blocks.from_gguf(kind, random_blocks(kind, 37, 512, seed)[0])
 
 
 def kept(packed: Packed) -> Any:
@@ -89,19 +89,19 @@ def kept(packed: Packed) -> Any:
     if packed.format == "BF16":
         assert packed.rows is not None
         return torch.from_numpy(packed.rows).bfloat16().float().numpy()
-    return blocks.values(packed)
+    return quant_blocks.values(packed)
 
 
 def test_all_kinds_are_tested() -> None:
-    assert set(SCALES) == blocks.KINDS
+    assert set(SCALES) == quant_blocks.KINDS
 
 
 @pytest.mark.parametrize("kind", SCALES)
 def test_blocks_stand_for_what_gguf_says(kind: str) -> None:
     raw, expected = random_blocks(kind, 7, 512, 1)
-    packed = blocks.from_gguf(kind, raw)
+    packed = quant_blocks.from_gguf(kind, raw)
     assert (packed.outputs, packed.inputs) == expected.shape
-    np.testing.assert_array_max_ulp(blocks.values(packed), expected, maxulp=1)
+    np.testing.assert_array_max_ulp(quant_blocks.values(packed), expected, maxulp=1)
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "int8", *SCALES])
@@ -149,8 +149,8 @@ def test_products_are_within_the_rounding_of_the_inputs(kind: str) -> None:
 )
 def test_rounding_to_8_bits_is_bounded(seed: int, outputs: int, inputs: int, size: float) -> None:
     weight = torch.from_numpy(np.random.default_rng(seed).standard_t(2, (outputs, inputs))).float() * size
-    packed = blocks.to_int8(weight)
-    found = torch.from_numpy(blocks.values(packed))
+    packed = quant_blocks.to_int8(weight)
+    found = torch.from_numpy(quant_blocks.values(packed))
     assert found.shape == weight.shape
     peaks = torch.nn.functional.pad(weight.abs(), (0, -inputs % 32)).view(outputs, -1, 32).amax(-1)
     # Half a step, and 127 times the rounding of the scale: half a unit of fp16, which ends at 2^-24.
@@ -161,21 +161,21 @@ def test_rounding_to_8_bits_is_bounded(seed: int, outputs: int, inputs: int, siz
 def test_weights_of_zero_and_too_small_for_a_scale_become_zero() -> None:
     weight = torch.zeros(2, 64)
     weight[1] = 1e-9
-    assert not blocks.values(blocks.to_int8(weight)).any()
+    assert not quant_blocks.values(quant_blocks.to_int8(weight)).any()
 
 
 def test_stacked_and_chosen_rows_keep_blocks_and_biases() -> None:
     one, other = packed_in("Q4_K", 1), packed_in("Q4_K", 2)
     one.bias = np.arange(37, dtype=np.float32)
-    both = blocks.stack([one, other])
-    expected = np.concatenate([blocks.values(one), blocks.values(other)])
-    np.testing.assert_array_equal(blocks.values(both), expected)
+    both = quant_blocks.stack([one, other])
+    expected = np.concatenate([quant_blocks.values(one), quant_blocks.values(other)])
+    np.testing.assert_array_equal(quant_blocks.values(both), expected)
     order = np.array([40, -1, 3])
-    some = blocks.taken(both, order)
-    np.testing.assert_array_equal(blocks.values(some), [expected[40], np.zeros(512), expected[3]])
+    some = quant_blocks.taken(both, order)
+    np.testing.assert_array_equal(quant_blocks.values(some), [expected[40], np.zeros(512), expected[3]])
     assert some.bias is not None and some.bias.tolist() == [0, 0, 3]
     with_bias = product(both, np.ones((1, 512))) - product(
-        blocks.stack([packed_in("Q4_K", 1), other]), np.ones((1, 512))
+        quant_blocks.stack([packed_in("Q4_K", 1), other]), np.ones((1, 512))
     )
     np.testing.assert_allclose(with_bias[0], [*range(37), *([0] * 37)], atol=1e-4)
 
@@ -192,7 +192,7 @@ def llama(**changes: Any) -> Any:
 def test_a_file_is_kept_block_for_block_in_the_models_order_of_rows(tmp_path: Path, head_size: int) -> None:
     model = llama(head_dim=head_size, num_attention_heads=4, tie_word_embeddings=False)
     path = write_blocks(tmp_path / "tiny.gguf", model, mixed)
-    target = DenseTarget(draw(model), "int4", gguf=path)
+    target = DenseTarget(read_decoder_spec(model), "int4", gguf=path)
     assert set(target.formats) == {"Q4", "Q4M", "Q8", "Q8W"}
     assert disagreement(target, model) < 0.05  # the rounding of inputs
 
@@ -202,7 +202,7 @@ def test_what_is_not_in_blocks_or_not_the_models_stays_in_bfloat16(tmp_path: Pat
     path = write_blocks(tmp_path / "tiny.gguf", model, lambda name: "F16" if "ffn_gate" in name else mixed(name))
     with torch.no_grad():  # a matrix that the file has otherwise
         model.model.layers[1].self_attn.o_proj.weight.mul_(1.5)
-    target = DenseTarget(draw(model), "int4", gguf=path)
+    target = DenseTarget(read_decoder_spec(model), "int4", gguf=path)
     layer = 256 * 256
     # Gates and what they multiply are kept in one format: the file's blocks of one cannot stand beside the other.
     assert target.formats["BF16"] >= 2 * layer + model.model.layers[1].self_attn.o_proj.weight.numel()
@@ -212,7 +212,7 @@ def test_what_is_not_in_blocks_or_not_the_models_stays_in_bfloat16(tmp_path: Pat
 def test_a_whole_file_in_floating_point(tmp_path: Path) -> None:
     model = llama()
     path = write_blocks(tmp_path / "tiny.gguf", model, lambda name: "F32" if "norm" in name else "F16")
-    target = DenseTarget(draw(copy.deepcopy(model)), "int4", gguf=path)
+    target = DenseTarget(read_decoder_spec(copy.deepcopy(model)), "int4", gguf=path)
     assert set(target.formats) == {"BF16"}
     assert disagreement(target, model) < 0.05
 
@@ -220,11 +220,11 @@ def test_a_whole_file_in_floating_point(tmp_path: Path) -> None:
 def test_a_file_of_another_architecture_than_the_model_gives_no_blocks(tmp_path: Path) -> None:
     path = write_blocks(tmp_path / "tiny.gguf", llama(), mixed)
     other = llama(hidden_size=128, intermediate_size=96)
-    target = DenseTarget(draw(other), "int4", gguf=path)
+    target = DenseTarget(read_decoder_spec(other), "int4", gguf=path)
     assert set(target.formats) == {"BF16"} and disagreement(target, other) < 0.05
 
 
 def test_random_models_keep_their_scores_in_int8() -> None:
     for seed in range(3):
         model = model_of(config(hidden_size=random.Random(seed).randrange(8, 22) * 4), seed)
-        assert disagreement(DenseTarget(draw(model), "int8"), model) < 0.2
+        assert disagreement(DenseTarget(read_decoder_spec(model), "int8"), model) < 0.2

@@ -15,8 +15,8 @@ import outpace
 from dense_support import config, in_blocks, model_of
 from outpace.core.errors import BadInput
 from outpace.targets.choice import choose_target
-from outpace.targets.dense.decoder_spec import Unknown, draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import near, opened, random_tokens, random_tree, reference, tiny_model
 from test_models import tiny_model as loadable_model
@@ -97,7 +97,7 @@ QUIRKS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("quirk", QUIRKS)
 def test_scores_are_those_of_transformers(quirk: str) -> None:
     model = model_of(QUIRKS[quirk]())
-    target = DenseTarget(draw(copy.deepcopy(model)), prefill_chunk=16)
+    target = DenseTarget(read_decoder_spec(copy.deepcopy(model)), prefill_chunk=16)
     rng = random.Random(5)
     sequences = [opened(target, random_tokens(count, rng)) for count in (45, 1)]
     for _ in range(2):  # the second time on K/V that was committed from a tree
@@ -114,7 +114,7 @@ def test_scores_are_those_of_transformers(quirk: str) -> None:
 
 def test_past_the_first_rotary_tables() -> None:
     model = model_of(config(max_position_embeddings=5000, num_hidden_layers=1))
-    target = DenseTarget(draw(copy.deepcopy(model)))
+    target = DenseTarget(read_decoder_spec(copy.deepcopy(model)))
     tokens = random_tokens(2100, random.Random(1))
     near(
         target.score([(opened(target, tokens), random_tree(0, random.Random(0)))])[0].logits[0],
@@ -174,8 +174,8 @@ def test_a_changed_model_is_left_to_the_generic_target(change: Callable[[Any], N
 def test_modules_that_hold_no_floating_point_weights_have_no_blueprint() -> None:
     model = model_of(config())
     _quantised(model)
-    with pytest.raises(Unknown, match="not a plain Linear"):
-        draw(model)
+    with pytest.raises(UnsupportedArchitecture, match="not a plain Linear"):
+        read_decoder_spec(model)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_the_note_says_why_the_generic_target_runs(make: Callable[[], Any], why:
 def test_kinds_of_layers_that_are_not_known() -> None:
     model = model_of(config())
     model.config.layer_types = ["chunked_attention"] * 3
-    with pytest.raises(Unknown, match="another kind"):
-        draw(model)
+    with pytest.raises(UnsupportedArchitecture, match="another kind"):
+        read_decoder_spec(model)
 
 
 def test_a_precision_that_cannot_be_had_falls_back_to_the_models_own() -> None:
@@ -234,7 +234,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = outpace.targets.dense.build
+    build = outpace.targets.dense.kernel_build
     build.library()  # before the cache moves
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
 

@@ -13,8 +13,8 @@ import pytest
 
 from dense_support import config, model_of
 from outpace.targets.choice import choose_target
-from outpace.targets.dense import binding, build
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense import binding, kernel_build
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 
 # Stands in for the compiler: says the same version, and instead of linking hands out what was linked before.
@@ -31,8 +31,8 @@ _ASKED = "#!/bin/sh\n[ $1 = --version ] && exit 0; "
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every test looks for the kernels again, in a cache of its own."""
-    build.library()
-    monkeypatch.setattr(binding, "library", build.library.__wrapped__)
+    kernel_build.library()
+    monkeypatch.setattr(binding, "library", kernel_build.library.__wrapped__)
     monkeypatch.setattr(binding, "_calls", binding._calls.__wrapped__)
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     for name in ("CXX", "OUTPACE_NATIVE", "OUTPACE_NATIVE_FLAGS"):
@@ -50,7 +50,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that takes no time; returns its log, a line for every library."""
     real = next(found for name in ("c++", "g++", "clang++") if (found := shutil.which(name)))
     log = tmp_path / "log"
-    text = _QUICK.format(compiler=real, log=log, library=build.library()._name, seconds=0)
+    text = _QUICK.format(compiler=real, log=log, library=kernel_build.library()._name, seconds=0)
     monkeypatch.setenv("CXX", str(script(tmp_path / "quick", text)))
     return log
 
@@ -124,15 +124,15 @@ def test_built_once(quick: Path) -> None:
 
 
 def test_other_flags_are_another_library(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build.library.__wrapped__()
+    kernel_build.library.__wrapped__()
     monkeypatch.setenv("OUTPACE_NATIVE_FLAGS", "-march=native -g")
-    build.library.__wrapped__()
+    kernel_build.library.__wrapped__()
     assert len(quick.read_text()) == 2 and len(built()) == 2
 
 
 @pytest.mark.parametrize("damage", ["empty", "header", "half", "almost", "bit"])
 def test_a_damaged_library_is_built_again(quick: Path, damage: str) -> None:
-    build.library.__wrapped__()
+    kernel_build.library.__wrapped__()
     (path,) = built()
     whole = path.read_bytes()
     path.unlink()  # this process has the old file mapped: it must not change under it
@@ -149,7 +149,7 @@ def test_a_damaged_library_is_built_again(quick: Path, damage: str) -> None:
 def test_two_at_once(quick: Path, tmp_path: Path) -> None:
     slow = tmp_path / "quick"
     slow.write_text(slow.read_text().replace("sleep 0", "sleep 1"))
-    code = "from outpace.targets.dense.build import library; print(library()._name)"
+    code = "from outpace.targets.dense.kernel_build import library; print(library()._name)"
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate(timeout=120)[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]

@@ -14,8 +14,8 @@ import torch
 from dense_support import CONTEXT, KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, config, model_of, target_of, threads
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from target_suite import near, opened, random_tokens, random_tree, reference
 
 IN_BLOCKS = KEPT_IN_BLOCKS[0]
@@ -49,11 +49,11 @@ def test_what_is_not_finite_stays_where_it_is(precision: str) -> None:
             sequence = opened(target, [1, 2, 3])
             tree = TokenTree()
             tree.add(ROOT, 4)
-            tree.side = [AuxiliaryToken(0, 1, (ROOT,), embedding=poison) for _ in range(40)]
+            tree.auxiliary_tokens = [AuxiliaryToken(0, 1, (ROOT,), embedding=poison) for _ in range(40)]
             scores = target.score([(sequence, tree)])
-            tree.side = []
+            tree.auxiliary_tokens = []
             assert torch.equal(scores[0].logits[:2], target.score([(sequence, tree)])[0].logits)
-            assert target.head(poison[None]).shape == (1, VOCAB)
+            assert target.lm_head(poison[None]).shape == (1, VOCAB)
     for shape in shapes:
         assert torch.equal(scores_of(target_of(shape, precision)), before[shape])
 
@@ -109,14 +109,14 @@ def test_nothing_to_do() -> None:
     scores = target.score([])
     assert len(scores) == 0
     target.commit(scores, [])
-    assert target.head(torch.empty(0, target.hidden_size)).shape == (0, VOCAB)
+    assert target.lm_head(torch.empty(0, target.hidden_size)).shape == (0, VOCAB)
     assert target.embed(torch.empty(0, dtype=torch.long)).shape == (0, target.hidden_size)
     target.prefill([target.sequence([1])])
 
 
 def test_a_prompt_that_fills_the_context() -> None:
     model = model_of(config(max_position_embeddings=64, num_hidden_layers=1))
-    target = DenseTarget(draw(copy.deepcopy(model)))
+    target = DenseTarget(read_decoder_spec(copy.deepcopy(model)))
     tokens = random_tokens(63, random.Random(0))
     near(target.score([(opened(target, tokens), TokenTree())])[0].logits[0], reference(model, tokens))
     with pytest.raises(BadInput, match="context holds 64"):
@@ -132,10 +132,10 @@ def test_taps_change_nothing_and_the_last_one_gives_the_scores(precision: str) -
     layers = range(target.num_layers + 1)
     tapped = target.score([(sequence, tree)], aux_hidden_state_layers=layers)[0]
     assert torch.equal(tapped.logits, plain)
-    assert torch.equal(target.head(tapped.hidden_states[target.num_layers]), plain)
+    assert torch.equal(target.lm_head(tapped.hidden_states[target.num_layers]), plain)
     first = target.embed(torch.tensor([sequence.tokens[-1], *tree.tokens]))
     assert torch.equal(tapped.hidden_states[0], first)
-    assert torch.equal(target.head(first)[3], target.head(first[3:4])[0])
+    assert torch.equal(target.lm_head(first)[3], target.lm_head(first[3:4])[0])
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 10**6])
@@ -156,7 +156,7 @@ def test_a_resumed_pass_without_new_rows_is_committed(precision: str) -> None:
     prompt = random_tokens(20, rng)
     one, other = opened(target, prompt), opened(target, prompt)
     tree = TokenTree.chain([3, 4, 5])
-    tree.side = [AuxiliaryToken(7, 2, (ROOT,)), AuxiliaryToken(8, 3, (ROOT,))]
+    tree.auxiliary_tokens = [AuxiliaryToken(7, 2, (ROOT,)), AuxiliaryToken(8, 3, (ROOT,))]
     without = TokenTree.chain([3, 4, 5])
     target.commit(target.score([(one, without)], resume=target.score([(one, tree)])), [[0, 1, 2]])
     target.commit(target.score([(other, without)]), [[0, 1, 2]])
@@ -179,10 +179,10 @@ def test_threads_of_python_may_share_the_kernels() -> None:
 
 def test_a_model_is_freed_while_another_works() -> None:
     model = model_of(config())
-    kept = DenseTarget(draw(model))
+    kept = DenseTarget(read_decoder_spec(model))
     expected = scores_of(kept)
     for _ in range(5):
-        other = DenseTarget(draw(model), "int8")
+        other = DenseTarget(read_decoder_spec(model), "int8")
         scores_of(other)
         del other
         assert torch.equal(scores_of(kept), expected)
@@ -219,5 +219,5 @@ def test_forks_of_kv_grow_apart_across_the_granule_of_memory() -> None:
         assert torch.equal(*(target.score([(one, TokenTree.chain([7]))])[0].logits for one in (other, fresh)))
     fresh = opened(target, whole.tokens)
     assert torch.equal(*(target.score([(one, TokenTree())])[0].logits for one in (whole, fresh)))
-    with pytest.raises(ValueError, match="cannot fork"):
+    with pytest.raises(ValueError, match="cannot keep"):
         target.fork(whole.kv, target.length(whole.kv) + 1)

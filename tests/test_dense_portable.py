@@ -16,8 +16,8 @@ import random, sys
 import torch
 from dense_support import Plain, SHAPES, KEPT_IN_BLOCKS, model_of, target_of, threads
 from outpace.targets.dense.binding import features
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf_support import disagreement
 from target_suite import random_tokens, random_tree
 
@@ -26,7 +26,8 @@ assert features().split() == wanted, features()
 bounds = {"float32": 1e-4, "bfloat16": 0.1, "int8": 0.3}
 for shape in ("heads-of-8-in-threes", "window-of-20", "norms-of-queries", "softcaps", "fused"):
     for precision, bound in bounds.items():
-        found = disagreement(DenseTarget(draw(model_of(SHAPES[shape]())), precision), model_of(SHAPES[shape]()))
+        model = model_of(SHAPES[shape]())
+        found = disagreement(DenseTarget(read_decoder_spec(model), precision), model)
         assert found < bound, (shape, precision, found)
 for shape in KEPT_IN_BLOCKS:
     for precision in (*bounds, "int4"):

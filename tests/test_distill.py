@@ -21,15 +21,15 @@ from outpace.drafting.model_drafter import DraftModel, ModelDraftState
 from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import DIVERGENCES, TeacherTargets, soft_divergence
-from outpace.heads.pruned import decoder_spec_of, even, important, take_layers
+from outpace.heads.pruned import even, important, take_layers
 from outpace.heads.untrained import random_head
 from outpace.methods.learned.distill.drafter import DistillDrafter, ReducedTreeBuilder
 from outpace.methods.learned.distill.network import DraftLm
 from outpace.methods.learned.distill.target import HeadTarget
 from outpace.methods.registry import build
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.dataset import Dataset
@@ -241,7 +241,7 @@ def begun(model: Any, layers: int) -> DraftLm:
     target = HFTarget(model)
     config = plan(find_kind("draft-lm"), facts(64, 50, target.num_layers), options={"layers": layers})
     ids = torch.arange(50)
-    head = DraftLm(config, DraftVocabulary(ids, target.head_rows(ids)))
+    head = DraftLm(config, DraftVocabulary(ids, target.lm_head_rows(ids)))
     head.initialise(target, teacher_of(target, head, torch.device("cpu")))
     return head
 
@@ -269,7 +269,7 @@ def test_layers_are_taken_evenly_and_the_neurons_that_matter_stay() -> None:
         theirs = model.model.layers[index]
         assert torch.equal(own.self_attn.v_proj.weight, theirs.self_attn.v_proj.weight)
         assert torch.equal(own.input_layernorm.weight, theirs.input_layernorm.weight)
-    kept = important(draw(model).layers[2], head.config.intermediate)
+    kept = important(read_decoder_spec(model).layers[2], head.config.intermediate)
     assert set(chosen) <= set(kept.tolist())
     mlp, theirs = layers[1].mlp, model.model.layers[2].mlp
     assert torch.equal(mlp.up_proj.weight, theirs.up_proj.weight[kept])
@@ -280,13 +280,13 @@ def test_layers_are_taken_evenly_and_the_neurons_that_matter_stay() -> None:
 
 def test_a_packed_target_is_read_once_more_and_a_toy_has_nothing_to_read() -> None:
     model = sole_head_model()
-    target = DenseTarget(draw(model))
-    assert decoder_spec_of(target) is None
+    target = DenseTarget(read_decoder_spec(model))
+    assert target.decoder_spec() is None
     target.origin = lambda: model
-    source = decoder_spec_of(target)
+    source = target.decoder_spec()
     assert source is not None
     assert torch.equal(source.layers[1].query.weight, model.model.layers[1].self_attn.q_proj.weight)
-    assert decoder_spec_of(TableTarget(4)) is None
+    assert TableTarget(4).decoder_spec() is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2"])
@@ -295,7 +295,7 @@ def test_layers_of_another_make_are_left_alone(architecture: str) -> None:
     head = random_head(["draft-lm"], HFTarget(model))
     before = {name: value.clone() for name, value in head.state_dict().items()}
     assert isinstance(head, DraftLm)
-    assert take_layers(draw(model), head.config, list(head.layers), head.norm) == []  # type: ignore[arg-type]
+    assert take_layers(read_decoder_spec(model), head.config, list(head.layers), head.norm) == []  # type: ignore[arg-type]
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
 
 

@@ -69,7 +69,7 @@ def test_only_the_drafting_parts_pass_is_handed_to_the_target() -> None:
     assert cascade.reusable_forward([state]) is None
     cascade.propose_batch([state], [Budget(1)])
     start = cascade.reusable_forward([state])
-    assert start is not None and start.side == 1
+    assert start is not None and start.forward_state == 1
     cascade.propose_batch([state], [Budget(0)])
     assert cascade.reusable_forward([state]) is None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from outpace.targets.dense.dense_target import DenseTarget
 
 from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix
@@ -22,8 +23,7 @@ from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.early_exit import EarlyExit, EarlyExitState, ExitRecord, exits_of
 from outpace.targets.base import SubGraph, Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import random_tokens
@@ -67,7 +67,7 @@ def test_greedy_decoding_is_plain_decoding(kind: str) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) -> None:
     """Of every exit, on every accepted row, against a forward that really exits there."""
-    target = DenseTarget(draw(spare_model({2}, {2})))
+    target = DenseTarget(read_decoder_spec(spare_model({2}, {2})))
     method, drafter = built(target, rows=64, rest=1)
     drafter.memory = 1.0  # nothing fades, so that sums can be compared
     params = SamplingParams(temperature=temperature, seed=3)
@@ -97,17 +97,17 @@ def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) 
 
 
 def test_as_many_rows_as_asked_for_are_judged() -> None:
-    target = DenseTarget(draw(late()))
+    target = DenseTarget(read_decoder_spec(late()))
     _, drafter = built(target, rows=2)
     heads = 0
-    head = target.head
+    head = target.lm_head
 
     def counted(hidden: torch.Tensor) -> torch.Tensor:
         nonlocal heads
         heads += len(hidden)
         return head(hidden)
 
-    target.head = counted  # type: ignore[method-assign]
+    target.lm_head = counted  # type: ignore[method-assign]
     [one] = decode(target, registry.build("del", context(target), {**FREE, "rows": 2}), PROMPTS[:1], 20)
     assert 0 < heads <= one.metrics.rounds * 2 * len(drafter.aux_hidden_state_layers)
 
@@ -167,7 +167,7 @@ def test_the_exit_that_predicts_is_found() -> None:
     """After two layers all is said, after one nothing is. By priors the cheapest exit looks best, and stays so."""
     accepted = {}
     for kind in (EarlyExit, Unlearning):
-        target = DenseTarget(draw(late()))
+        target = DenseTarget(read_decoder_spec(late()))
         method, _ = built(target)
         drafter = kind(target, (1, 2, 3), dynamic=False)
         method = Method("del", drafter, method.rule, method.controller)
@@ -185,7 +185,7 @@ def test_confidence_ends_a_draft() -> None:
     """Stopping where an exit is unsure saves draft tokens that would be refused; switched off, they are drafted."""
     rates = {}
     for dynamic in (True, False):
-        target = DenseTarget(draw(spare_model({2, 3}, {2, 3}, scale=0.1)))
+        target = DenseTarget(read_decoder_spec(spare_model({2, 3}, {2, 3}, scale=0.1)))
         found = decode(target, built(target, exits=[2, 3], dynamic=dynamic, rest=1)[0], PROMPTS, 60)
         drafted = sum(one.metrics.drafted for one in found)
         assert drafted > 20
@@ -208,7 +208,7 @@ def test_the_verifying_forward_takes_over_the_exits_layers() -> None:
 
     spent = {}
     for kind in (EarlyExit, Cold):
-        target = DenseTarget(draw(late()))
+        target = DenseTarget(read_decoder_spec(late()))
         rows = 0
         run = target.run
 

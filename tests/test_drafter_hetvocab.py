@@ -31,7 +31,7 @@ from outpace.prompts.questions import load_prompts
 from outpace.targets.bridged import StringTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import Table, TableTarget, random_table
-from outpace.vocabulary import text as text_module
+from outpace.vocabulary import text_translation as text_module
 from outpace.vocabulary.shared import VocabularyMap
 from outpace.vocabulary.strings import StringSum
 from support import Path

@@ -22,8 +22,8 @@ from outpace.methods.registry import Context
 from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, skips_of
 from outpace.methods.self_speculative.swift import Swift
 from outpace.targets.base import SubGraph, Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import random_tokens
@@ -35,7 +35,7 @@ SPARE = ({1, 2}, {2})
 
 
 def spare() -> DenseTarget:
-    return DenseTarget(draw(spare_model(*SPARE)))
+    return DenseTarget(read_decoder_spec(spare_model(*SPARE)))
 
 
 # ------------------------------------------------------------------------------------------------- certification
@@ -205,7 +205,7 @@ def test_the_online_search_raises_acceptance() -> None:
     """Half of the sublayers are spare; the first set is not those. With the search off it stays as it is."""
     rates = {}
     for steps in (0, 60):
-        target = DenseTarget(draw(spare_model({1, 2}, set())))
+        target = DenseTarget(read_decoder_spec(spare_model({1, 2}, set())))
         method, drafter = swift(target, steps=steps, step=0.0, interval=2)
         decode(target, method, PROMPTS, 60, namespace="one")
         later = decode(target, method, PROMPTS, 40, namespace="one")
@@ -238,7 +238,7 @@ def test_the_match_is_the_share_of_predicted_tokens() -> None:
 
 
 def test_the_search_stops_by_each_of_its_criteria() -> None:
-    target = DenseTarget(draw(spare_model()))  # no set is perfect
+    target = DenseTarget(read_decoder_spec(spare_model()))  # no set is perfect
     for settings, most in (({"steps": 5}, 5), ({"patience": 3, "enough": 1.0}, 60), ({"enough": 0.0}, 1)):
         method, drafter = swift(target, **settings)
         decode(target, method, PROMPTS[:1], 60, namespace="one")

@@ -23,8 +23,8 @@ from outpace.methods import registry
 from outpace.methods.jacobi.lookahead import GAIN, Grid, Lookahead, Origin, Pool
 from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from target_suite import near, opened, reference, tiny_model
@@ -39,7 +39,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module", params=["dense", "generic"])
 def target(request: pytest.FixtureRequest, model: Any) -> Target:
-    return DenseTarget(draw(model)) if request.param == "dense" else HFTarget(model)
+    return DenseTarget(read_decoder_spec(model)) if request.param == "dense" else HFTarget(model)
 
 
 def lookahead(drafter: Lookahead, nodes: int = 6, depth: int = 4) -> Method:
@@ -67,7 +67,7 @@ def test_every_row_of_the_window_sees_its_own_column(model: Any, target: Target,
     levels = state.grid.levels
     scored = target.score([(sequence, tree)])[0]
     rows = iter(scored.auxiliary_rows(drafter))
-    assert len(tree) > 0 and len(tree.side) == window * (ngram - 1) - 1
+    assert len(tree) > 0 and len(tree.auxiliary_tokens) == window * (ngram - 1) - 1
     for level in range(ngram - 1):
         for column in range(window):
             if level == column == 0:
@@ -119,9 +119,9 @@ def test_the_window_stays_inside_the_context() -> None:
     target = TableTarget(9, random_table(9, 1), context_length=30)
     got = run(target, lookahead(Lookahead(3, 4, context_length=30), nodes=1, depth=1), 100)
     for one, start in zip(got.rounds, _starts(got), strict=True):
-        assert all(start + side.position < 30 for side in one.tree.side)
-    assert got.rounds[0].tree.side
-    assert not got.rounds[-2].tree.side
+        assert all(start + side.position < 30 for side in one.tree.auxiliary_tokens)
+    assert got.rounds[0].tree.auxiliary_tokens
+    assert not got.rounds[-2].tree.auxiliary_tokens
 
 
 def _starts(got: Generation) -> list[int]:
@@ -190,7 +190,7 @@ def windows(each: float, target: TableTarget) -> tuple[int, int]:
     """Rounds with a window in the first 50 and in all others."""
     one = lookahead(Lookahead(2, 3, text=False))
     got = run(target, Method("lookahead", one.drafter, one.rule, Priced(each)), 240)
-    with_ = [bool(round.tree.side) for round in got.rounds]
+    with_ = [bool(round.tree.auxiliary_tokens) for round in got.rounds]
     return sum(with_[:50]), sum(with_[50:])
 
 

@@ -82,7 +82,7 @@ def test_side_nodes_come_along() -> None:
         def propose_batch(self, states: Any, budgets: Any) -> list[TokenTree]:
             trees = super().propose_batch(states, budgets)
             for tree in trees:
-                tree.side.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
+                tree.auxiliary_tokens.append(AuxiliaryToken(5, 2, (ROOT, 0), owner=self))
             return trees
 
     one, two, three = Looking(1), Looking(2), Witness(3)
@@ -113,7 +113,7 @@ def test_a_pass_is_handed_on_where_the_union_begins_with_its_draft() -> None:
         assert merge.reusable_forward([state]) is None
         merge.propose_batch([state], [budget])
         start = merge.reusable_forward([state])
-        assert (None if start is None else start.side) == expected
+        assert (None if start is None else start.forward_state) == expected
 
 
 COMBINATIONS: list[dict[str, Any]] = [

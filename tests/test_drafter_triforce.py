@@ -308,7 +308,7 @@ class Reciting(TableTarget):
             part.hidden_states = {
                 layer: self.embed(torch.tensor([text[-1], *part.tree.tokens])) for layer in aux_hidden_state_layers
             }
-        scores.side = graph
+        scores.forward_state = graph
         return scores
 
 

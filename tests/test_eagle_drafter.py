@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from outpace.targets.dense.dense_target import DenseTarget
 from torch import Tensor
 
 from eagle_support import Written, head_of, method_of, table, true_states
@@ -26,8 +27,7 @@ from outpace.heads.feature_drafter import FeatureDrafter, FeatureState
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
@@ -135,7 +135,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     if request.param == "table":
         return table(12)
     model = tiny_model("llama")
-    return DenseTarget(draw(model)) if request.param == "dense" else HFTarget(model)
+    return DenseTarget(read_decoder_spec(model)) if request.param == "dense" else HFTarget(model)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,8 +15,8 @@ from outpace.methods.learned.eagle.drafter import EagleNet
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.methods.learned.feature_method import FeatureMethod, FeatureSettings
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 
@@ -78,7 +78,7 @@ def batch_of(
 
 def teacher_for(target: Target, head: Any) -> Teacher:
     every = torch.arange(target.vocab_size)
-    return Teacher(target.embed(every), target.head_rows(head.words.ids), lambda rows: rows, target.num_layers)
+    return Teacher(target.embed(every), target.lm_head_rows(head.words.ids), lambda rows: rows, target.num_layers)
 
 
 def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int], steps: int) -> list[float]:
@@ -96,7 +96,7 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
             for step, one in enumerate(logits):
                 if last + 1 + step >= len(row) or row[last + 1 + step] not in words:
                     break  # nothing to be asked for, or nothing that could be drafted
-                said = target.head_rows(head.words.ids) @ states[target.num_layers][last + step]
+                said = target.lm_head_rows(head.words.ids) @ states[target.num_layers][last + step]
                 losses[step].append(float(-(said.softmax(-1) * one.log_softmax(-1)).sum()))
     return [sum(one) / max(len(one), 1) for one in losses]
 
@@ -183,7 +183,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     if request.param == "table":
         return table(12)
     model = tiny_model("llama")
-    return DenseTarget(draw(model)) if request.param == "dense" else HFTarget(model)
+    return DenseTarget(read_decoder_spec(model)) if request.param == "dense" else HFTarget(model)
 
 
 @pytest.mark.parametrize(("kind", "options"), VARIANTS)

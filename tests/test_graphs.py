@@ -19,15 +19,15 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
-from outpace.targets import choice
+from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence, SubGraph
-from outpace.targets.dense import rotary, torch_kv
-from outpace.targets.dense.build import NotAvailable
-from outpace.targets.dense.decoder_spec import Unknown, draw
+from outpace.targets.dense import torch_kv
+from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import BUCKETS
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
-from outpace.targets.dense.torch_target import GraphTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
 from recorder import Recording, record
@@ -36,11 +36,11 @@ from target_suite import VOCAB, near, opened, random_tokens, random_tree, refere
 
 @cache
 def target_of(architecture: str, buckets: tuple[int, ...]) -> GraphTarget:
-    return GraphTarget(draw(tiny_model(architecture)), prefill_chunk=16, buckets=buckets)
+    return GraphTarget(read_decoder_spec(tiny_model(architecture)), prefill_chunk=16, buckets=buckets)
 
 
 def replaying(architecture: str = "llama", **options: Any) -> GraphTarget:
-    return GraphTarget(draw(tiny_model(architecture)), **({"capture": record} | options))
+    return GraphTarget(read_decoder_spec(tiny_model(architecture)), **({"capture": record} | options))
 
 
 def scored(target: GraphTarget, sequence: Sequence, tree: TokenTree | None = None) -> Tensor:
@@ -63,7 +63,7 @@ def scored(target: GraphTarget, sequence: Sequence, tree: TokenTree | None = Non
 def test_any_padding_gives_the_same(seed: int, length: int, nodes: int, side: int, bucket: int, kind: str) -> None:
     rng = random.Random(seed)
     tokens, tree = random_tokens(length, rng), random_tree(nodes, rng)
-    tree.side = [AuxiliaryToken(rng.randrange(VOCAB), rng.randrange(9), (ROOT,)) for _ in range(side)]
+    tree.auxiliary_tokens = [AuxiliaryToken(rng.randrange(VOCAB), rng.randrange(9), (ROOT,)) for _ in range(side)]
     found = []
     for target in (target_of(kind, ()), target_of(kind, (bucket, 512))):
         sequence = opened(target, tokens)
@@ -72,7 +72,7 @@ def test_any_padding_gives_the_same(seed: int, length: int, nodes: int, side: in
         data = sequence.kv.buffer.data
         assert before is None or torch.equal(data[..., : length - 1, :], before)
         assert bool(data.isfinite().all())
-        found.append((scores[0].logits, scores.side.kv[0]))
+        found.append((scores[0].logits, scores.forward_state.side_kv[0]))
         target.close(sequence.kv)
     (plain, plain_kv), (padded, padded_kv) = found
     assert padded.shape == plain.shape == (1 + len(tree) + side, VOCAB)
@@ -140,7 +140,7 @@ def test_a_store_moves_what_is_committed_and_gives_the_smaller_buffer_back() -> 
     twin = store.fork(2)
     twin.take(side, [2])
     assert torch.equal(large.data[..., 2, :], side[..., 4, :])
-    with pytest.raises(ValueError, match="cannot fork"):
+    with pytest.raises(ValueError, match="cannot keep"):
         store.fork(4)
     store.clear()
     store.clear()
@@ -151,7 +151,7 @@ def test_a_request_that_outgrows_its_buffer(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch_kv, "SMALLEST", 16)
     monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 8)  # the rotation table grows as well
     model = tiny_model("gemma3")
-    target = GraphTarget(draw(model), capture=record)
+    target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(1)
     sequence = opened(target, random_tokens(3, rng))
     capacities = []
@@ -188,7 +188,7 @@ def vars_of(target: GraphTarget) -> tuple[int, int, int, int]:
 
 def test_scores_are_not_overwritten_by_what_is_replayed_next() -> None:
     model = tiny_model("llama")
-    target = GraphTarget(draw(model), capture=record)
+    target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(2)
     batch = [opened(target, random_tokens(count, rng)) for count in (7, 12)]
     kept = []
@@ -208,7 +208,7 @@ def test_scores_are_not_overwritten_by_what_is_replayed_next() -> None:
 
 def test_the_next_request_replays_the_graphs_of_the_last() -> None:
     model = tiny_model("mistral")
-    target = GraphTarget(draw(model), capture=record)
+    target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(3)
     for number in range(3):
         sequence = opened(target, random_tokens(20 - 6 * number, rng))
@@ -222,7 +222,7 @@ def test_other_forwards_run_eagerly() -> None:
     target = replaying()
     sequence, other = opened(target, [1, 2, 3]), opened(target, [4, 5])
     tree = TokenTree.chain([6])
-    embedded = TokenTree(side=[AuxiliaryToken(0, 1, (ROOT,), torch.zeros(target.hidden_size))])
+    embedded = TokenTree(auxiliary_tokens=[AuxiliaryToken(0, 1, (ROOT,), torch.zeros(target.hidden_size))])
     for _ in range(3):
         target.score([(sequence, tree), (other, tree)])
         target.score([(sequence, tree)], aux_hidden_state_layers=(1,))
@@ -288,7 +288,7 @@ def test_the_recorder_refuses_what_a_capture_does_not_allow() -> None:
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gemma3"])
 def test_reduced_precisions(architecture: str, dtype: torch.dtype, most: float) -> None:
     model = tiny_model(architecture).to(dtype)
-    target = GraphTarget(draw(model))
+    target = GraphTarget(read_decoder_spec(model))
     assert target.dtype == str(dtype).removeprefix("torch.")
     assert opened(target, [1, 2]).kv.buffer.data.dtype == dtype
     assert disagreement(target, model) < most
@@ -296,7 +296,7 @@ def test_reduced_precisions(architecture: str, dtype: torch.dtype, most: float) 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_agrees_with_the_kernels_of_the_cpu(architecture: str) -> None:
-    plan = draw(tiny_model(architecture))
+    plan = read_decoder_spec(tiny_model(architecture))
     try:
         dense = DenseTarget(plan)
     except NotAvailable as error:
@@ -309,8 +309,10 @@ def test_agrees_with_the_kernels_of_the_cpu(architecture: str) -> None:
 
 def test_rotation_passes_further_dimensions() -> None:
     heads = torch.randn(3, 2, 8)
-    turns = rotary.Rotary([lambda at: (at[:, None].cos().expand(-1, 2), at[:, None].sin().expand(-1, 2))], heads, 5)
-    found = rotary.rotated(heads, turns.rows(torch.tensor([0, 1, 4]), 4)[0])
+    turns = rotary.RotaryTable(
+        [lambda at: (at[:, None].cos().expand(-1, 2), at[:, None].sin().expand(-1, 2))], heads, 5
+    )
+    found = rotary.rotate(heads, turns.rows(torch.tensor([0, 1, 4]), 4)[0])
     assert torch.equal(found[..., 4:], heads[..., 4:])
     assert torch.equal(found[0], heads[0])
     near(found[1, :, 0], heads[1, :, 0] * torch.tensor(1).cos() - heads[1, :, 2] * torch.tensor(1).sin())
@@ -320,12 +322,16 @@ def test_weight_bytes_are_what_a_forward_reads() -> None:
     model = tiny_model("qwen2")
     read = sum(weight.nbytes for name, weight in model.named_parameters() if "norm" not in name)
     tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert GraphTarget(draw(model)).weight_bytes == read - (0 if tied else model.model.embed_tokens.weight.nbytes)
+    assert GraphTarget(read_decoder_spec(model)).weight_bytes == read - (
+        0 if tied else model.model.embed_tokens.weight.nbytes
+    )
 
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models look as if they were on a GPU to whoever chooses."""
-    monkeypatch.setattr(choice, "draw", lambda model: replace(draw(model), device=torch.device("cuda")))
+    monkeypatch.setattr(
+        choice, "read_decoder_spec", lambda model: replace(read_decoder_spec(model), device=torch.device("cuda"))
+    )
 
 
 def test_models_on_a_gpu_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,11 +384,11 @@ def test_one_that_scores_otherwise_or_has_no_room_is_not_taken(monkeypatch: pyte
 def test_the_cpu_s_target_refuses_weights_that_are_elsewhere() -> None:
     model = tiny_model("llama").to("meta")
     with pytest.raises(BadInput, match="on meta"):
-        DenseTarget(draw(model))
+        DenseTarget(read_decoder_spec(model))
     split = tiny_model("llama")
     split.model.layers[1].to("meta")
-    with pytest.raises(Unknown, match="cpu and meta"):
-        draw(split)
+    with pytest.raises(UnsupportedArchitecture, match="cpu and meta"):
+        read_decoder_spec(split)
 
 
 # The benchmark
@@ -411,7 +417,7 @@ def test_without_a_gpu_the_benchmark_says_so(
 
 def test_what_the_benchmark_times_runs(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model("llama")
-    target = GraphTarget(draw(model))
+    target = GraphTarget(read_decoder_spec(model))
     benchmark.curve(target, 9, 1, 1e-3)
     benchmark.race(target, model, 5, 4, 1)
     assert benchmark.bandwidth(torch.device("cpu"), 1) > 0

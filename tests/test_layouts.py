@@ -101,7 +101,7 @@ def test_another_engine_makes_the_same_of_an_eagle_head(tmp_path: Path) -> None:
     states = true_states(target(), TOKENS[:-1], head.config.aux_hidden_state_layers)
     wanted = Written(head, target())
     features = wanted.fused(states)
-    rows = target().head_rows(torch.arange(97))
+    rows = target().lm_head_rows(torch.arange(97))
     theirs = eagle_elsewhere(written(head, "eagle", tmp_path / "there"), rows, TOKENS, features, DRAFTED)
     assert close(theirs, wanted.rows(TOKENS, features, DRAFTED))
 
@@ -162,7 +162,7 @@ def test_a_vocabulary_map_holds_offsets_and_the_embedding_is_the_targets(tmp_pat
     assert (found["d2t"].dtype, found["t2d"].dtype) == (torch.int64, torch.bool)
     tokens = torch.arange(97)
     assert torch.equal(found["embed_tokens.weight"], target().embed(tokens).bfloat16().float())
-    assert torch.equal(found["lm_head.weight"], target().head_rows(head.words.ids).bfloat16().float())
+    assert torch.equal(found["lm_head.weight"], target().lm_head_rows(head.words.ids).bfloat16().float())
     assert "d2t" not in tensors(written(head_of("eagle3", 97), "speculators", tmp_path / "whole"))
 
 

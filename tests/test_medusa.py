@@ -162,7 +162,7 @@ def test_a_medusa_head_begins_as_the_targets_own() -> None:
     assert isinstance(head, Medusa)
     states = torch.randn(4, VOCAB)
     for index in range(3):
-        assert torch.equal(head.words(head.predicted(states)[:, index]), target.head(states))
+        assert torch.equal(head.words(head.predicted(states)[:, index]), target.lm_head(states))
 
 
 def test_settings_that_do_not_exist_are_named() -> None:

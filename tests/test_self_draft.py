@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from outpace.targets.rows import RowTarget
 
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.base import Budget
@@ -22,7 +23,6 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.self_speculative.draft_verify import LayerSkip
 from outpace.targets.base import FULL, Scores, SubGraph, Target
-from outpace.targets.rows import RowTarget
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, decode, plain, spare_model, texts
 from target_suite import near, opened, random_tokens
@@ -278,10 +278,10 @@ def test_a_table_with_layers_is_consistent() -> None:
     full = target.score([(sequence, tree)], aux_hidden_state_layers=(0, 2, 4))
     for node in (ROOT, 0, 1):
         assert torch.equal(full[0].logits[node + 1], table((0, 1, 2, 3, *tree.path_tokens(node))))
-    assert torch.equal(target.head(full[0].hidden_states[4]), full[0].logits)
+    assert torch.equal(target.lm_head(full[0].hidden_states[4]), full[0].logits)
     assert torch.equal(full[0].hidden_states[0], target.embed(torch.tensor([3, 4, 1])))
     early = target.score([(sequence, tree)], graph=SubGraph(stop=2))
-    near(early[0].logits, target.head(full[0].hidden_states[2]))
+    near(early[0].logits, target.lm_head(full[0].hidden_states[2]))
     seen = {early[0].logits}
     for graph in (SKIP, SubGraph(skip_mlp=frozenset({1})), SubGraph(start=1), SubGraph(kv={0: torch.tensor([0, 2])})):
         other = target.score([(sequence, tree)], graph=graph)

@@ -15,10 +15,11 @@ from outpace.heads.runner import HeadRunner, Rows, head_spec, matrix_of, norm_of
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
 from outpace.targets.dense import binding
-from outpace.targets.dense.decoder_spec import Entry, Matrix, draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.decoder_spec import Entry, Matrix
+from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.forward_plan import ForwardPlan
 from outpace.targets.hf import HFTarget
-from outpace.targets.rows import Plan
 from outpace.targets.top import _by_kernels, _log_totals, top, top_and_totals
 from target_suite import tiny_model
 
@@ -28,7 +29,7 @@ HERE = torch.device("cpu")
 @pytest.fixture(scope="module", params=["dense", "generic"])
 def target(request: pytest.FixtureRequest) -> Target:
     model = tiny_model("llama")
-    return DenseTarget(draw(model)) if request.param == "dense" else HFTarget(model)
+    return DenseTarget(read_decoder_spec(model)) if request.param == "dense" else HFTarget(model)
 
 
 def seen(count: int) -> list[list[int]]:
@@ -96,7 +97,7 @@ def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Tar
 
 @torch.inference_mode()
 def test_what_the_kernels_are_not_given_is_said() -> None:
-    target = DenseTarget(draw(tiny_model("llama")))
+    target = DenseTarget(read_decoder_spec(tiny_model("llama")))
     stack = Eagle3Net(head_of("eagle3", target), target).runner
     states = torch.randn(1, target.hidden_size)
     for token in (-1, target.vocab_size):
@@ -105,7 +106,7 @@ def test_what_the_kernels_are_not_given_is_said() -> None:
     with pytest.raises(OutpaceError, match="reads a second input, and there is none"):
         ran(stack, states, [])
     with pytest.raises(OutpaceError, match="no entry"):
-        target.run(Plan([], before=states), [0], logits=True)
+        target.run(ForwardPlan([], entry_inputs=states), [0], logits=True)
 
 
 @given(

@@ -80,11 +80,11 @@ class TestScoring(TreeScoring):
     def test_taps_are_the_residual_stream(self, case: tuple[Any, Target]) -> None:
         _, target = case
         sequence = target.sequence([1, 2, 3])
-        with pytest.raises(BadInput, match="taps"):
+        with pytest.raises(BadInput, match="hidden states"):
             target.prefill([sequence], (1,))
         target.prefill([sequence])
         scores = target.score([(sequence, TokenTree.chain([4, 5]))], aux_hidden_state_layers=(target.num_layers,))
-        near(target.head(scores[0].hidden_states[target.num_layers]), scores[0].logits)
+        near(target.lm_head(scores[0].hidden_states[target.num_layers]), scores[0].logits)
 
 
 # ----------------------------------------------------------------------------------------- truly other vocabularies
@@ -172,8 +172,8 @@ def test_what_speaks_of_the_targets_rows_is_refused() -> None:
     sequence = target.sequence([0, 1, 2])
     target.prefill([sequence])
     tree = TokenTree()
-    tree.side = [AuxiliaryToken(1, 2)]
-    with pytest.raises(BadInput, match="side nodes"):
+    tree.auxiliary_tokens = [AuxiliaryToken(1, 2)]
+    with pytest.raises(BadInput, match="auxiliary tokens"):
         target.score([(sequence, tree)])
     with pytest.raises(BadInput, match="K/V"):
         target.score([(sequence, TokenTree())], graph=SubGraph(kv={0: torch.tensor([0])}))

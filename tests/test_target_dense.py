@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import KNOWN, draw
-from outpace.targets.dense.target import DenseTarget
+from outpace.targets.dense.architectures import KNOWN, read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
-    return DenseTarget(draw(model), prefill_chunk=16)
+    return DenseTarget(read_decoder_spec(model), prefill_chunk=16)
 
 
 class TestTreeScoring(TreeScoring):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import KNOWN, draw
-from outpace.targets.dense.torch_target import GraphTarget
+from outpace.targets.dense.architectures import KNOWN, read_decoder_spec
+from outpace.targets.dense.graph_target import GraphTarget
 from recorder import record
 from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
-    return GraphTarget(draw(model), prefill_chunk=16)
+    return GraphTarget(read_decoder_spec(model), prefill_chunk=16)
 
 
 class TestTreeScoring(TreeScoring):
@@ -27,5 +27,5 @@ class TestSubGraphs(SubGraphs):
 class TestReplayedTreeScoring(TreeScoring):
     """Everything that can be is replayed from a recording, at every use but a buffer's first."""
 
-    build = staticmethod(lambda model: GraphTarget(draw(model), prefill_chunk=16, capture=record))
+    build = staticmethod(lambda model: GraphTarget(read_decoder_spec(model), prefill_chunk=16, capture=record))
     architectures = ("llama", "gemma3")

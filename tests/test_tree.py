@@ -94,7 +94,7 @@ def test_ancestor_mask_sees_the_root_the_path_and_itself(drawn: Drawn) -> None:
 
 def test_side_nodes_see_what_they_say_and_nobody_sees_them() -> None:
     tree = TokenTree.chain([1, 2])
-    tree.side = [AuxiliaryToken(5, 1), AuxiliaryToken(6, 3, attends=(ROOT, 0, 2))]
+    tree.auxiliary_tokens = [AuxiliaryToken(5, 1), AuxiliaryToken(6, 3, attends=(ROOT, 0, 2))]
     mask = tree.ancestor_mask().int().tolist()
     assert mask == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [1, 1, 0, 1, 1]]
     assert tree.positions() == [0, 1, 2, 1, 3]
@@ -146,23 +146,25 @@ def test_trees_that_make_no_sense_are_refused() -> None:
             tree.add(parent, 0)
 
 
-# -------------------------------------------------------------------------------------------------- side nodes
+# -------------------------------------------------------------------------------------------------- auxiliary tokens
 
 
 @st.composite
 def with_side(draw: st.DrawFn) -> TokenTree:
-    """A tree with side nodes that see the root, any of its nodes and any earlier side node."""
+    """A tree with auxiliary tokens that see the root, any of its nodes and any earlier auxiliary token."""
     tree, _ = grown(draw(draws(most=5)))
     for number in range(draw(st.integers(0, 3))):
         seen = draw(st.sets(st.integers(ROOT, len(tree) + number - 1)))
-        tree.side.append(AuxiliaryToken(draw(st.integers(0, 2)), draw(st.integers(1, 5)), tuple(seen), owner=object()))
+        tree.auxiliary_tokens.append(
+            AuxiliaryToken(draw(st.integers(0, 2)), draw(st.integers(1, 5)), tuple(seen), owner=object())
+        )
     return tree
 
 
 def what_rows_see(tree: TokenTree) -> dict[object, set[object]]:
     """Rows of the forward under names that do not change in a merge: a node's path, a side node's owner."""
     names: list[object] = [(), *(tuple(tree.path_tokens(node)) for node in range(len(tree)))]
-    names += [side.owner for side in tree.side]
+    names += [side.owner for side in tree.auxiliary_tokens]
     mask = tree.ancestor_mask().tolist()
     return {
         name: {names[column] for column, sees in enumerate(row) if sees} for name, row in zip(names, mask, strict=True)
@@ -176,9 +178,9 @@ def test_side_nodes_see_after_a_merge_what_they_saw_before(trees: list[TokenTree
     for tree in trees:
         for name, view in what_rows_see(tree).items():
             assert seen[name] == view
-    assert len(seen) == 1 + len(merged) + len(merged.side)
-    before = [(side.owner, side.token, side.position) for tree in trees for side in tree.side]
-    assert [(side.owner, side.token, side.position) for side in merged.side] == before
+    assert len(seen) == 1 + len(merged) + len(merged.auxiliary_tokens)
+    before = [(side.owner, side.token, side.position) for tree in trees for side in tree.auxiliary_tokens]
+    assert [(side.owner, side.token, side.position) for side in merged.auxiliary_tokens] == before
     assert merged.positions()[1 + len(merged) :] == [position for _, _, position in before]
 
 

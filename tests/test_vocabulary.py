@@ -17,7 +17,7 @@ from outpace.certify.letters import Letters
 from outpace.models.tokenizers import HFTokenizer
 from outpace.prompts.questions import load_prompts
 from outpace.vocabulary.shared import Speller, VocabularyMap, exact, vocabulary_map
-from outpace.vocabulary.text import LOOK_BACK, Reader, Reading, cut, whole_characters, written
+from outpace.vocabulary.text_translation import LOOK_BACK, Reader, Reading, cut, whole_characters, written
 
 SMALL = settings(max_examples=150, deadline=None)
 TEXT = " ".join(prompt.turns[0] for prompt in load_prompts(None))[:20_000]

@@ -173,7 +173,7 @@ def _again(*what: Any) -> Any:
 def _in_blocks(path: Path) -> bool:
     """Whether a GGUF file's matrices are in blocks that the fast target keeps."""
     from outpace.models.gguf_header import read_header
-    from outpace.targets.dense.blocks import KINDS
+    from outpace.targets.dense.quant_blocks import KINDS
 
     entries = read_header(path).tensors.values()
     return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)

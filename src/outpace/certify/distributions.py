@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from outpace.core.chance import Chance, ChanceSource, Enumeration
-from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
 from outpace.targets.base import Target

@@ -58,7 +58,7 @@ def examine() -> dict[str, Any]:
 def _kernels() -> tuple[str | None, list[str]]:
     """What the fast target's kernels were compiled for, and what to do where there are none."""
     from outpace.targets.dense.binding import features
-    from outpace.targets.dense.build import NotAvailable
+    from outpace.targets.dense.kernel_build import NotAvailable
 
     try:
         return features() or "portable", []

@@ -1,12 +1,12 @@
-"""Every random number in outpace comes from here.
+"""Chance: the one source of random numbers in outpace.
 
 ``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position
 (length of the sequence when the round began) and a purpose such as "draft" or "accept". Rounds always advance
 by at least one token, so no two rounds share a stream, and drafter and rule never share a number. Streams are
 counter-based (Philox, Salmon et al. 2011), so a request's randomness does not depend on its neighbours.
 
-:class:`Enumeration` replaces chance by a walk over every outcome with its weight: the distribution of whatever
-a program does with it becomes exact, which is how losslessness is certified.
+:class:`Enumeration` replaces chance by a walk over every outcome with its weight, so that the distribution of a
+program's results is exact; certification uses it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chance(Protocol):
 
 
 class ChanceSource(Protocol):
-    """Where a request's streams come from."""
+    """The streams of one request, by position (tokens before the round) and purpose."""
 
     def at(self, position: int, purpose: str) -> Chance: ...
 

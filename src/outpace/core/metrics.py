@@ -1,9 +1,9 @@
-"""What is counted, and how each figure is defined: the one place.
+"""The counters of requests, and the definition of every figure.
 
 Names are the field's; see docs/metrics.md. A *round* is one target forward after the prefill.
 
 ========================== =========================================================================
-mean_acceptance_length     tokens committed per round, bonus included; plain decoding = 1.00
+mean_acceptance_length     tokens committed per round, bonus included; 1.00 without drafts
 acceptance_rate            accepted draft tokens / drafted tokens (every node of a tree counts)
 per_position_acceptance[i] rounds in which the draft token at depth i + 1 was accepted / rounds
 ttft_ms                    milliseconds from the start of a request to its first token, prefill included

@@ -1,4 +1,4 @@
-"""From token ids to text as they arrive: whole characters only, and stop strings."""
+"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ target scores nodes. Draws are the proposals as they were made, in order; accept
 Two draws may point at one node (two drafters agree, or sampling with replacement repeats a token).
 
 The parent ``ROOT`` (-1) is the last committed token, which is not a node: it belongs to the sequence.
-A chain is a tree in which no node has two children. An empty tree makes the round a plain
+A chain is a tree in which no node has two children. An empty tree makes the round an
 autoregressive step.
 """
 
@@ -71,7 +71,7 @@ class AuxiliaryToken:
     """A row in the target's forward that is not a candidate: rules never accept it, commit never writes it.
 
     ``position`` is relative to the root (root = 0). ``attends`` lists what it sees besides itself and the
-    committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier side nodes as ``n + index``.
+    committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier auxiliary tokens as ``n + index``.
     ``embedding``, shape (hidden,), replaces the token's input embedding. ``owner``: the drafter that asked for it,
     which finds it again by that when trees are merged.
     """
@@ -94,10 +94,10 @@ class TokenTree:
     """The drafter's estimate, per node, that the path to it is accepted; 1 where it has none."""
     draws: list[Draw] = field(default_factory=list)
     q_rows: list[QRow] = field(default_factory=list)
-    side: list[AuxiliaryToken] = field(default_factory=list)
+    auxiliary_tokens: list[AuxiliaryToken] = field(default_factory=list)
     replacement: bool = True
     """Whether sibling draws that share a q row were drawn with replacement. Without, the row is that of the first,
-    and the law of each later one is the row without the earlier siblings' tokens, renormalised; a sibling with a row
+    and each later one is drawn from the row without the earlier siblings' tokens, renormalised; a sibling with a row
     of its own was drawn from that very row."""
     _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
@@ -193,6 +193,11 @@ class TokenTree:
         """The tokens along :meth:`path`."""
         return [self.tokens[i] for i in self.path(node)]
 
+    def check_path(self, nodes: Sequence[int]) -> None:
+        """Raise ValueError unless ``nodes`` lead from the root down, each the parent of the next."""
+        if any(self.parents[node] != before for before, node in zip((ROOT, *nodes), nodes, strict=False)):
+            raise ValueError(f"{list(nodes)} is not a path of the tree")
+
     def leaves(self) -> Iterator[int]:
         """Nodes without children; ``ROOT`` alone for an empty tree."""
         if not self.tokens:
@@ -214,21 +219,21 @@ class TokenTree:
         return all(draw.q_row == DETERMINISTIC for draw in self.draws)
 
     def seen(self) -> list[list[int]]:
-        """For every row (root, nodes, side nodes) the rows that it sees, in ascending order.
+        """For every row (root, nodes, auxiliary tokens) the rows that it sees, in ascending order.
 
         A node sees the root, its ancestors and itself: ascending order is the order of the path.
         """
         paths: list[list[int]] = [[0]]
         for node, parent in enumerate(self.parents):
             paths.append([*paths[parent + 1], node + 1])
-        for row, side in enumerate(self.side, start=1 + len(self.tokens)):
-            paths.append(sorted({row, *(seen + 1 for seen in side.attends)}))
+        for row, auxiliary in enumerate(self.auxiliary_tokens, start=1 + len(self.tokens)):
+            paths.append(sorted({row, *(seen + 1 for seen in auxiliary.attends)}))
         return paths
 
     def ancestor_mask(self) -> Tensor:
-        """Bool (1 + n + s, 1 + n + s): row i sees column j. Row 0 is the root, then nodes, then side nodes."""
-        rows = 1 + len(self.tokens) + len(self.side)
-        if not self.side and all(parent == node - 1 for node, parent in enumerate(self.parents)):
+        """Bool (1 + n + s, 1 + n + s): row i sees column j. Rows are the root, nodes, auxiliary tokens."""
+        rows = 1 + len(self.tokens) + len(self.auxiliary_tokens)
+        if not self.auxiliary_tokens and all(parent == node - 1 for node, parent in enumerate(self.parents)):
             return torch.ones(rows, rows, dtype=torch.bool).tril_()
         mask = torch.zeros(rows, rows, dtype=torch.bool)
         view = mask.numpy()
@@ -237,18 +242,18 @@ class TokenTree:
         return mask
 
     def positions(self) -> list[int]:
-        """Position of every row relative to the root: 0, then depths, then the side nodes' own."""
-        return [0, *self.depths, *(side.position for side in self.side)]
+        """Position of every row relative to the root: 0, then depths, then those of the auxiliary tokens."""
+        return [0, *self.depths, *(one.position for one in self.auxiliary_tokens)]
 
     def row_tokens(self, root: int) -> list[int]:
         """Token ids of every row, given the root's token."""
-        return [root, *self.tokens, *(side.token for side in self.side)]
+        return [root, *self.tokens, *(one.token for one in self.auxiliary_tokens)]
 
     @staticmethod
     def merge(trees: Iterable[TokenTree]) -> TokenTree:
         """Unite trees over one root: equal nodes become one, every draw is kept, in the order given.
 
-        Side nodes come along, naming the nodes and side nodes of the whole.
+        Auxiliary tokens come along; what they attend to is renumbered to the nodes and auxiliary tokens of the whole.
         """
         trees = list(trees)
         merged = TokenTree(replacement=all(tree.replacement for tree in trees))
@@ -269,9 +274,9 @@ class TokenTree:
                 )
             names.append(where)
         for tree, where in zip(trees, names, strict=True):
-            shift = len(merged) + len(merged.side) - len(tree)
-            merged.side += [
-                replace(side, attends=tuple(where[seen] if seen < len(tree) else seen + shift for seen in side.attends))
-                for side in tree.side
+            shift = len(merged) + len(merged.auxiliary_tokens) - len(tree)
+            merged.auxiliary_tokens += [
+                replace(one, attends=tuple(where[seen] if seen < len(tree) else seen + shift for seen in one.attends))
+                for one in tree.auxiliary_tokens
             ]
         return merged

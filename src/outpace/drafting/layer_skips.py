@@ -14,7 +14,6 @@ from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.targets.base import SubGraph, Target
-from outpace.targets.rows import RowTarget
 
 FORMAT = "outpace-skips-1"
 Mask = tuple[bool, ...]
@@ -59,8 +58,7 @@ class Skips:
                 )
         if len(set(self.attention)) == count and len(set(self.mlp)) == count:
             raise BadInput("every sublayer is skipped; leave some, or nothing but the embedding drafts")
-        if isinstance(target, RowTarget):
-            target.check_skips(self.graph)
+        target.check_skips(self.graph)
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

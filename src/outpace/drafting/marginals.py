@@ -41,8 +41,8 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.sampling import TreeDistribution, warp
 from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree_distribution import TreeDistribution, warp
 from outpace.drafting.base import Drafter
 from outpace.drafting.best_first import FLOOR, CandidateState, Grown, Rated, Successor, grow
 from outpace.drafting.calibration import Calibration, Kind

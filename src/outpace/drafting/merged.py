@@ -65,7 +65,7 @@ class MergedTrees(Combined[M], ABC):
 
     def _may_be_cut(self, index: int, tree: TokenTree) -> bool:
         """By what the part declares: whether a sampled part's tree came out deterministic may depend on its draws."""
-        return not self.parts[index].proposal.sampled and not tree.side
+        return not self.parts[index].proposal.sampled and not tree.auxiliary_tokens
 
     def reusable_forward(self, states: Seq[M]) -> Scores | None:
         """That of a part whose draft the united trees begin with: the first part's, if it has one."""

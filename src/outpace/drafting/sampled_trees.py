@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
-from outpace.core.sampling import TreeDistribution
 from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
 

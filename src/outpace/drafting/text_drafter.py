@@ -15,9 +15,9 @@ from outpace.drafting.model_drafter import DraftRun, catch_up, commit_runs
 from outpace.drafting.tree_builder import TreeBuilder, build_together
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Sequence, Target
-from outpace.targets.following import Follower
+from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.vocabulary.shared import exact
-from outpace.vocabulary.text import Reader, Reading, written
+from outpace.vocabulary.text_translation import Reader, Reading, written
 
 
 class TextBuilder(TreeBuilder):
@@ -56,7 +56,7 @@ class TextDraftState(DraftState):
     """``reading``: the text in the draft model's tokens. ``follower``: the draft model's sequence over them."""
 
     reading: Reading
-    follower: Follower
+    follower: DraftModelSequence
     builder: TextBuilder | None = None
     run: DraftRun | None = None
 
@@ -74,7 +74,7 @@ class TextDrafter(Drafter[TextDraftState]):
         self._special = {ours.token_text(token): token for token in special}
 
     def begin(self, sequence: Sequence) -> TextDraftState:
-        return TextDraftState(sequence, Reading(self._ours, self._reader), Follower(self.draft))
+        return TextDraftState(sequence, Reading(self._ours, self._reader), DraftModelSequence(self.draft))
 
     def propose_batch(self, states: Seq[TextDraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         drafting, builders = [], []

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
-from outpace.core.sampling import TreeDistribution
 from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 
 

@@ -280,7 +280,7 @@ def teacher_of(target: Target, head: Head, device: torch.device) -> Teacher:
 
     return Teacher(
         embedding=embedding.to(device, torch.bfloat16),
-        rows=target.head_rows(ids).clone().to(device, torch.bfloat16),
+        rows=target.lm_head_rows(ids).clone().to(device, torch.bfloat16),
         norm=norm,
         final=target.num_layers,
     )

@@ -10,21 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.heads.base import HeadConfig
-
-
-def turns(positions: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Rotary cosines and sines for positions (...,): two of (..., head_size / 2), float32."""
-    half = head_size // 2
-    speeds = theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
-    angles = positions.float()[..., None] * speeds
-    return angles.cos(), angles.sin()
-
-
-def rotated(rows: Tensor, turned: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of (B, heads, T, head_size); ``turned``: (T, half) or (B, T, half) each."""
-    cosines, sines = (one[:, None] if one.dim() == 3 else one for one in turned)
-    first, second = rows.float().chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1).to(rows.dtype)
+from outpace.targets.rotary import angles, rotate, turns
 
 
 class Attention(nn.Module):
@@ -46,12 +32,17 @@ class Attention(nn.Module):
     def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
         """(B, heads, T, head_size) of (B, T, inputs), turned to ``positions`` (T) or (B, T)."""
         found = self._split(self.q_proj(rows), self.heads)
-        return rotated(self.q_norm(found) if self.norms else found, turns(positions, self.head_size, self.theta))
+        return self._rotated(self.q_norm(found) if self.norms else found, positions)
 
     def keys_values(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Two of (B, kv_heads, T, head_size)."""
         keys, values = self._split(self.k_proj(rows), self.kv_heads), self._split(self.v_proj(rows), self.kv_heads)
-        return rotated(self.k_norm(keys) if self.norms else keys, turns(positions, self.head_size, self.theta)), values
+        return self._rotated(self.k_norm(keys) if self.norms else keys, positions), values
+
+    def _rotated(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding of (B, heads, T, head_size), in float32."""
+        turned = turns(angles(positions, self.head_size, self.theta))
+        return rotate(rows.float(), turned if positions.dim() == 1 else turned[:, :, None]).to(rows.dtype)
 
     @staticmethod
     def _split(rows: Tensor, heads: int) -> Tensor:

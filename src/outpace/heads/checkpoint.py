@@ -43,7 +43,7 @@ def facts(target: Target, name: str) -> TargetFacts:
 def new_head(config: HeadConfig, target: Target, ids: Tensor, seed: int = 0) -> Head:
     """A head that has learned nothing. ``ids`` (Vd,): the tokens that it may draft."""
     torch.manual_seed(seed)
-    words = DraftVocabulary(ids, target.head_rows(ids).float().cpu(), rank=config.rank)
+    words = DraftVocabulary(ids, target.lm_head_rows(ids).float().cpu(), rank=config.rank)
     return find_kind(config.kind)(config, words)
 
 
@@ -196,7 +196,9 @@ def network(config: HeadConfig, tensors: Mapping[str, Tensor], target: Target, w
             f"the head at '{where}' reads tap {outside}; this model has {target.num_layers} layers", "layers"
         )
     try:
-        words = DraftVocabulary(ids, target.head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors)
+        words = DraftVocabulary(
+            ids, target.lm_head_rows(ids).float().cpu(), rank=config.rank, own="words.rows" in tensors
+        )
         return find_kind(config.kind)(config, words)
     except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

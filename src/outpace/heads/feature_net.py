@@ -67,5 +67,4 @@ class Net(ABC):
 
     @property
     def _where(self) -> torch.device:
-        device: torch.device = getattr(self.target, "device", torch.device("cpu"))
-        return device
+        return self.target.device

@@ -23,8 +23,7 @@ class Product:
     """
 
     def __init__(self, config: HeadConfig, weight: Tensor, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
-        device = getattr(target, "device", torch.device("cpu"))
-        plan = head_spec(config, [], rows=weight, final_norm=norm, width=weight.shape[1], device=device)
+        plan = head_spec(config, [], rows=weight, final_norm=norm, width=weight.shape[1], device=target.device)
         if norm is not None and norm.eps is not None:
             plan.epsilon = norm.eps
         self._runner = HeadRunner(plan, target)

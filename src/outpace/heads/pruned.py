@@ -14,24 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
-from outpace.heads.blocks import DecoderLayer, turns
-from outpace.targets.base import Target
-from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Unknown, draw
-from outpace.targets.hf import HFTarget
+from outpace.heads.blocks import DecoderLayer
+from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec
+from outpace.targets.rotary import angles
 
 _OWN = {"norm1", "norm2"}
 """The norms of our layers; a layer that has others computes something else."""
-
-
-def decoder_spec_of(target: Target) -> DecoderSpec | None:
-    """The target's weights: those that it runs on, or read again where it keeps them packed; None: it has none."""
-    model = target.model if isinstance(target, HFTarget) else target.origin() if target.origin is not None else None
-    if model is None:
-        return None
-    try:
-        return draw(model)
-    except Unknown:
-        return None
 
 
 def even(count: int, of: int) -> list[int]:
@@ -113,6 +101,6 @@ def _theta(plan: DecoderSpec) -> float:
     cosines, sines = turn(where)
     speed = float(torch.atan2(sines[1, 1].double(), cosines[1, 1].double()))
     theta = float(f"{speed**-half:.4g}")
-    plain = turns(where, plan.head_size, theta)
+    plain = angles(where, plan.head_size, theta)
     alike = sines.shape == plain[1].shape and torch.allclose(sines.cpu(), plain[1], atol=1e-3)
     return theta if alike else 0.0

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
-from outpace.heads.blocks import DecoderLayer, turns
+from outpace.heads.blocks import DecoderLayer
 from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import DecoderSpec, Entry, LayerSpec, Matrix
-from outpace.targets.dense.target import DenseTarget
-from outpace.targets.dense.torch_target import GraphTarget
-from outpace.targets.rows import Part, Plan
-
-_PRECISIONS = {"int4": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
-"""What a head is packed in beside a target of a precision."""
+from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.rotary import angles
+from outpace.targets.row_target import RowTarget
 
 
 @dataclass(slots=True)
@@ -80,11 +78,7 @@ class HeadRunner:
 
     def __init__(self, plan: DecoderSpec, target: Target, *, normed: bool = False) -> None:
         self._normed = normed
-        self.inner: DenseTarget | GraphTarget
-        if isinstance(target, DenseTarget):
-            self.inner = DenseTarget(plan, _PRECISIONS[target.dtype], words=target)
-        else:
-            self.inner = GraphTarget(plan, words=target)
+        self.inner: RowTarget = target.runner_for(plan) or GraphTarget(plan, embeddings_of=target)
 
     @property
     def device(self) -> torch.device:
@@ -113,35 +107,29 @@ class HeadRunner:
 
     def put(self, kv: Any, keys_values: Tensor) -> None:
         """Keep rows whose K/V was made elsewhere: (layers, 2, kv_heads, n, head_size), keys turned already."""
-        shape, count = keys_values.shape, keys_values.shape[3]
-        if isinstance(self.inner, DenseTarget):
-            wide = torch.zeros(*shape[:4], kv.width, dtype=kv.data.dtype)
-            wide[..., : shape[4]] = keys_values
-            kv.take(wide, range(count))
-        else:
-            kv.take(keys_values.to(self.device, self.inner.decoder.dtype), range(count))
+        kv.take(keys_values, range(keys_values.shape[3]))
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
         """What the final norm and the LM head alone make of states (n, hidden): (n, Vd)."""
-        return self.inner.head(states)
+        return self.inner.lm_head(states)
 
     @torch.inference_mode()
     def run(self, batch: Seq[Rows], *, logits: bool = True) -> list[Out]:
         """One forward over the rows of many sequences. Rows without ``seen`` are kept with it."""
-        parts: list[Part] = []
+        parts: list[SequenceRows] = []
         start = 0
         for one in batch:
             stop = start + len(one.states)
             tree: Any = None if one.seen is None else _Seen(one.seen, len(one.old_positions))
             positions = [*one.old_positions, *one.positions]
-            parts.append(Part(one.kv, start, stop, positions, tree, one.old))
+            parts.append(SequenceRows(one.kv, start, stop, positions, tree, one.old))
             start = stop
         last = self.inner.num_layers
-        plan = Plan(parts, 0, last, wanted=frozenset([last]), normed=self._normed)
+        plan = ForwardPlan(parts, 0, last, wanted=frozenset([last]), normed=self._normed)
         states = _joined([one.states for one in batch])
         if batch and batch[0].entry:
-            plan.before = states
+            plan.entry_inputs = states
         else:
             plan.states = states
         if batch and batch[0].tokens:
@@ -152,7 +140,7 @@ class HeadRunner:
             if one.seen is None:
                 one.kv.advance(len(one.states))
             rows = slice(part.start, part.stop)
-            out.append(Out(plan.hidden_states[last][rows], None if found is None else found[rows], part.side))
+            out.append(Out(plan.hidden_states[last][rows], None if found is None else found[rows], part.side_kv))
         return out
 
 
@@ -231,9 +219,9 @@ def head_spec(
         epsilon=config.epsilon,
         attention_scale=config.head_size**-0.5,
         embedding=stand_in,
-        head=None if rows is None else Matrix(rows.detach().float().to(where)),
+        lm_head=None if rows is None else Matrix(rows.detach().float().to(where)),
         final_norm=None if final_norm is None else norm_of(final_norm, where),
-        rotations=[lambda positions: turns(positions, config.head_size, config.rope_theta)],
+        rotations=[lambda positions: angles(positions, config.head_size, config.rope_theta)],
         context_length=config.context_length,
         context_note="",
         second_norm=None if second_norm is None else norm_of(second_norm, where),

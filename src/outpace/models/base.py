@@ -1,19 +1,16 @@
-"""Model: a target, its tokenizer, and what is known about both."""
+"""ChatTokenizer: what outpace needs of a tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    pass
+from typing import Protocol
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
 
 
 class ChatTokenizer(Protocol):
-    """What outpace needs of a tokenizer."""
+    """Text to token ids and back, and conversations under the model's chat template."""
 
     @property
     def fingerprint(self) -> str:
@@ -29,7 +26,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def token_text(self, token: int) -> str:
-        """How one token reads by itself, special tokens shown."""
+        """The text of one token by itself, special tokens shown."""
         ...
 
     def __len__(self) -> int:
@@ -37,7 +34,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes | None:
-        """What one token adds to a text: part of a character, maybe. None for special tokens and unused ids."""
+        """The bytes that one token adds to a text, or None for special tokens and unused ids."""
         ...
 
     def chat(self, messages: Sequence[Message]) -> list[int]:

@@ -170,8 +170,8 @@ def _sweep(root: Path) -> None:
 
 def _remove_leftovers(root: Path) -> None:
     """Call with the lock held: then nobody is at work in them."""
-    for residual_distribution in root.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(residual_distribution, ignore_errors=True)
+    for leftover in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _cannot_write(root: Path, why: str) -> str:

@@ -1,7 +1,7 @@
-"""The head of a GGUF file: metadata and the table of tensors, read without touching the weights.
+"""GGUFHeader: metadata and the table of tensors of a GGUF file, read without touching the weights.
 
-Read by ourselves because a broken file must be refused in words before anything is converted, and because what the
-converter leaves out (rotary scaling, further end-of-turn tokens) stands here.
+outpace reads it itself, so that a broken file is refused before anything is converted, and because it has what
+transformers' converter leaves out (rotary scaling, further end-of-turn tokens).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a GGUF file says of itself. Arrays of strings in ``metadata`` are replaced by their length."""
+    """The header of a GGUF file. Arrays of strings in ``metadata`` are replaced by their length."""
 
     path: Path
     metadata: dict[str, Any]
@@ -64,7 +64,7 @@ class GGUFHeader:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def float32(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The values of a tensor that is stored as float32."""
+        """The values of a tensor that is stored as float32, flat. Raises BadInput for one that is not."""
         entry = self.tensors[name]
         if entry.kind != _F32:
             raise BadInput(f"'{self.path}': tensor {name} should be float32")

@@ -1,8 +1,8 @@
 """Rotary scaling in GGUF files, which transformers' converter leaves out.
 
 llama.cpp stores Llama 3's scaling as one factor for every frequency (the tensor ``rope_freqs.weight``) and linear or
-YaRN scaling as metadata. A model converted without them answers short prompts well and goes astray in long ones, so
-what cannot be carried over exactly is refused.
+YaRN scaling as metadata. A model converted without them is right for short prompts and wrong for long ones, so what
+cannot be carried over exactly is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def rope_parameters(header: GGUFHeader, theta: float) -> dict[str, Any] | None:
-    """What to add to a configuration's rope parameters, or None. Raises BadInput for scaling of another kind."""
+    """What to add to a configuration's rope parameters (None: nothing), for a rotary base of ``theta``.
+
+    Raises BadInput for scaling of another kind.
+    """
     if "rope_freqs.weight" in header.tensors:
         factors = header.float32("rope_freqs.weight")
         if np.all(factors == 1):

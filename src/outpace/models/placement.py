@@ -1,4 +1,4 @@
-"""Where a model computes, and in which number format."""
+"""Choosing the device that a model computes on, and the number format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other libraries' voices: their progress bars and warnings silenced, their exceptions said in one line."""
+"""Silencing other libraries' progress bars and warnings, and turning their exceptions into one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
     """Turn whatever a library raises inside into BadInput: ``what: reason; advice``.
 
     The loaders called inside take files made by others and raise anything from KeyError to RuntimeError on bad ones,
-    so the net is wide; it must hold calls into such a loader and nothing of our own.
+    so every exception is caught; only calls into such a loader belong inside.
     """
     try:
         yield

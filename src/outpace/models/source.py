@@ -1,4 +1,4 @@
-"""From the name that a person types to the place where the weights are."""
+"""Source: where the weights are of a model that a user names."""
 
 from __future__ import annotations
 

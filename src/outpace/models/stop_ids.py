@@ -1,4 +1,4 @@
-"""Which tokens end an answer: the union of what the model's files say in several places."""
+"""Which tokens end an answer, collected from all of a model's files that name any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ChatTokenizer on a transformers tokenizer."""
+"""HFTokenizer: the ChatTokenizer of a transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class HFTokenizer:
         return text
 
     def token_text(self, token: int) -> str:
-        """How one token reads by itself, special tokens shown."""
+        """The text of one token by itself, special tokens shown."""
         text: str = self.inner.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         piece = self.inner.convert_ids_to_tokens(token) or ""
         if piece.startswith(_SPACE) and not text.startswith(" "):
@@ -80,7 +80,7 @@ class HFTokenizer:
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
-        """What one token adds to a text: part of a character, maybe. None for special tokens and unused ids."""
+        """The bytes that one token adds to a text, or None for special tokens and unused ids."""
         return self._bytes[token] if 0 <= token < len(self._bytes) else None
 
     @cached_property
@@ -132,7 +132,7 @@ class HFTokenizer:
 
 
 def _ids(inner: Any, text: str) -> list[int]:
-    # verbose=False: the context's length is checked where it matters, and said in our own words
+    # verbose=False: the context's length is checked elsewhere, with our own message
     ids = inner(text, add_special_tokens=False, verbose=False, return_attention_mask=False)["input_ids"]
     return [int(token) for token in ids]
 

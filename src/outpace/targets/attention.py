@@ -2,7 +2,8 @@
 
 A forward runs over the rows of all trees laid end to end, (1, R). Linear layers see R rows without padding;
 here each sequence's rows attend to its own committed K/V and, by the tree's ancestor mask, to each other.
-What the forward is about is a :class:`~outpace.targets.rows.Plan`, current in this thread while the forward runs.
+The :class:`~outpace.targets.forward_plan.ForwardPlan` says which rows those are; it is current in this thread while the
+forward runs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from outpace.targets.kv import KVStore
-from outpace.targets.rows import Part, Plan
+from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.layered_kv import LayeredKV
 
 IMPLEMENTATION = "outpace_tree"
 
@@ -25,14 +26,14 @@ SideKV = list[tuple[Tensor, Tensor] | None]
 """Keys and values of one tree's rows by layer, each (kv_heads, rows, head_dim); None where a layer has not run."""
 
 
-def keys_values(part: Part, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def keys_values(part: SequenceRows, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Everything the new rows may attend to: committed rows, earlier rows of the tree, and themselves."""
-    store: KVStore = part.store
-    old = part.old[layer] if part.old is not None else None
+    store: LayeredKV = part.store
+    old = part.earlier_kv[layer] if part.earlier_kv is not None else None
     if old is not None:
         key, value = torch.cat([old[0], key], dim=1), torch.cat([old[1], value], dim=1)
     if part.tree is not None:
-        part.side[layer] = (key, value)
+        part.side_kv[layer] = (key, value)
     if part.subset is None:
         return store.scratch(layer, key, value)
     read = store.gather(layer, part.subset)
@@ -41,7 +42,7 @@ def keys_values(part: Part, layer: int, key: Tensor, value: Tensor) -> tuple[Ten
     return torch.cat([read[0], key], dim=1), torch.cat([read[1], value], dim=1)
 
 
-def mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
+def mask(part: SequenceRows, window: int | None, like: Tensor) -> Tensor | None:
     """Additive mask (new rows, keys), made once per forward and window; None where every key is seen."""
     if window not in part.memo:
         part.memo[window] = _mask(part, window, like)
@@ -49,13 +50,13 @@ def mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
     return found
 
 
-def _mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
+def _mask(part: SequenceRows, window: int | None, like: Tensor) -> Tensor | None:
     device, new = like.device, part.new_rows
     committed = torch.arange(part.store.length, device=device) if part.subset is None else part.subset.to(device)
     if part.tree is None:
         visible = torch.ones(new, new, dtype=torch.bool, device=device).tril_()
     else:
-        visible = part.tree.ancestor_mask()[part.old_rows :].to(device)
+        visible = part.tree.ancestor_mask()[part.earlier_rows :].to(device)
     seen = torch.cat([visible.new_ones(new, len(committed)), visible], dim=1)
     if window is not None:
         positions = torch.tensor(part.positions, device=device)
@@ -69,13 +70,13 @@ def _mask(part: Part, window: int | None, like: Tensor) -> Tensor | None:
 _current = threading.local()
 
 
-def current() -> Plan | None:
+def current() -> ForwardPlan | None:
     """The plan of the forward that runs in this thread, if it is one of ours."""
     return getattr(_current, "plan", None)
 
 
 @contextmanager
-def running(plan: Plan) -> Iterator[None]:
+def running(plan: ForwardPlan) -> Iterator[None]:
     """Make ``plan`` current."""
     before = current()
     _current.plan = plan

@@ -1,7 +1,7 @@
 """Target and Scores: what a target model does for the round, whatever runs underneath.
 
-Rows: a forward over sequence i's tree has row 0 for the root (the first token whose K/V is not committed yet),
-rows 1..n for the nodes and then the side nodes. Committed K/V of a :class:`Sequence` excludes its last token, so
+A forward over a sequence's tree has row 0 for the root (the first token whose K/V is not committed yet), rows 1..n
+for the nodes and then one for each auxiliary token. Committed K/V of a :class:`Sequence` excludes its last token, so
 after ``prefill`` and after every ``commit`` the root is the last committed token.
 """
 
@@ -15,13 +15,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
-from outpace.core.sampling import Sampler, SamplingParams, TreeDistribution
+from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import TokenTree
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import ForwardCosts
+from outpace.targets.dense.architectures import spec_if_known
+from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.states import States
 
 
@@ -29,7 +33,8 @@ from outpace.targets.states import States
 class Sequence:
     """One sequence: its committed tokens, the target's K/V for all of them but the last, and its own sampler.
 
-    ``kv`` belongs to the target that opened it. ``references`` are texts that drafters may copy from.
+    ``prompt_length`` in tokens. ``kv`` belongs to the target that opened it. ``references``: token ids of texts that
+    drafters may copy from. ``namespace``: the owner of what drafters learn from it.
     """
 
     tokens: list[int]
@@ -40,7 +45,7 @@ class Sequence:
     references: tuple[tuple[int, ...], ...] = ()
     namespace: str = ""
     states: States | None = None
-    """Taps of all that ``kv`` holds, where the sequence is kept for a drafter that reads them."""
+    """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
 
     @property
     def params(self) -> SamplingParams:
@@ -64,7 +69,7 @@ class SubGraph:
     kv: Mapping[int, Tensor] = field(default_factory=dict)
 
     def first_difference(self, layers: int) -> int:
-        """Layers below this one are computed exactly as in the full forward."""
+        """The first of the model's ``layers`` layers that may compute something else than in the full forward."""
         if self.kv or self.start:
             return 0
         skipped = [*self.skip_attention, *self.skip_mlp, layers if self.stop is None else self.stop]
@@ -75,14 +80,15 @@ FULL = SubGraph()
 
 
 class Scores:
-    """One target forward over a batch of trees: pure, and forgotten unless committed.
+    """One target forward over a batch of trees. It changes no sequence until it is committed.
 
-    Indexing gives one sequence's :class:`TreeScores`. ``side`` is the target's own record (K/V of every row).
+    Indexing gives one sequence's :class:`TreeScores`. ``forward_state`` is what the target needs to commit or resume
+    the forward: K/V of every row, in its own layout.
     """
 
-    def __init__(self, parts: list[TreeScores], side: Any) -> None:
+    def __init__(self, parts: list[TreeScores], forward_state: Any) -> None:
         self.parts = parts
-        self.side = side
+        self.forward_state = forward_state
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -92,12 +98,12 @@ class Scores:
 
 
 class TreeScores:
-    """What the target said about one tree.
+    """One tree's rows of a target forward.
 
-    ``logits``: raw, (1 + nodes + side nodes, V). ``hidden_states``: those that were asked for, by layer, (rows,
-    hidden) each; tap ``i`` is the residual stream entering layer ``i`` (so 0 is the embedding and ``num_layers`` the
-    output of the last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a
-    drafter may have grown it since. ``length``: how many tokens were committed then.
+    ``logits``: raw, (1 + nodes + auxiliary tokens, V). ``hidden_states``: (rows, hidden) for each layer that was asked
+    for; those of layer ``i`` are the residual stream entering it (0: the embedding; ``num_layers``: what leaves the
+    last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a drafter may have
+    added others since. ``length``: how many tokens were committed then.
     """
 
     def __init__(
@@ -113,27 +119,26 @@ class TreeScores:
 
     @property
     def distribution(self) -> TreeDistribution:
-        """The processed distribution, lazily, for the nodes that are asked for."""
+        """The processed distribution, computed for the nodes that are asked for."""
         if self._distribution is None:
             self._distribution = TreeDistribution(self.sequence.sampler, self.tree, self.logits)
         return self._distribution
 
     def p(self, node: int) -> Tensor:
-        """Processed target distribution after ``node``: (V,) float32."""
+        """Processed target distribution after ``node``: (V,) float32. Raises BadInput where no token can follow."""
         return self.distribution.p(node)
 
     def auxiliary_rows(self, owner: object) -> list[int]:
-        """Rows of the side nodes that ``owner`` asked for, in its order."""
-        first = 1 + len(self.tree)
-        return [first + index for index, side in enumerate(self.tree.side) if side.owner is owner]
+        """Rows of ``logits`` of the auxiliary tokens that ``owner`` asked for, in its order."""
+        return [row for row, one in enumerate(self.tree.auxiliary_tokens, 1 + len(self.tree)) if one.owner is owner]
 
     def argmax(self, node: int) -> int:
-        """Greedy choice after ``node`` (of the processed logits)."""
+        """Greedy choice after ``node``, of the processed logits. Raises BadInput where no token can follow."""
         return self.distribution.argmax(node)
 
 
 HiddenStateChunk = Callable[[Sequence, int, Mapping[int, Tensor]], None]
-"""Called during prefill with (sequence, position of the chunk's first token, taps by layer)."""
+"""Called during prefill with (sequence, position of the chunk's first token, (rows, hidden) by layer)."""
 
 
 class Target(ABC):
@@ -142,23 +147,26 @@ class Target(ABC):
     vocab_size: int
     num_layers: int
     hidden_size: int
+    device: torch.device = torch.device("cpu")
+    """Where logits and hidden states are, and heads beside it run."""
     dtype: str
-    """Name of the precision that scores are computed in, as torch has it ("float32", "bfloat16", ...)."""
+    """Name of the precision that scores are computed in ("float32", "bfloat16", ..., "int8", "int4")."""
     context_length: int
-    whole: bool = True
-    """Whether it takes sub-graphs, side nodes and taps of its prefill."""
+    """In tokens."""
     context_note: str = ""
     """Why the context ends where it does, when that is not the model's own limit."""
+    whole: bool = True
+    """Whether it takes sub-graphs, auxiliary tokens and ``aux_hidden_state_layers`` in prefill."""
     origin: Callable[[], Any] | None = None
-    """Loads the transformers model that it was made of once more, for heads that begin with some of its weights."""
+    """Loads the transformers model that it was made of once more."""
 
     @cached_property
     def costs(self) -> ForwardCosts:
-        """What its forwards cost on this machine, measured when asked."""
+        """Seconds that its forwards take on this machine, measured when asked."""
         return ForwardCosts(self)
 
     def round(self) -> AbstractContextManager[None]:
-        """What a round of decoding runs in."""
+        """The context manager that a round of decoding runs in."""
         return nullcontext()
 
     @abstractmethod
@@ -167,13 +175,16 @@ class Target(ABC):
 
     @abstractmethod
     def length(self, kv: Any) -> int:
-        """How many tokens' K/V are committed."""
+        """How many tokens' K/V are committed in ``kv``."""
 
     @abstractmethod
     def prefill(
         self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
     ) -> None:
-        """Commit K/V for every token of each sequence but its last, in chunks. Continues where K/V ends."""
+        """Commit K/V for every token of each sequence but its last, in chunks, from where its K/V ends.
+
+        ``on_chunk`` is called with every chunk's hidden states of ``aux_hidden_state_layers``.
+        """
 
     @abstractmethod
     def score(
@@ -185,47 +196,69 @@ class Target(ABC):
     ) -> Scores:
         """One forward over all trees. Pure: no sequence changes.
 
-        ``resume`` holds an earlier pass over the same sequences and over trees of which these are extensions.
-        Rows it ran to the end of the same graph are not run again; rows of another graph are taken up where that
-        graph first left the full forward, and recomputed above.
+        ``resume`` holds an earlier pass over the same sequences and over trees of which these are extensions. Rows
+        that it ran through the same graph are not run again; of rows of another graph the layers below
+        :meth:`SubGraph.first_difference` are kept and those above are computed. Raises BadInput for what the target
+        does not take, ValueError for a ``resume`` that does not fit.
         """
 
     @abstractmethod
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
-        """Keep the K/V of the root and of ``paths[i]`` (nodes from the root down) per sequence; None: nothing."""
+        """Commit the K/V of the root and of ``paths[i]`` (nodes from the root down) per sequence; None: nothing.
+
+        Raises ValueError for stale scores, those of a sub-graph, and nodes that are not a path of the tree.
+        """
 
     @abstractmethod
     def fork(self, kv: Any, length: int | None = None) -> Any:
-        """An independent copy of the first ``length`` tokens' K/V (all of them by default)."""
+        """An independent copy of the first ``length`` tokens' K/V (None: all). Raises ValueError where there are
+        fewer."""
 
     def truncate(self, kv: Any, length: int) -> Any:
         """The first ``length`` tokens' K/V, the others given up; ``kv`` itself must not be used again.
 
-        For sequences that go on differently: no round needs it, a decoder inside a drafter does. Where a state cannot
-        be shortened in place it is copied.
+        No round needs it; a draft model whose text goes on differently does. Raises ValueError where there are fewer.
         """
         shorter = self.fork(kv, length)
         self.close(kv)
         return shorter
 
-    def close(self, kv: Any) -> None:  # noqa: B027 - most targets have nothing to release
-        """Release the state; it must not be used again."""
+    def close(self, kv: Any) -> None:  # noqa: B027 - some targets have nothing to release
+        """Release the K/V, which must not be used again."""
+
+    def check_skips(self, graph: SubGraph) -> None:  # noqa: B027 - most targets can skip every sublayer
+        """Raise BadInput when a sublayer that ``graph`` skips cannot be skipped."""
+
+    def decoder_spec(self) -> DecoderSpec | None:
+        """Its weights, loaded again where it keeps them packed (seconds, and the model's memory); None: it has none
+        that a DecoderSpec describes."""
+        return None if self.origin is None else spec_if_known(self.origin())
+
+    def runner_for(self, spec: DecoderSpec) -> Any:
+        """A RowTarget that runs a head's layers on this target's own kernels, in a precision that suits its own.
+
+        None: it has no kernels of its own, and heads beside it run in plain PyTorch on ``device``.
+        """
+        return None
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings (n, hidden) of token ids (n,), as the first layer sees them."""
 
     @abstractmethod
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits (n, V) from residual-stream states (n, hidden) that left the last layer that ran: norm and LM head."""
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """Logits (n, V) of residual-stream states (n, hidden) that left a layer: final norm and LM head."""
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the LM head alone, (n, hidden): ``head(x) = head_rows(all) @ final_norm(x)`` up to a cap."""
-        raise BadInput(f"{type(self).__name__} does not show its final norm: heads cannot be trained for it")
+        """The norm before the LM head alone, (n, hidden) to (n, hidden). Raises BadInput where it is not accessible.
 
-    def head_rows(self, tokens: Tensor) -> Tensor:
-        """The LM head's weights for token ids (n,), (n, hidden) in float32."""
-        raise BadInput(f"{type(self).__name__} does not show its LM head: heads cannot be trained for it")
+        ``lm_head(x)`` is ``lm_head_rows(all) @ final_norm(x)``, up to a soft cap.
+        """
+        raise BadInput(f"{type(self).__name__} does not give access to its final norm: heads cannot be trained for it")
+
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
+        """The LM head's weights for token ids (n,), (n, hidden) float32. Raises BadInput where not accessible."""
+        raise BadInput(f"{type(self).__name__} does not give access to its LM head: heads cannot be trained for it")
 
     def sequence(
         self,
@@ -238,7 +271,10 @@ class Target(ABC):
         stop_ids: frozenset[int] = frozenset(),
         kv: Any = None,
     ) -> Sequence:
-        """A sequence of this target, ready for ``prefill``. Raises BadInput for an empty or too long prompt."""
+        """A sequence of this target, ready for ``prefill``; ``kv``: of a beginning of the prompt, if there is any.
+
+        Raises BadInput for a prompt that is empty, too long or outside the vocabulary.
+        """
         params = params or SamplingParams()
         if not prompt:
             raise BadInput("the prompt is empty; give at least one token")

@@ -1,11 +1,11 @@
-"""A draft model over the target's vocabulary, whatever its own.
+"""BridgedTarget: a draft model over the target's vocabulary, whatever its own.
 
-Token-level intersection (TLI; Timor et al. 2025, arXiv 2502.05202): of the draft model's distribution the tokens that
-both vocabularies have stay, renormalised. Seen through this target any draft model samples target tokens with a true q,
-so that every method that takes a draft model takes it, and ordinary rejection judges it.
+Token-level intersection (TLI; Timor et al. 2025, arXiv 2502.05202): the draft model's distribution over the tokens that
+both vocabularies have, renormalised. Through this target any draft model samples target tokens with a true q, so that
+every method that takes a draft model takes it, under ordinary rejection.
 
-The draft model reads its own tokens. Each committed target token is translated by itself: what was translated stays,
-and K/V grows by the new tokens alone. A token that both have is one row; any other token is as many as its text needs.
+The draft model reads its own tokens. Each committed target token is translated by itself and never again, and K/V
+grows by the new tokens alone. A token that both have is one row; any other token is as many as its text needs.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
-from outpace.targets.following import Follower
+from outpace.targets.draft_model_sequence import DraftModelSequence
+from outpace.targets.kv_store import rows_to_keep
 from outpace.vocabulary.shared import VocabularyMap
 from outpace.vocabulary.strings import StringSum
 
 
 @dataclass(eq=False, slots=True)
 class BridgedKV:
-    """What is kept of one sequence: the draft model's own, whose tokens are the translation and whose K/V may lag
-    behind. ``ids`` translate the committed tokens; ``ends[i]`` of them the first i + 1."""
+    """State of one sequence. ``inner``: the draft model's own, whose K/V may lag behind. ``ids``: the committed tokens
+    in the draft model's tokens; the first ``ends[i]`` of them translate the first i + 1 committed tokens."""
 
-    inner: Follower
+    inner: DraftModelSequence
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Side:
-    """The draft model's side of a score: its own scores, and per sequence the row of its tree (``ROOT`` -1) where the
-    root and every node end, the rows that each one's logits are made of, and the target tokens committed then."""
+class _DraftForward:
+    """The draft model's own scores, and per sequence the node of its tree (``ROOT``: -1) where the root and every node
+    end, the nodes whose rows each one's logits are made of, and how many target tokens were committed."""
 
     scores: Scores
     ends: list[list[int]]
@@ -47,12 +48,12 @@ class _Side:
 
 
 class BridgedTarget(Target):
-    """``draft`` seen over the vocabulary that ``vocabulary`` translates from.
+    """``draft`` as a target over the vocabulary that ``vocabulary`` translates from.
 
     Logits of tokens that the vocabularies share are the draft model's own, all others -inf. A text that outgrows the
     draft model's context is read from a later start, moved on by half a context at a time; ``context_length`` is
-    therefore the target's. Side nodes, taps of the prefill and subsets of K/V are refused: they speak of the target's
-    rows. Numerics: the draft model's.
+    therefore the target's. Auxiliary tokens, hidden states of the prefill and subsets of K/V are refused with BadInput:
+    they name rows of the target. Numerics: the draft model's.
     """
 
     whole = False
@@ -63,11 +64,11 @@ class BridgedTarget(Target):
         self.vocab_size = vocabulary.target_size
         self.num_layers = draft.num_layers
         self.hidden_size = draft.hidden_size
-        self.dtype = draft.dtype
+        self.dtype, self.device = draft.dtype, draft.device
         self.context_length = context_length
 
     def open(self) -> BridgedKV:
-        return BridgedKV(Follower(self.draft))
+        return BridgedKV(DraftModelSequence(self.draft))
 
     def length(self, kv: BridgedKV) -> int:
         return len(kv.ends)
@@ -82,12 +83,12 @@ class BridgedTarget(Target):
 
     def _pieces(self, kv: BridgedKV, token: int) -> tuple[int, ...]:
         """The draft tokens of the token after the committed ones."""
-        pieces, words = self.vocabulary.pieces(token), self.vocabulary
+        pieces, start = self.vocabulary.pieces(token), self.vocabulary.start
         if kv.ends:
             return pieces
-        if words.start and pieces[: len(words.start)] != words.start:
-            return (*words.start, *pieces)
-        return pieces or (words.filler,)
+        if start and pieces[: len(start)] != start:
+            return (*start, *pieces)
+        return pieces or (self.vocabulary.filler,)
 
     # ------------------------------------------------------------------------------------------------- protocol
 
@@ -95,7 +96,9 @@ class BridgedTarget(Target):
         self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
     ) -> None:
         if aux_hidden_state_layers:
-            raise BadInput("a draft model of another vocabulary streams no taps: its rows are not the target's tokens")
+            raise BadInput(
+                "a draft model of another vocabulary has no hidden states for the target's tokens: its rows are others"
+            )
         pending = [one for one in sequences if len(one.kv.ends) < len(one.tokens) - 1]
         for one in pending:
             self._append(one.kv, one.tokens[len(one.kv.ends) : -1])
@@ -111,8 +114,10 @@ class BridgedTarget(Target):
         resume: Scores | None = None,
     ) -> Scores:
         if graph.kv:
-            raise BadInput("a draft model of another vocabulary reads all of its K/V: positions are not the target's")
-        earlier: _Side | None = None if resume is None else resume.side
+            raise BadInput(
+                "a draft model of another vocabulary reads all of its K/V: its positions are not the target's"
+            )
+        earlier: _DraftForward | None = None if resume is None else resume.forward_state
         runs = [self._place_tree(sequence, tree) for sequence, tree in batch]
         if earlier is not None and any(
             part.sequence is not run for part, run in zip(earlier.scores.parts, runs, strict=True)
@@ -140,12 +145,14 @@ class BridgedTarget(Target):
             parts.append(
                 TreeScores(sequence, tree, logits, {at: rows[rows_of] for at, rows in part.hidden_states.items()})
             )
-        return Scores(parts, _Side(scores, ends, reads, [len(sequence.kv.ends) for sequence, _ in batch]))
+        return Scores(parts, _DraftForward(scores, ends, reads, [len(sequence.kv.ends) for sequence, _ in batch]))
 
     def _place_tree(self, sequence: Sequence, tree: TokenTree) -> Sequence:
         """The draft model's sequence, ready for this tree."""
-        if tree.side:
-            raise BadInput("a draft model of another vocabulary takes no side nodes: their positions are the target's")
+        if tree.auxiliary_tokens:
+            raise BadInput(
+                "a draft model of another vocabulary takes no auxiliary tokens: their positions are the target's"
+            )
         kv: BridgedKV = sequence.kv
         deep: list[int] = []
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
@@ -154,7 +161,7 @@ class BridgedTarget(Target):
         return kv.inner.place(ids, self._reach + max(deep, default=0))
 
     def _catch_up(self, inner: Sequence) -> tuple[TokenTree, list[int], list[tuple[int, ...]]]:
-        """A tree of the tokens that are committed, or the root's, but have not been run."""
+        """A chain of the draft tokens behind the draft model's root that have no K/V yet."""
         run = TokenTree.chain(inner.tokens[self.draft.length(inner.kv) + 1 :])
         end = len(run) - 1  # ROOT where there are none
         return run, [end], [self._reads(run, end)]
@@ -164,8 +171,7 @@ class BridgedTarget(Target):
         for node in range(len(where) - 1, len(tree)):
             end = where[tree.parents[node] + 1]
             for piece in self.vocabulary.pieces(tree.tokens[node]):
-                known = run.child(end, piece)
-                end = run.add(end, piece) if known is None else known
+                end = run.add(end, piece)
             where.append(end)
             rows.append(self._reads(run, end))
 
@@ -181,26 +187,24 @@ class BridgedTarget(Target):
         return self._spread(logits[[end + 1 for (end,) in reads]])
 
     def _spread(self, rows: Tensor) -> Tensor:
-        words = self.vocabulary
-        out = rows.new_full((len(rows), words.target_size), float("-inf"))
-        out[:, words.target_ids.to(rows.device)] = rows[:, words.draft_ids.to(rows.device)]
+        """Draft logits (n, draft V) as (n, V); -inf for tokens that are not shared."""
+        out = rows.new_full((len(rows), self.vocab_size), float("-inf"))
+        out[:, self.vocabulary.target_ids.to(rows.device)] = rows[:, self.vocabulary.draft_ids.to(rows.device)]
         return out
 
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
-        side: _Side = scores.side
+        found: _DraftForward = scores.forward_state
         inner: list[list[int] | None] = []
         for index, (part, path) in enumerate(zip(scores.parts, paths, strict=True)):
             if path is None:
                 inner.append(None)
                 continue
-            if len(part.sequence.kv.ends) != side.lengths[index]:
+            if len(part.sequence.kv.ends) != found.lengths[index]:
                 raise ValueError("these scores are stale: the sequence has moved on since they were computed")
-            for parent, node in zip((ROOT, *path), path, strict=False):
-                if part.tree.parents[node] != parent:
-                    raise ValueError(f"{list(path)} is not a path of the tree")
+            part.tree.check_path(path)
             last = path[-1] if path else ROOT
-            inner.append(side.scores[index].tree.path(side.ends[index][last + 1]))
-        self.draft.commit(side.scores, inner)
+            inner.append(found.scores[index].tree.path(found.ends[index][last + 1]))
+        self.draft.commit(found.scores, inner)
         for part, path in zip(scores.parts, paths, strict=True):
             if path is not None:
                 kv: BridgedKV = part.sequence.kv
@@ -208,7 +212,7 @@ class BridgedTarget(Target):
                 kv.inner.follow(kv.ids)
 
     def fork(self, kv: BridgedKV, length: int | None = None) -> BridgedKV:
-        ends = kv.ends[:length]
+        ends = kv.ends[: rows_to_keep(length, len(kv.ends))]
         ids = kv.ids[: ends[-1]] if ends else []
         return BridgedKV(kv.inner.fork(ids), ids, list(ends))
 
@@ -216,17 +220,17 @@ class BridgedTarget(Target):
         kv.inner.close()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The embeddings of each token's last draft token."""
+        """Embeddings (n, hidden) of each token's last draft token."""
         pieces = [self.vocabulary.pieces(token) or (self.vocabulary.filler,) for token in tokens.tolist()]
         return self.draft.embed(torch.tensor([one[-1] for one in pieces]))
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._spread(self.draft.head(hidden))
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        return self._spread(self.draft.lm_head(hidden))
 
 
 class StringTarget(BridgedTarget):
-    """``draft`` seen over the target's vocabulary through its strings: the logits of a token are the log-probability
-    that the draft model writes a string that begins with it (SLRS in Timor et al. 2025, arXiv 2502.05202).
+    """``draft`` over the target's vocabulary by strings: the logit of a token is the log-probability that the draft
+    model writes a text that begins with the token's (SLRS in Timor et al. 2025, arXiv 2502.05202).
 
     Every node runs the draft model in all contexts of ``strings``.
     """
@@ -239,13 +243,12 @@ class StringTarget(BridgedTarget):
     def _reads(self, run: TokenTree, end: int) -> tuple[int, ...]:
         nodes = [end]
         for before, token in self.strings.contexts:
-            known = run.child(nodes[before], token)
-            nodes.append(run.add(nodes[before], token) if known is None else known)
+            nodes.append(run.add(nodes[before], token))
         return tuple(nodes)
 
     def _logits(self, logits: Tensor, reads: Seq[tuple[int, ...]]) -> Tensor:
         rows = [self.strings.logits(logits[[node + 1 for node in nodes]]) for nodes in reads]
         return torch.stack(rows) if rows else logits.new_zeros(0, self.vocab_size)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        raise BadInput("strings are not read off one hidden state")
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        raise BadInput("probabilities of strings cannot be computed from one hidden state")

@@ -1,4 +1,4 @@
-"""Which target runs a model: the fast one of its device where it can be had, the generic one otherwise."""
+"""Choosing the target that runs a model: the fast one of its device where there is one, else the generic one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import torch
 from outpace.core.errors import BadInput
 from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
-from outpace.targets.dense.build import NotAvailable
-from outpace.targets.dense.decoder_spec import DecoderSpec, Unknown, draw
+from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.dense.decoder_spec import DecoderSpec
+from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.packing import PRECISIONS
-from outpace.targets.dense.target import DenseTarget
-from outpace.targets.dense.torch_target import GraphTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
 
 TargetKind = Literal["auto", "generic"]
 
-# Root mean square, in standard deviations of the logits: far above what each precision's rounding does, far below
-# what a wrong part would.
+# Root mean square, in standard deviations of the logits: far above each precision's rounding, far below the effect of
+# a wrong part.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1, "int8": 0.3, "int4": 0.3}
 
 
 def choose_target(
     model: Any, *, precision: str | None = None, gguf: Path | None = None, kind: TargetKind = "auto"
 ) -> tuple[Target, str]:
-    """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not wanted).
+    """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not asked for).
 
     ``precision``: one of ``dense.packing.PRECISIONS``; None takes the model's dtype. ``gguf``: the file that the
-    model was read from. A precision that cannot be had falls back to the model's dtype, and the note says so.
+    model was read from. A precision that is not available falls back to the model's dtype, and the note says so.
     Raises BadInput for models that no target takes.
     """
     dtype = dtype_name(model.dtype)
@@ -42,7 +43,7 @@ def choose_target(
         return _fast(model, wanted, gguf), ""
     except torch.OutOfMemoryError:
         why = "the device has no room for the fast target's weights beside the model's own"
-    except (Unknown, NotAvailable, BadInput) as error:
+    except (UnsupportedArchitecture, NotAvailable, BadInput) as error:
         why = str(error)
     return HFTarget(model), _fallback(wanted, dtype, why) or f"on the generic target: {why}"
 
@@ -52,23 +53,25 @@ def _fallback(wanted: str, dtype: str, why: str) -> str:
 
 
 def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
-    plan = draw(model)
-    on_cuda = plan.device.type == "cuda"
-    target = _on_cuda(plan, precision) if on_cuda else _on_cpu(plan, precision, gguf)
+    spec = read_decoder_spec(model)
+    on_cuda = spec.device.type == "cuda"
+    target = _on_cuda(spec, precision) if on_cuda else _on_cpu(spec, precision, gguf)
     for _ in range(3 if on_cuda else 1):  # on CUDA: run as it is, captured, and replayed
         difference = disagreement(target, model)
         if not difference < _TOLERANCE[precision]:
-            raise Unknown(f"its scores differ from the model's own by {difference:.2g} standard deviations")
+            raise UnsupportedArchitecture(
+                f"its scores differ from the model's own by {difference:.2g} standard deviations"
+            )
     return target
 
 
-def _on_cpu(plan: DecoderSpec, precision: str, gguf: Path | None) -> Target:
+def _on_cpu(spec: DecoderSpec, precision: str, gguf: Path | None) -> Target:
     if precision not in PRECISIONS:
-        raise Unknown(f"the fast target does not compute in {precision}")
-    return DenseTarget(plan, precision, gguf=gguf)
+        raise UnsupportedArchitecture(f"the fast target does not compute in {precision}")
+    return DenseTarget(spec, precision, gguf=gguf)
 
 
-def _on_cuda(plan: DecoderSpec, precision: str) -> Target:
+def _on_cuda(spec: DecoderSpec, precision: str) -> Target:
     if precision not in ("float32", "bfloat16", "float16"):
-        raise Unknown(f"the fast target does not compute in {precision} on {plan.device}")
-    return GraphTarget(plan, getattr(torch, precision))
+        raise UnsupportedArchitecture(f"the fast target does not compute in {precision} on {spec.device}")
+    return GraphTarget(spec, getattr(torch, precision))

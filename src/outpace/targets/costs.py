@@ -1,41 +1,54 @@
-"""What a target's forward costs, measured where it is asked for."""
+"""ForwardCosts: how long a target's forward takes, by number of rows, measured when it is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from outpace.core.tree import TokenTree
 
-if TYPE_CHECKING:
-    from outpace.targets.base import Target
-
 _CONTEXT = 16
-"""Tokens that are there already. Few: filling them in is most of what measuring a slow model costs."""
+"""Committed tokens during a measurement. Few: prefilling them is most of what measuring a slow model costs."""
 _CHAIN = 16
 _REPEAT = 3
 _ENOUGH = 0.05
 """Seconds for one size after which it is not repeated: noise is small beside a slow forward."""
 _SLOW, _IN_PROPORTION = 0.1, 1.7
-"""A forward of so many seconds that costs so many times what half its rows cost: what is larger is not measured, for
-more rows cost in proportion from there on, and nobody should wait for that."""
+"""A forward that takes this many seconds and this many times as long as half its rows: larger ones are not measured but
+extrapolated in proportion."""
 _MOST_ROWS = 128
-"""Costs grow in proportion long before; measuring on would hold up the first round of a large batch for a second."""
+"""Costs are proportional to rows long before; measuring more would delay a large batch's first round by a second."""
+
+
+class Scorer(Protocol):
+    """The part of a target that measuring needs."""
+
+    vocab_size: int
+    context_length: int
+
+    def sequence(self, prompt: Sequence[int], /) -> Any: ...
+
+    def prefill(self, sequences: Sequence[Any], /) -> None: ...
+
+    def score(self, batch: Sequence[tuple[Any, TokenTree]], /) -> Any: ...
+
+    def close(self, kv: Any, /) -> None: ...
 
 
 class ForwardCosts:
-    """Seconds of one forward by number of rows: measured at powers of two when first needed, between them by line.
+    """Seconds of one forward by number of rows: measured at powers of two when first needed, interpolated between.
 
     A measurement costs at most three forwards of its size, once for each target in a process: a fifth of a second for a
     small model, and about a second for a slow one.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Scorer) -> None:
         self._target = target
         self._measured: dict[int, float] = {}
 
     def seconds(self, rows: int) -> float:
-        """One forward over ``rows`` rows; beyond the largest measured size in proportion."""
+        """Of one forward over ``rows`` rows; beyond the largest measured size in proportion."""
         rows = max(1, rows)
         if rows > _MOST_ROWS:
             return self.seconds(_MOST_ROWS) * rows / _MOST_ROWS
@@ -54,7 +67,7 @@ class ForwardCosts:
         return self._measured[rows]
 
     def _in_proportion(self, rows: int) -> float | None:
-        """What the sizes below say of this one, where they are slow and rows are cheap no longer."""
+        """Twice the seconds of half the rows, where smaller sizes are slow and grow in proportion; else None."""
         half, quarter = self._measured.get(rows // 2), self._measured.get(rows // 4)
         if half is None or quarter is None or half < _SLOW or half < _IN_PROPORTION * quarter:
             return None

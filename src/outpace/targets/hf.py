@@ -1,8 +1,8 @@
 """HFTarget: any Hugging Face causal LM as a target, by its own forward.
 
 The model is used as it is: its attention goes through :mod:`outpace.targets.attention`, its K/V is kept by us and
-written only at commit, and small gates around its layers make taps and sub-graph forwards possible. Models whose
-state is not attention K/V, or whose scaling would change keys already stored, are refused by name.
+written only at commit, and gates around its layers read hidden states and skip sublayers. Models that keep another
+state than attention K/V are refused by name.
 
 Numerics: the model's own dtype. Scoring several rows at once rounds differently from one at a time; in float32 the
 difference is about 1e-5 of the logits' size, in bfloat16 near-ties of the top two logits may fall the other way.
@@ -20,9 +20,13 @@ from torch import Tensor
 
 from outpace.targets.attention import IMPLEMENTATION, SideKV, running
 from outpace.targets.base import SubGraph
-from outpace.targets.hf_support import Anatomy, check_supported, context_limit, dissect, self_check
-from outpace.targets.kv import KVStore
-from outpace.targets.rows import PREFILL_CHUNK, Plan, RowTarget
+from outpace.targets.context_limit import context_limit
+from outpace.targets.dense.architectures import spec_if_known
+from outpace.targets.dense.decoder_spec import DecoderSpec
+from outpace.targets.forward_plan import ForwardPlan
+from outpace.targets.hf_support import Anatomy, check_supported, dissect, self_check
+from outpace.targets.layered_kv import LayeredKV
+from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_work
 
 
@@ -45,10 +49,10 @@ class HFTarget(RowTarget):
         self.prefill_chunk = prefill_chunk
         self._configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
         self._anatomy: Anatomy = dissect(model, self.num_layers, self._attending)
-        self_check(self)
+        self_check(self, model)
 
-    def open(self) -> KVStore:
-        return KVStore(self.num_layers)
+    def open(self) -> LayeredKV:
+        return LayeredKV(self.num_layers)
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -56,34 +60,36 @@ class HFTarget(RowTarget):
         return rows
 
     @torch.inference_mode()
-    def head(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         # Every layer is gated to the identity, so what is left of the forward is the final norm and the LM head.
-        plan = Plan([], start=0, stop=0, states=hidden)
+        plan = ForwardPlan([], start=0, stop=0, states=hidden)
         logits = self.run(plan, [0] * len(hidden), logits=True)
         assert logits is not None
         return logits
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        normed = self._run(Plan([], start=0, stop=0, states=hidden), [0] * len(hidden), self.model.base_model)
+        normed = self._run(ForwardPlan([], start=0, stop=0, states=hidden), [0] * len(hidden), self.model.base_model)
         rows: Tensor = normed[0][0]
         return rows
 
     @torch.inference_mode()
-    def head_rows(self, tokens: Tensor) -> Tensor:
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight[tokens.to(weight.device)].float()
 
     @torch.inference_mode()
     @torch_at_work()
     def run(
-        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+        self, plan: ForwardPlan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
-        """The model's own forward, its attention and layers doing as the plan says."""
+        """The model's own forward; its attention and the gates around its layers follow ``plan``."""
         out = self._run(plan, tokens, self.model if logits else self.model.base_model, embeddings)
         return out.logits[0] if logits else None
 
-    def _run(self, plan: Plan, tokens: Seq[int], run: Any, embeddings: Mapping[int, Tensor] | None = None) -> Any:
+    def _run(
+        self, plan: ForwardPlan, tokens: Seq[int], run: Any, embeddings: Mapping[int, Tensor] | None = None
+    ) -> Any:
         if plan.states is not None:
             plan.states = plan.states.to(self.device, self.model.dtype)
         ids = torch.tensor(tokens, device=self.device)[None]
@@ -93,24 +99,29 @@ class HFTarget(RowTarget):
             for row, embedding in embeddings.items():
                 rows[0, row] = embedding.to(rows)
             inputs = {"inputs_embeds": rows}
-        positions = [at for part in plan.parts for at in part.positions[part.old_rows :]] or list(range(len(tokens)))
+        positions = [at for part in plan.parts for at in part.positions[part.earlier_rows :]] or list(
+            range(len(tokens))
+        )
         for part in plan.parts:
-            part.side = [None] * self.num_layers
+            part.side_kv = [None] * self.num_layers
         with running(plan), self._attending():
             return run(**inputs, position_ids=torch.tensor(positions, device=self.device)[None], use_cache=False)
 
-    def first_rows(self, side: SideKV, rows: int) -> SideKV:
-        return [None if pair is None else (pair[0][:, :rows], pair[1][:, :rows]) for pair in side]
+    def first_rows(self, side_kv: SideKV, rows: int) -> SideKV:
+        return [None if pair is None else (pair[0][:, :rows], pair[1][:, :rows]) for pair in side_kv]
 
     def stacked(self, lower: SideKV, upper: SideKV, boundary: int) -> SideKV:
         return [*lower[:boundary], *upper[boundary:]]
+
+    def decoder_spec(self) -> DecoderSpec | None:
+        return spec_if_known(self.model)
 
     def check_skips(self, graph: SubGraph) -> None:
         self._anatomy.check_skips(graph.skip_attention, graph.skip_mlp)
 
     @contextmanager
     def _attending(self) -> Iterator[None]:
-        """Our attention while a forward of ours runs; the model is left as the caller had it."""
+        """The model's attention implementation is ours inside, and the caller's again afterwards."""
         before = [config._attn_implementation for config in self._configs]
         for config in self._configs:
             config._attn_implementation = IMPLEMENTATION

@@ -1,11 +1,11 @@
-"""What HFTarget must know of a model before it trusts it: where its layers are, and that its state is K/V alone."""
+"""Checks of a transformers model before HFTarget runs it, and the gates around its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,7 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.targets.attention import current, install, running
 from outpace.targets.base import Target
-from outpace.targets.rows import Plan
-
-if TYPE_CHECKING:
-    from outpace.targets.hf import HFTarget
+from outpace.targets.forward_plan import ForwardPlan
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "feedforward")
@@ -28,7 +25,7 @@ def _name(model: Any) -> str:
 
 
 def check_supported(model: Any) -> None:
-    """Raise BadInput, naming the model, when its configuration alone says that it cannot be a target."""
+    """Raise BadInput, naming the model, when its configuration already rules it out as a target."""
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
         raise BadInput(f"{_name(model)} is an encoder-decoder; outpace takes decoder-only language models")
@@ -43,27 +40,6 @@ def check_supported(model: Any) -> None:
         raise BadInput(f"{_name(model)} sets reorder_and_upcast_attn, which a custom attention cannot honour")
     if getattr(config, "add_cross_attention", False):
         raise BadInput(f"{_name(model)} has cross-attention, whose state outpace cannot keep")
-
-
-def context_limit(config: Any) -> tuple[int, str]:
-    """The context in tokens, and why it ends there where rotary scaling depends on the total length.
-
-    Past the original length, dynamic NTK and longrope change the rotation of keys that are already stored, so the
-    context is held to the length up to which the rotation is constant.
-    """
-    limit = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2**31)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [p for p in parameters.values() if isinstance(p, dict)]
-    note = ""
-    for one in nested or [parameters]:
-        kind = one.get("rope_type", "default")
-        if kind == "longrope":
-            original = one.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None) or limit
-            limit = min(limit, int(original))
-        if kind in ("dynamic", "longrope"):
-            note = f"held there because its rotary scaling ({kind}) would change the keys of earlier tokens"
-    return limit, note
 
 
 @dataclass(slots=True)
@@ -90,7 +66,7 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
         if isinstance(module.forward, _Gate):
             module.forward = module.forward.original
     ids = torch.tensor([[0, 1, 2]], device=model.get_input_embeddings().weight.device)
-    plan = Plan([], stop=layers, calls=[])
+    plan = ForwardPlan([], stop=layers, calls=[])
     with torch.inference_mode(), running(plan), attending():
         try:
             model.base_model(input_ids=ids, position_ids=torch.arange(3, device=ids.device)[None], use_cache=False)
@@ -136,7 +112,7 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
 
 
 class _Gate:
-    """Stands in for a module's forward: does as the current plan says in our forwards, and nothing in others.
+    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others.
 
     An object rather than a closure, so that a copy of the model has gates of its own.
     """
@@ -147,7 +123,7 @@ class _Gate:
 
 
 class _LayerGate(_Gate):
-    """Runs the layer, or lets the residual stream by; notes taps and puts in resumed states."""
+    """Runs the layer or passes the residual stream; keeps wanted hidden states, puts in resumed ones."""
 
     def __init__(self, module: nn.Module, index: int, layers: int) -> None:
         super().__init__(module, index)
@@ -189,15 +165,15 @@ class _MlpGate(_Gate):
         return torch.zeros_like(args[0] if args else kwargs["hidden_states"])
 
 
-def self_check(target: HFTarget) -> None:
-    """Compare our scores on a few tokens with the model's own forward. Raises BadInput when they disagree.
+def self_check(target: Target, model: Any) -> None:
+    """Compare a target's scores on a few tokens with its model's own forward. Raises BadInput when they disagree.
 
     Catches what the probe cannot see: biases that depend on the mask, attention variants hidden in the module.
     """
-    error = disagreement(target, target.model)
-    if not error < (1e-3 if target.model.dtype == torch.float32 else 0.3):
+    error = disagreement(target, model)
+    if not error < (1e-3 if model.dtype == torch.float32 else 0.3):
         raise BadInput(
-            f"{_name(target.model)} cannot be a target: scores through outpace's attention differ from its own "
+            f"{_name(model)} cannot be a target: scores through outpace's attention differ from its own "
             f"forward by {error:.2g} standard deviations"
         )
 

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory and takes products: the limits that a forward is measured against."""
+"""Measuring how fast this machine reads memory and computes products, the limits of a forward's speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def measure_bandwidth(megabytes: int = 256) -> float:
         from outpace.targets.dense.binding import read_rate
 
         return read_rate(torch.get_num_threads(), megabytes) / 1e9
-    except OutpaceError:  # no kernels here
+    except OutpaceError:  # the kernels are not available
         # The maximum runs vectorised on every thread; the machine then waits for memory, not for arithmetic.
         buffer = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32)
         return buffer.numel() * 4 / best_time(buffer.max) / 1e9
@@ -23,8 +23,8 @@ def measure_bandwidth(megabytes: int = 256) -> float:
 def measure_products(precision: str) -> float | None:
     """Giga-operations/s at which the processor takes the products of "float32", "bfloat16" or "int8" matrices.
 
-    The limit for any matrix product at this precision, with torch's current number of threads; None where the fast
-    target's kernels cannot be had.
+    The limit for any matrix product at this precision, with torch's current number of threads; None where the compiled
+    kernels are not available.
     """
     import torch
 

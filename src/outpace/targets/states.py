@@ -1,8 +1,8 @@
-"""Hidden states that are kept beside a sequence's K/V, so that a chat's next turn need not compute them again.
+"""States: hidden states that are kept beside a sequence's K/V, so that a chat's next turn need not compute them.
 
-A drafter that reads the target's states wants those of the whole prompt. A turn that begins with the K/V of earlier
-ones runs no forward over them; what their forwards showed is kept here instead, and shown again. A token takes
-``hidden`` numbers for every layer that is read, less than its K/V as a rule.
+A drafter that reads the target's states needs those of the whole prompt. A turn that begins with the K/V of earlier
+ones runs no forward over them; their hidden states are kept here instead. A token takes ``hidden`` numbers for every
+layer that is read, less than its K/V as a rule.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class States:
         self._pieces: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
 
     def add(self, states: Mapping[int, Tensor]) -> None:
-        """The rows that follow, (rows, hidden) by layer; layers that are not kept are passed over."""
+        """Append (rows, hidden) by layer; layers that are not kept are ignored."""
         for layer in self.layers:
             self._pieces[layer].append(states[layer].clone())  # a view would hold on to the whole batch's
         self._rows += len(states[self.layers[0]])
 
     def length(self, layers: Seq[int]) -> int:
-        """How many tokens' rows there are of all these layers."""
+        """How many tokens have rows of all these layers; 0 where one of the layers is not kept."""
         return self._rows if set(layers) <= set(self.layers) else 0
 
     def first(self, count: int, layers: Seq[int]) -> States:
-        """The first ``count`` rows of these layers, which are among those that are kept."""
+        """A copy of the first ``count`` rows of these layers, which must be among those that are kept."""
         out = States(layers)
         if count:
             out._rows = count
@@ -43,7 +43,7 @@ class States:
         return out
 
     def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
-        """Pieces of them as a prefill would show them: (position of the first row, (rows, hidden) by layer)."""
+        """All rows in pieces, as a prefill streams them: (position of the first row, (rows, hidden) by layer)."""
         if self._rows:
             whole = {layer: torch.cat(pieces) for layer, pieces in self._pieces.items()}
             for start in range(0, self._rows, _CHUNK):

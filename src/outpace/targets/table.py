@@ -1,8 +1,8 @@
 """TableTarget: a target whose logits are a function of the token path. For certification and tests.
 
-Any function will do, the default is a fixed pseudo-random table over the last few tokens. It follows the whole
-protocol: its K/V is the list of committed tokens, so that a wrong commit shows, and its residual stream is the token's
-one-hot embedding plus what every sublayer adds, other fixed tables whose sum is the difference to the logits.
+The default function is a fixed pseudo-random table over the last few tokens. The target implements the whole protocol:
+its K/V is the list of committed tokens, so that a wrong commit changes the scores, and its residual stream is the
+token's one-hot embedding plus what every sublayer adds, other fixed tables whose sum is the difference to the logits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.kv_store import rows_to_keep
 
 Table = Callable[[tuple[int, ...]], Tensor]
 
@@ -38,11 +39,11 @@ def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: floa
 
 
 class TableTarget(Target):
-    """A target without a network. ``table`` maps all tokens up to a row to the logits after it.
+    """A target without a network. ``table`` maps all tokens up to a row to the logits (V,) after it.
 
     Each of ``layers`` layers has an attention and an MLP sublayer. A sub-graph leaves out what the sublayers that it
     skips would add; attention that reads a subset of K/V adds something else, which depends on the tokens it reads.
-    The head is the identity: ``head(taps[num_layers])`` are the logits.
+    Norm and LM head are the identity: the hidden states of layer ``num_layers`` are the logits.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class TableTarget(Target):
         for index, (sequence, tree) in enumerate(batch):
             prefix = (*sequence.kv, sequence.tokens[len(sequence.kv)])
             paths = [prefix, *((*prefix, *tree.path_tokens(node)) for node in range(len(tree)))]
-            for side in tree.side:
-                seen = sorted(node for node in side.attends if 0 <= node < len(tree))
+            for auxiliary in tree.auxiliary_tokens:
+                seen = sorted(node for node in auxiliary.attends if 0 <= node < len(tree))
                 path = tree.path_tokens(seen[-1]) if seen else []
-                paths.append((*prefix, *path, side.token))
+                paths.append((*prefix, *path, auxiliary.token))
             read = None
             if index in graph.kv:
                 read = tuple(sequence.kv[at] for at in sorted(graph.kv[index].tolist()))
@@ -134,37 +135,26 @@ class TableTarget(Target):
         return noise - noise.mean(0)
 
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
-        if scores.side != FULL and any(path is not None for path in paths):
+        if scores.forward_state != FULL and any(path is not None for path in paths):
             raise ValueError("only a full forward can be committed; resume it with graph=FULL first")
         for part, path in zip(scores.parts, paths, strict=True):
             if path is None:
                 continue
             kv, tree = part.sequence.kv, part.tree
-            root = part.sequence.tokens[len(kv)]
-            parent = ROOT
-            for node in path:
-                if tree.parents[node] != parent:
-                    raise ValueError(f"path {list(path)} is not a path of the tree")
-                parent = node
-            kv.extend([root, *(tree.tokens[node] for node in path)])
+            tree.check_path(path)
+            kv.extend([part.sequence.tokens[len(kv)], *(tree.tokens[node] for node in path)])
 
     def fork(self, kv: Any, length: int | None = None) -> list[int]:
-        return list(kv[:length])
-
-    def truncate(self, kv: Any, length: int) -> Any:
-        if not 0 <= length <= len(kv):
-            raise ValueError(f"cannot keep {length} of {len(kv)} committed tokens")
-        del kv[length:]
-        return kv
+        return list(kv[: rows_to_keep(length, len(kv))])
 
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(tokens, self.vocab_size).float()
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         return hidden
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def head_rows(self, tokens: Tensor) -> Tensor:
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens)

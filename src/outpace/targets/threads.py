@@ -1,9 +1,9 @@
-"""Whose turn it is to use the machine's threads: torch's, or those of the compiled kernels.
+"""Sharing the machine's cores between torch's threads and those of the compiled kernels.
 
 The kernels have threads of their own, as many as torch is set to. Between two of their forwards a round does small
-things in torch: a maximum over a row of logits, a few rows side by side. Where torch uses several threads for such a
-thing, they spin for a while after it, on cores that the next forward needs: a product of 0.03 ms then takes a whole
-millisecond (LOG.md). So torch keeps to one thread in rounds beside the kernels, but for models that it runs itself.
+things in torch, such as a maximum over a row of logits. Where torch uses several threads for it, they spin for a while
+afterwards, on cores that the next forward needs: a product of 0.03 ms then takes a whole millisecond (LOG.md). So torch
+uses one thread in rounds beside the kernels, except for models that it runs itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from contextlib import contextmanager
 import torch
 
 _RESTING = threading.local()
-"""``threads``: what torch is set to when it is not at rest, in threads of the process where it is."""
+"""``threads``: how many torch uses outside :func:`torch_at_rest`; set in Python threads that are inside."""
 
 
 def threads() -> int:
-    """How many threads a forward is to use."""
+    """How many threads a forward uses."""
     return _asked() or torch.get_num_threads()
 
 
@@ -29,7 +29,7 @@ def _asked() -> int:
 
 @contextmanager
 def torch_at_rest() -> Iterator[None]:
-    """Torch keeps to one thread; :func:`threads` says what it was set to."""
+    """Torch uses one thread inside; :func:`threads` still gives what it was set to."""
     if _asked():
         yield
         return
@@ -44,7 +44,7 @@ def torch_at_rest() -> Iterator[None]:
 
 @contextmanager
 def torch_at_work() -> Iterator[None]:
-    """For a model that torch runs: it has all threads, whoever else is at rest."""
+    """Torch uses all threads inside, also within :func:`torch_at_rest`: for a model that torch runs."""
     asked = _asked()
     if not asked:
         yield

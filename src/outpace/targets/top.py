@@ -1,6 +1,6 @@
-"""The likeliest tokens of scored rows: what drafters keep that learn from all that the target said.
+"""The likeliest tokens of scored rows, for drafters that learn from the target's whole distribution.
 
-By one thread: waking others would cost more than they help. By the compiled kernels where they run anyway.
+On one thread, since waking others would take longer; by the compiled kernels where they are loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COLUMNS = 256
 
 
 def top(logits: Tensor, k: int) -> Iterable[tuple[list[float], list[int]]]:
-    """Values and ids of the ``k`` largest of every row of (n, V), largest first; fewer where V is smaller."""
+    """Values and ids of the ``k`` largest logits of every row of (n, V), largest first; all where V is smaller."""
     k = min(k, logits.shape[-1])
     if _by_kernels(logits):
         return zip(*binding.top(logits, k), strict=True)
@@ -28,11 +28,8 @@ def top(logits: Tensor, k: int) -> Iterable[tuple[list[float], list[int]]]:
 def top_and_totals(
     logits: Tensor, k: int, inverse_temperature: float = 1.0
 ) -> Iterable[tuple[list[float], list[int], float]]:
-    """As :func:`top`, and with each row the log of the sum of its exponentials: what makes probabilities of logits.
-
-    ``inverse_temperature``: one over the temperature that the probabilities are wanted at; logits are multiplied by
-    it there.
-    """
+    """As :func:`top`, and with each row the log of the sum of the exponentials of ``inverse_temperature`` * logits,
+    which turns logits into probabilities at that temperature."""
     if _by_kernels(logits):
         return zip(*binding.top_and_totals(logits, min(k, logits.shape[-1]), inverse_temperature), strict=True)
     totals = _log_totals(logits if inverse_temperature == 1.0 else logits * inverse_temperature)

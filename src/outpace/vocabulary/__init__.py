@@ -1,1 +1,1 @@
-"""Between two vocabularies: tokens that both have, texts in the tokens of the other, probabilities of strings."""
+"""Translation between two vocabularies: shared tokens, texts in the other's tokens, probabilities of strings."""

@@ -16,8 +16,11 @@ _LONGEST = 1024
 
 
 def exact(tokenizer: ChatTokenizer) -> Callable[[bytes], list[int]]:
-    """Encodes a piece out of the middle of a text so that the tokens' bytes are those of the piece, wherever that can
-    be done: as the tokenizer would, else by the longest tokens that fit. Bytes that no token has are left out."""
+    """An encoder, bytes to ids, of pieces out of the middle of a text, whose tokens' bytes are those of the piece.
+
+    As the tokenizer encodes it where that keeps the bytes, else by the longest tokens that fit. Bytes that no token has
+    are left out.
+    """
     spell = Speller(tokenizer)
 
     def same(ids: Seq[int], piece: bytes) -> bool:
@@ -42,7 +45,7 @@ def exact(tokenizer: ChatTokenizer) -> Callable[[bytes], list[int]]:
 
 
 class Speller:
-    """Writes bytes by the longest token that fits, then the longest that fits the rest, and so on."""
+    """Greedy encoding of bytes: the longest token that fits, then the longest that fits the rest, and so on."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self.by_bytes: dict[bytes, int] = {}
@@ -83,9 +86,9 @@ class VocabularyMap:
         self._encode = exact(draft)
         self._pieces: dict[int, tuple[int, ...]] = {token: (own,) for token, own in pairs.items()}
         self.start: tuple[int, ...] = tuple(draft.encode(""))
-        """What the draft model's texts begin with."""
+        """The special tokens that the draft model's texts begin with."""
         self.filler: int = (self._encode(b"\n") or self._encode(b" ") or [0])[0]
-        """Stands where a draft model must read something and there is nothing."""
+        """A token for the draft model to read where the translation is empty."""
 
     def __len__(self) -> int:
         return len(self.shared)
@@ -93,8 +96,8 @@ class VocabularyMap:
     def pieces(self, token: int) -> tuple[int, ...]:
         """The draft tokens of one target token: itself where both have it, else its text's.
 
-        No look at its neighbours: so a translation of tokens is the translation of each, end to end, and never changes
-        as the text goes on. Empty for special tokens that the draft vocabulary lacks: they are not text.
+        Its neighbours do not matter, so that the translation of a text never changes as the text goes on. Empty for
+        special tokens that the draft vocabulary lacks: they are not text.
         """
         found = self._pieces.get(token)
         if found is None:

@@ -1,5 +1,5 @@
-"""The probability that a draft model writes a string whose first target token is a given one (Timor et al. 2025, arXiv
-2502.05202, string-level rejection sampling).
+"""StringSum: the probability that a draft model writes a string whose first target token is a given one, for
+string-level rejection sampling (Timor et al. 2025, arXiv 2502.05202).
 
 The draft model writes its tokens one after the other. The target token that its string begins with is the longest one
 that fits, and is decided as soon as no longer one can fit any more. So the probability of a target token is a sum over
@@ -46,7 +46,7 @@ class StringSum:
         if not spoken or not root.next:
             raise BadInput("string-level rejection needs two vocabularies with text in them")
         self.spoken = torch.tensor(list(spoken))
-        """Draft tokens with a text, (d,): the only ones that the draft model is let say."""
+        """Draft tokens with a text, (d,): the only ones that are sampled."""
         self.contexts: list[tuple[int, int]] = []
         self._columns = {token: at for at, token in enumerate(spoken)}
         places, self.depths, outcomes = [root], [0], []

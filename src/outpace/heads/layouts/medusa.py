@@ -139,7 +139,7 @@ def _check_rows(rows: Tensor | None, ids: Tensor, target: Target, where: Path) -
     """Raise BadInput for another model's LM head: its rows are all that tells, and training moves them little."""
     if rows is None or rows.shape != (len(ids), target.hidden_size):
         return
-    theirs, ours = rows.float(), target.head_rows(ids).cpu()
+    theirs, ours = rows.float(), target.lm_head_rows(ids).cpu()
     cosine = float((theirs * ours).sum() / (theirs.norm() * ours.norm()).clamp_min(1e-12))
     if not cosine >= _KIN:
         said = f"was made for other weights than this model's: its LM head and the model's have cosine {cosine:.3f}"

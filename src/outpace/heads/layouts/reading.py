@@ -151,7 +151,7 @@ def lm_head(
         raise refused(
             where, f"has a tensor {name} of shape {tuple(rows.shape)}, not {(len(ids), target.hidden_size)}", "shapes"
         )
-    lent = target.head_rows(ids).cpu()
+    lent = target.lm_head_rows(ids).cpu()
     if torch.equal(lent.bfloat16(), rows.bfloat16()):
         return {"words.ids": ids}
     return {"words.ids": ids, "words.rows": rows}

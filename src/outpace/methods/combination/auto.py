@@ -99,7 +99,7 @@ class Auto(MergedTrees[AutoState]):
             count, rate = _alone(tree, budget)
             if self._may_ask_learned(budget) and state.known.wanted(rate, drafts[at]):
                 learned.append(at)
-            state.united = tree if count == len(tree) or tree.side else tree.first(count)
+            state.united = tree if count == len(tree) or tree.auxiliary_tokens else tree.first(count)
         if learned:
             self._join(learned, states, budgets, after, drafts, free)
         for at, state in enumerate(states):

@@ -23,7 +23,7 @@ from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
-from outpace.core.sampling import TreeDistribution
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder, WithReplacement

@@ -218,7 +218,7 @@ class Lookahead(BestFirst[LookaheadState]):
         room = len(state.sequence.tokens) + self.window + self.ngram - 3 < self._context
         state.side = budget.depth > 0 and room and state.is_window_cheap(budget.relative_costs, len(tree), rows)
         if state.side:
-            tree.side = state.grid.side(self, len(tree))
+            tree.auxiliary_tokens = state.grid.side(self, len(tree))
         return tree
 
     def observe(self, state: LookaheadState, verdict: Verdict) -> None:

@@ -146,7 +146,7 @@ class EarlyExit(SelfDraft[EarlyExitState]):
         target = None if params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
         # One pass for all exits: it is reading the head's weights that takes the time.
         states = torch.cat([scores.hidden_states[record.layer][rows] for record in state.exits])
-        logits = self.target.head(states).float() / (temperature or 1.0)
+        logits = self.target.lm_head(states).float() / (temperature or 1.0)
         for record, exit_ in zip(state.exits, logits.softmax(-1).view(len(state.exits), len(rows), -1), strict=True):
             confidences, guesses = exit_.max(-1)
             for index, token in enumerate(verdict.committed[: len(rows)]):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import OutpaceError
-from outpace.targets.dense.build import library
+from outpace.targets.dense.kernel_build import library
 from outpace.targets.threads import threads
 
 FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
@@ -149,7 +149,7 @@ def product_rate(threads: int, precision: str) -> float:
 
 
 def loaded() -> bool:
-    """Whether the kernels are in this process already: what is merely quicker with them does not have them built."""
+    """Whether this process has loaded the kernels: small helpers use them then, and never have them built."""
     return _calls.cache_info().currsize > 0
 
 

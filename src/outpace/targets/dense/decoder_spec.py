@@ -1,25 +1,12 @@
-"""Blueprint: what a dense decoder is made of, read from a transformers model of a known architecture.
-
-Known: the Llama, Mistral, Qwen2, Qwen3, Gemma 2, Gemma 3 (text) and Phi-3 families. An architecture that is not known,
-or a variant whose parts are not the expected ones, has no blueprint; the generic target takes it.
-"""
+"""DecoderSpec: the sizes, constants and weights that make a dense decoder, whatever model or head they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from outpace.targets.dense.binding import ACTIVATIONS
-from outpace.targets.hf_support import context_limit
-
-
-class Unknown(Exception):
-    """The model has no blueprint; the message says why."""
+from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -35,7 +22,7 @@ class Matrix:
 class LayerSpec:
     """One layer. ``norms`` by the names in binding.NORMS; a sublayer without one reads the stream as it is.
 
-    ``window``: how far back it sees, 0 for everything.
+    ``window``: how many positions back it sees, 0 for all. ``rotation``: index in :attr:`DecoderSpec.rotations`.
     """
 
     query: Matrix
@@ -54,7 +41,8 @@ class LayerSpec:
 class Entry:
     """What makes the first layer's states of rows of another width: ``matrix`` (hidden, inputs).
 
-    ``before``: weights (inputs) of norms, one over each ``hidden`` inputs; ``after``: those of one over what it makes.
+    ``before``: weights (inputs) of RMS norms, one over each ``hidden`` inputs; ``after``: weights (hidden) of the one
+    over the product.
     """
 
     matrix: Matrix
@@ -64,7 +52,12 @@ class Entry:
 
 @dataclass(slots=True)
 class DecoderSpec:
-    """A whole decoder. ``rotations``: functions from positions (n,) to cosines and sines, each (n, rotated / 2)."""
+    """A whole decoder. Sizes count dimensions, heads, tokens.
+
+    ``rotations``: functions from positions (n,) to cosines and sines, each (n, rotated / 2), float32.
+    ``context_length`` in tokens; ``context_note``: why it ends there, when that is not the model's own limit.
+    ``softcap`` and ``final_softcap`` bound attention scores and logits (0: not).
+    """
 
     layers: list[LayerSpec]
     hidden: int
@@ -77,8 +70,8 @@ class DecoderSpec:
     epsilon: float
     attention_scale: float
     embedding: Matrix
-    head: Matrix | None
-    """None where the LM head is the embedding."""
+    lm_head: Matrix | None
+    """None where the LM head is the embedding (tied)."""
     final_norm: Matrix | None
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     context_length: int
@@ -87,154 +80,9 @@ class DecoderSpec:
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
     second_norm: Matrix | None = None
-    """Layer 0 reads a token's embedding beside the residual stream (that of EAGLE-3 does), under this norm: its
-    projections have 2 * hidden inputs, the embedding's first."""
+    """Weights of a norm under which layer 0 reads a token's embedding beside the residual stream, as EAGLE-3's does:
+    its projections have 2 * hidden inputs, the embedding's first."""
     entry: Entry | None = None
-    """For rows that come as something else than tokens or states, as those of EAGLE's heads do."""
+    """For rows that are neither tokens nor states, as those of EAGLE's heads."""
     dtype: torch.dtype = field(default=torch.float32)
     device: torch.device = field(default=torch.device("cpu"))
-
-
-_GEMMA = {"gemma2", "gemma3_text"}
-KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *_GEMMA}
-
-
-def draw(model: Any) -> DecoderSpec:
-    """The blueprint of a transformers causal LM on one device. Raises Unknown."""
-    config = model.config
-    if config.model_type not in KNOWN:
-        raise Unknown(f"architecture {config.model_type} is not among {', '.join(sorted(KNOWN))}")
-    try:
-        return _draw(model, config)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unknown(f"its parts are not the expected ones ({error})") from error
-
-
-def _draw(model: Any, config: Any) -> DecoderSpec:
-    inner = model.model
-    if getattr(config, "attention_sinks", None) or getattr(config, "use_bidirectional_attention", None):
-        raise Unknown("its attention is of another kind")
-    activation = getattr(config, "hidden_activation", None) or config.hidden_act
-    activation = "silu" if activation == "swish" else activation
-    if activation not in ACTIVATIONS:
-        raise Unknown(f"its activation is {activation}")
-    kinds = list(getattr(config, "layer_types", None) or [])
-    if set(kinds) - {"full_attention", "sliding_attention"}:
-        raise Unknown("its attention is of another kind")
-    names: list[str | None] = [*sorted(set(kinds))] if config.model_type == "gemma3_text" else [None]
-    first = inner.layers[0].self_attn
-    tied = model.lm_head.weight.data_ptr() == inner.embed_tokens.weight.data_ptr()
-    limit, note = context_limit(config)
-    shift = 1.0 if config.model_type in _GEMMA else 0.0
-    return DecoderSpec(
-        layers=[
-            _layer(config, layer, index, names.index(kinds[index]) if names[0] else 0, shift)
-            for index, layer in enumerate(inner.layers)
-        ],
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_size=first.head_dim,
-        intermediate=config.intermediate_size,
-        vocabulary=model.lm_head.weight.shape[0],
-        activation=activation,
-        epsilon=config.rms_norm_eps,
-        attention_scale=float(first.scaling),
-        embedding=Matrix(_plain(inner.embed_tokens, nn.Embedding), name="token_embd"),
-        head=None if tied else _matrix(model.lm_head, "output"),
-        final_norm=_norm(inner.norm, "output_norm", shift),
-        rotations=[partial(_rotation, inner.rotary_emb, name) for name in names],
-        context_length=limit,
-        context_note=note,
-        softcap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
-        final_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
-        # Gemma rounds this factor to the weights' precision.
-        embedding_scale=float(getattr(inner.embed_tokens, "embed_scale", torch.tensor(_scale(config))).to(model.dtype)),
-        dtype=model.dtype,
-        device=_device(model),
-    )
-
-
-def _scale(config: Any) -> float:
-    return float(config.hidden_size**0.5) if config.model_type in _GEMMA else 1.0
-
-
-def _layer(config: Any, layer: Any, index: int, rotation: int, shift: float) -> LayerSpec:
-    attention, mlp = layer.self_attn, layer.mlp
-    name = f"blk.{index}."
-    kinds = getattr(config, "layer_types", None)
-    local = kinds[index] == "sliding_attention" if kinds else True
-    window = int(getattr(config, "sliding_window", None) or 0) if local else 0
-    query_size, key_size = (
-        config.num_attention_heads * attention.head_dim,
-        config.num_key_value_heads * attention.head_dim,
-    )
-    if hasattr(attention, "qkv_proj"):
-        qkv = _split(_matrix(attention.qkv_proj), [query_size, key_size, key_size])
-        gate, up = _split(_matrix(mlp.gate_up_proj), [config.intermediate_size] * 2)
-    else:
-        qkv = [_matrix(getattr(attention, f"{one}_proj"), f"{name}attn_{one}") for one in ("q", "k", "v")]
-        gate, up = _matrix(mlp.gate_proj, f"{name}ffn_gate"), _matrix(mlp.up_proj, f"{name}ffn_up")
-    norms = {"norm1": _norm(layer.input_layernorm, f"{name}attn_norm", shift)}
-    if hasattr(layer, "pre_feedforward_layernorm"):
-        norms["post1"] = _norm(layer.post_attention_layernorm, f"{name}post_attention_norm", shift)
-        norms["norm2"] = _norm(layer.pre_feedforward_layernorm, f"{name}ffn_norm", shift)
-        norms["post2"] = _norm(layer.post_feedforward_layernorm, f"{name}post_ffw_norm", shift)
-    else:
-        norms["norm2"] = _norm(layer.post_attention_layernorm, f"{name}ffn_norm", shift)
-    if getattr(attention, "q_norm", None) is not None:
-        norms["query"] = _norm(attention.q_norm, f"{name}attn_q_norm", shift)
-        norms["key"] = _norm(attention.k_norm, f"{name}attn_k_norm", shift)
-    return LayerSpec(
-        query=qkv[0],
-        key=qkv[1],
-        value=qkv[2],
-        out=_matrix(attention.o_proj, f"{name}attn_output"),
-        gate=gate,
-        up=up,
-        down=_matrix(mlp.down_proj, f"{name}ffn_down"),
-        norms=norms,
-        window=window,
-        rotation=rotation,
-    )
-
-
-def _plain(module: nn.Module, kind: type[nn.Module]) -> Tensor:
-    weight = module.weight
-    if not isinstance(module, kind) or not isinstance(weight, Tensor) or not weight.is_floating_point():
-        raise Unknown(f"{type(module).__name__} is not a plain {kind.__name__}")
-    return weight.detach()
-
-
-def _device(model: Any) -> torch.device:
-    devices: list[torch.device] = sorted({weight.device for weight in model.parameters()}, key=str)
-    if len(devices) != 1:
-        raise Unknown(f"its weights are on {' and '.join(map(str, devices))}")
-    return devices[0]
-
-
-def _matrix(module: nn.Module, name: str = "") -> Matrix:
-    bias = module.bias
-    return Matrix(_plain(module, nn.Linear), bias.detach() if isinstance(bias, Tensor) else None, name)
-
-
-def _norm(module: nn.Module, name: str, shift: float) -> Matrix:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return Matrix(weight.detach().float() + shift, name=name)
-
-
-def _split(matrix: Matrix, sizes: list[int]) -> list[Matrix]:
-    weights = torch.split(matrix.weight, sizes)
-    biases: Iterable[Tensor | None] = [None] * len(sizes) if matrix.bias is None else torch.split(matrix.bias, sizes)
-    return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-
-
-def _rotation(module: Any, kind: str | None, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The model's own rotary embedding, in float32."""
-    like = torch.zeros(1, 1, 1)
-    extra = () if kind is None else (kind,)
-    with torch.inference_mode():
-        cosines, sines = module(like, positions[None], *extra)
-    half = cosines.shape[-1] // 2
-    return cosines[0, :, :half].float().contiguous(), sines[0, :, :half].float().contiguous()

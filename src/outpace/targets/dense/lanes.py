@@ -1,4 +1,4 @@
-"""Lane: one sequence's rows in a forward, where their K/V goes and what they see.
+"""Lane: one sequence's rows in a GraphTarget's forward, the slots of their K/V and what they attend to.
 
 A lane is tensors of fixed shapes. What one forward needs beyond their contents (slots and masks) is computed from them
 on the device, so that a captured graph sees new contents when it is replayed.

@@ -1,4 +1,4 @@
-"""From a blueprint to packed weights, in one of the precisions.
+"""Packing the weights of a DecoderSpec for the compiled kernels, in one of the precisions.
 
 ``float32`` and ``bfloat16`` are plain. ``int8``: every matrix in blocks of 32 with an fp16 scale. ``int4``: the blocks
 of the GGUF file as they lie there; what the file keeps in other formats stays as exact as bfloat16 holds it.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.models.gguf_header import read_header
-from outpace.targets.dense import blocks
+from outpace.targets.dense import quant_blocks
 from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, NativeModel, Packed, Shape
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 
@@ -39,34 +39,34 @@ class Packing:
     formats: dict[str, int]
 
 
-def pack(plan: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing:
-    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps. Raises BadInput for int4 without one.
+def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing:
+    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps.
 
-    And for weights that are not on the CPU, where the kernels run.
+    Raises BadInput for int4 without a file, and for weights that are not on the CPU, where the kernels run.
     """
-    if plan.device.type != "cpu":
-        raise BadInput(f"its weights are on {plan.device}")
+    if spec.device.type != "cpu":
+        raise BadInput(f"its weights are on {spec.device}")
     if precision == "int4" and gguf is None:
         raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
-    source = _Source(precision, _Blocks(gguf, plan.head_size) if gguf is not None and precision == "int4" else None)
+    source = _Source(precision, _Blocks(gguf, spec.head_size) if gguf is not None and precision == "int4" else None)
     model = NativeModel(
         Shape(
-            *(len(plan.layers), plan.hidden, plan.heads, plan.kv_heads, plan.head_size, plan.intermediate),
-            *(plan.vocabulary, ACTIVATIONS[plan.activation], KV_FORMATS[KV_DTYPES[precision]]),
-            *(plan.epsilon, plan.attention_scale, plan.softcap, plan.embedding_scale),
+            *(len(spec.layers), spec.hidden, spec.heads, spec.kv_heads, spec.head_size, spec.intermediate),
+            *(spec.vocabulary, ACTIVATIONS[spec.activation], KV_FORMATS[KV_DTYPES[precision]]),
+            *(spec.epsilon, spec.attention_scale, spec.softcap, spec.embedding_scale),
         )
     )
-    for index, layer in enumerate(plan.layers):
+    for index, layer in enumerate(spec.layers):
         _pack_layer(model, index, layer, source)
-    embedding = source(plan.embedding)
+    embedding = source(spec.embedding)
     model.set_matrix(-1, 0, embedding)
-    model.set_matrix(-1, 1, None if plan.head is None else source(plan.head))
-    model.set_norm(-1, 0, np.empty(0, np.float32) if plan.final_norm is None else source.norm(plan.final_norm))
-    if plan.second_norm is not None:
-        model.set_norm(-1, 1, source.norm(plan.second_norm))
-    if plan.entry is not None:
-        model.set_matrix(-1, 2, source(plan.entry.matrix))
-        for slot, one in ((2, plan.entry.before), (3, plan.entry.after)):
+    model.set_matrix(-1, 1, None if spec.lm_head is None else source(spec.lm_head))
+    model.set_norm(-1, 0, np.empty(0, np.float32) if spec.final_norm is None else source.norm(spec.final_norm))
+    if spec.second_norm is not None:
+        model.set_norm(-1, 1, source.norm(spec.second_norm))
+    if spec.entry is not None:
+        model.set_matrix(-1, 2, source(spec.entry.matrix))
+        for slot, one in ((2, spec.entry.before), (3, spec.entry.after)):
             if one is not None:
                 model.set_norm(-1, slot, source.norm(one))
     return Packing(model, source.formats)
@@ -75,7 +75,7 @@ def pack(plan: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing
 def _pack_layer(model: NativeModel, index: int, layer: LayerSpec, source: _Source) -> None:
     qkv = [source(one) for one in (layer.query, layer.key, layer.value)]
     if len({one.format for one in qkv}) == 1:
-        qkv = [blocks.stack(qkv)]
+        qkv = [quant_blocks.stack(qkv)]
     for slot, one in enumerate(qkv):
         model.set_matrix(index, slot, one)
     model.set_matrix(index, SLOTS["out"], source(layer.out))
@@ -94,7 +94,7 @@ def _alternating(gate: Packed, up: Packed) -> Packed:
     flat = np.where(np.arange(padded) < count, np.arange(padded), -1).reshape(-1, LANES)
     rows[:, 0] = flat
     rows[:, 1] = np.where(flat < 0, -1, flat + count)
-    return blocks.taken(blocks.stack([gate, up]), rows.reshape(-1))
+    return quant_blocks.taken(quant_blocks.stack([gate, up]), rows.reshape(-1))
 
 
 class _Source:
@@ -132,7 +132,7 @@ class _Source:
 
     def _packed(self, matrix: Matrix) -> Packed:
         if self.precision == "int8":
-            return blocks.to_int8(matrix.weight)
+            return quant_blocks.to_int8(matrix.weight)
         if self.file is not None and (found := self.file.matrix(matrix)) is not None:
             return found
         return self._plain(matrix)
@@ -160,12 +160,12 @@ class _Blocks:
         """
         name = f"{matrix.name}.weight"
         entry = self._header.tensors.get(name)
-        if entry is None or entry.kind_name not in blocks.KINDS or entry.shape != tuple(matrix.weight.shape):
+        if entry is None or entry.kind_name not in quant_blocks.KINDS or entry.shape != tuple(matrix.weight.shape):
             return None
-        packed = blocks.from_gguf(entry.kind_name, self._header.rows(name))
+        packed = quant_blocks.from_gguf(entry.kind_name, self._header.rows(name))
         for order in _orders(matrix, self._head_size):
             if _stand_for(packed, matrix.weight, order):
-                return packed if order is None else blocks.taken(packed, order)
+                return packed if order is None else quant_blocks.taken(packed, order)
         return None
 
 
@@ -180,5 +180,5 @@ def _orders(matrix: Matrix, head_size: int) -> list[Any]:
 def _stand_for(packed: Packed, weight: Tensor, order: Any) -> bool:
     """Whether the blocks, in this order, are the weights up to the rounding of their dtype; looks at some rows."""
     some = np.unique(np.linspace(0, packed.outputs - 1, 64).astype(np.int64))
-    found = blocks.values(blocks.taken(packed, some if order is None else order[some]))
+    found = quant_blocks.values(quant_blocks.taken(packed, some if order is None else order[some]))
     return bool(np.allclose(found, weight[torch.from_numpy(some)].float().numpy(), rtol=1e-2, atol=1e-6))

@@ -1,4 +1,4 @@
-"""K/V of one sequence at fixed addresses: buffers of power-of-two capacity, lent by a pool.
+"""TorchKV: a K/V store at fixed addresses, in buffers of power-of-two capacity that a pool lends.
 
 A captured graph reads and writes one buffer, wherever that is. So buffers are never resized; a sequence that outgrows
 one moves to a larger one, and a buffer that is given back waits in the pool, its graphs with it, for the next sequence.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from outpace.targets.kv_store import KVStore
 
 SMALLEST = 256
 KEPT = 8  # a sequence that grows leaves one of each size behind; together they are as large as the next
@@ -28,7 +30,10 @@ class Buffer:
 
 
 class Pool:
-    """Lends buffers. Of those that came back ``keep`` are kept; ``dropped`` hears of the others."""
+    """Lends buffers. Of those that came back ``keep`` are kept; ``dropped`` is called with each of the others.
+
+    ``shape``: (layers, 2, kv_heads) of a buffer; ``like``: its precision and device.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Pool:
 
     @torch.inference_mode()
     def take(self, rows: int) -> Buffer:
-        """A buffer of zeros for at least so many rows.
+        """A buffer of zeros for at least ``rows`` rows.
 
         Zeros, not what the last sequence left: a masked column still enters 0 * value, and 0 * NaN is NaN.
         """
@@ -63,11 +68,10 @@ class Pool:
             self._dropped(self.free.pop(0))
 
 
-class TorchKV:
-    """The store of one sequence: ``length`` committed rows of a buffer; what lies behind them is scratch."""
+class TorchKV(KVStore):
+    """The first ``length`` rows of a buffer are committed; what lies behind them is scratch."""
 
     def __init__(self, pool: Pool) -> None:
-        self.length = 0
         self.buffer: Buffer | None = None
         self._pool = pool
 
@@ -85,32 +89,23 @@ class TorchKV:
         return larger
 
     @torch.inference_mode()
-    def take(self, side: Tensor, rows: Sequence[int]) -> None:
-        """Commit these rows of a forward's K/V, (layers, 2, kv_heads, n, head_size)."""
+    def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
+        """Commit these rows of K/V, (layers, 2, kv_heads, n, head_size) in any precision."""
         stop = self.length + len(rows)
         contiguous = list(rows) == list(range(len(rows)))
-        chosen = side[..., : len(rows), :] if contiguous else side[..., torch.tensor(rows, device=side.device), :]
+        chosen = side_kv[..., slice(len(rows)) if contiguous else torch.tensor(rows, device=side_kv.device), :]
         self.reserve(len(rows)).data[..., self.length : stop, :] = chosen
         self.length = stop
 
-    def advance(self, rows: int) -> None:
-        """Commit the rows that a chunk of prefill has just laid behind the committed ones."""
-        self.length += rows
-
     @torch.inference_mode()
-    def fork(self, length: int | None = None) -> TorchKV:
-        """An independent copy of the first ``length`` rows."""
-        count = self.length if length is None else length
-        if not 0 <= count <= self.length:
-            raise ValueError(f"cannot fork {count} of {self.length} committed tokens")
+    def _copy(self, length: int) -> TorchKV:
         twin = TorchKV(self._pool)
-        if self.buffer is not None and count:
-            twin.reserve(count).data[..., :count, :] = self.buffer.data[..., :count, :]
-            twin.length = count
+        if self.buffer is not None and length:
+            twin.reserve(length).data[..., :length, :] = self.buffer.data[..., :length, :]
+            twin.length = length
         return twin
 
     def clear(self) -> None:
-        """Give the buffer back."""
         if self.buffer is not None:
             self._pool.give(self.buffer)
         self.buffer, self.length = None, 0

@@ -1,4 +1,4 @@
-"""A blueprint's layers in plain PyTorch: fused projections, and attention that reads K/V where it lies."""
+"""TorchDecoder: a DecoderSpec in plain PyTorch, with fused projections and attention that reads K/V in place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 from outpace.targets.dense.lanes import Lane
-from outpace.targets.dense.rotary import rotated
-from outpace.targets.rows import Plan
+from outpace.targets.forward_plan import ForwardPlan
+from outpace.targets.rotary import rotate
 
 
 @dataclass(slots=True)
@@ -59,22 +59,22 @@ class TorchDecoder:
     where their precision is the one that is computed in.
     """
 
-    def __init__(self, plan: DecoderSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.heads, self.kv_heads, self.head_size = plan.heads, plan.kv_heads, plan.head_size
-        self.epsilon, self.scale, self.softcap = plan.epsilon, plan.attention_scale, plan.softcap
-        self.final_softcap, self.embedding_scale = plan.final_softcap, plan.embedding_scale
-        self.gelu = plan.activation == "gelu_pytorch_tanh"
-        self.embedding = plan.embedding.weight.to(dtype)
-        self.lm_head = _Linear(self.embedding, None) if plan.head is None else _joined([plan.head], dtype)
-        self.final_norm = None if plan.final_norm is None else _fitting(plan.final_norm.weight, dtype)
-        self.second_norm = None if plan.second_norm is None else _fitting(plan.second_norm.weight, dtype)
-        self.entry = None if plan.entry is None else _joined([plan.entry.matrix], dtype)
-        before, after = (None, None) if plan.entry is None else (plan.entry.before, plan.entry.after)
-        self.entry_norms = None if before is None else before.weight.view(-1, plan.hidden).to(dtype)
+        self.heads, self.kv_heads, self.head_size = spec.heads, spec.kv_heads, spec.head_size
+        self.epsilon, self.scale, self.softcap = spec.epsilon, spec.attention_scale, spec.softcap
+        self.final_softcap, self.embedding_scale = spec.final_softcap, spec.embedding_scale
+        self.gelu = spec.activation == "gelu_pytorch_tanh"
+        self.embedding = spec.embedding.weight.to(dtype)
+        self.lm_head = _Linear(self.embedding, None) if spec.lm_head is None else _joined([spec.lm_head], dtype)
+        self.final_norm = None if spec.final_norm is None else _fitting(spec.final_norm.weight, dtype)
+        self.second_norm = None if spec.second_norm is None else _fitting(spec.second_norm.weight, dtype)
+        self.entry = None if spec.entry is None else _joined([spec.entry.matrix], dtype)
+        before, after = (None, None) if spec.entry is None else (spec.entry.before, spec.entry.after)
+        self.entry_norms = None if before is None else before.weight.view(-1, spec.hidden).to(dtype)
         self.entered_norm = None if after is None else _fitting(after.weight, dtype)
-        self.windows = sorted({layer.window for layer in plan.layers})
-        self.layers = [self._layer(layer) for layer in plan.layers]
+        self.windows = sorted({layer.window for layer in spec.layers})
+        self.layers = [self._layer(layer) for layer in spec.layers]
 
     @property
     def bytes(self) -> int:
@@ -115,12 +115,14 @@ class TorchDecoder:
         """The final norm alone."""
         return _norm(hidden, self.final_norm, self.epsilon)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head: (n, vocabulary)."""
         logits = self.lm_head(self.normed(hidden))
         return self.final_softcap * torch.tanh(logits / self.final_softcap) if self.final_softcap else logits
 
-    def run(self, plan: Plan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor, second: Tensor | None = None) -> Tensor:
+    def run(
+        self, plan: ForwardPlan, hidden: Tensor, lanes: Seq[Lane], turns: Tensor, second: Tensor | None = None
+    ) -> Tensor:
         """The plan's layers over ``hidden``, the rows of all lanes end to end; ``turns`` are their rotations.
 
         ``second``: embeddings of what layer 0 reads beside them.
@@ -165,7 +167,7 @@ class TorchDecoder:
             wide = turning.to(layer.turning.dtype)
             turning = functional.rms_norm(wide, (self.head_size,), eps=self.epsilon) * layer.turning
             turning = turning.to(rows.dtype)
-        turning = rotated(turning, turns[layer.rotation])
+        turning = rotate(turning, turns[layer.rotation])
         queries, keys = turning[:, : self.heads], turning[:, self.heads :]
         found = []
         for view in views:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafting.marginals import FromMarginals, MarginalState
-from outpace.heads.blocks import turns
 from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.runner import HeadRunner, Rows, head_spec
 from outpace.methods.learned.dflash.network import DFlash
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
+from outpace.targets.rotary import RotaryTable, angles, rotate
 
 
 @dataclass(slots=True)
@@ -48,8 +49,9 @@ class ContextKV:
         self._project = Product(config, torch.cat(matrices), target, norm=head.hidden_norm)
         self._shape = (len(attentions), 2, config.kv_heads, config.head_size)
         self._norms = torch.stack([one.k_norm.weight.detach().float() for one in attentions]).to(self.device)[:, None]
-        self._config = config
-        self._turns = turns(torch.arange(0), config.head_size, config.rope_theta)
+        self._epsilon = config.epsilon
+        rotation = partial(angles, head_size=config.head_size, theta=config.rope_theta)
+        self._rotary = RotaryTable([rotation], self._norms, config.context_length)
 
     @property
     def device(self) -> torch.device:
@@ -61,18 +63,9 @@ class ContextKV:
         ``last``."""
         made = self._project(self._fuse(states.to(self.device).float())).view(-1, *self._shape)
         keys = made[:, :, 0]
-        keys = keys * torch.rsqrt(keys.square().mean(-1, keepdim=True) + self._config.epsilon) * self._norms
-        cosines, sines = (one[positions][:, None, None] for one in self._up_to(last))
-        first, second = keys.chunk(2, -1)
-        made[:, :, 0] = torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+        keys = keys * torch.rsqrt(keys.square().mean(-1, keepdim=True) + self._epsilon) * self._norms
+        made[:, :, 0] = rotate(keys, self._rotary.rows(positions, last)[0, :, :, None])
         return made.permute(1, 2, 3, 0, 4)
-
-    def _up_to(self, last: int) -> tuple[Tensor, Tensor]:
-        """Rotations of positions up to ``last``, at least."""
-        if len(self._turns[0]) <= last:
-            positions = torch.arange(max(512, 2 * last), device=self.device)
-            self._turns = turns(positions, self._config.head_size, self._config.rope_theta)
-        return self._turns
 
 
 class DFlashDrafter(FromMarginals[DFlashState]):
@@ -85,10 +78,11 @@ class DFlashDrafter(FromMarginals[DFlashState]):
         self.most: int = head.options.block - 1
         """Draft tokens of a block."""
         factored = head.words.rank > 0
-        device = getattr(target, "device", torch.device("cpu"))
         layers: Any = head.layers
         rows, norm = (None, None) if factored else (head.words.rows, head.norm)
-        self._runner = HeadRunner(head_spec(head.config, layers, rows=rows, final_norm=norm, device=device), target)
+        self._runner = HeadRunner(
+            head_spec(head.config, layers, rows=rows, final_norm=norm, device=target.device), target
+        )
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._context = ContextKV(head, target)
         self._causal: bool = head.options.causal

@@ -22,7 +22,7 @@ from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, shared_ou
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import soft_cross_entropy, soft_divergence
-from outpace.heads.pruned import decoder_spec_of, take_layers
+from outpace.heads.pruned import take_layers
 from outpace.targets.base import Target
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -66,7 +66,7 @@ class DraftLm(Head):
         return shared_out(hidden, size, options.layers)
 
     def initialise(self, target: Target, teacher: Teacher) -> None:
-        source = decoder_spec_of(target) if self.options.pruned else None
+        source = target.decoder_spec() if self.options.pruned else None
         if source is not None:
             take_layers(source, self.config, list(self.layers), self.norm)  # type: ignore[arg-type]
 

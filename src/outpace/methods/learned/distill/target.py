@@ -15,8 +15,9 @@ from torch import Tensor
 from outpace.heads.lm_head import LmHead
 from outpace.heads.runner import HeadRunner, head_spec
 from outpace.methods.learned.distill.network import DraftLm
-from outpace.targets.base import SubGraph, Target
-from outpace.targets.rows import Plan, RowTarget
+from outpace.targets.base import Target
+from outpace.targets.forward_plan import ForwardPlan
+from outpace.targets.row_target import RowTarget
 
 
 class HeadTarget(RowTarget):
@@ -35,7 +36,7 @@ class HeadTarget(RowTarget):
             list(head.layers),  # type: ignore[arg-type]
             rows=None if factored else head.words.rows,
             final_norm=None if factored else head.norm,
-            device=device,
+            device=self.device,
         )
         self._inner = HeadRunner(plan, target).inner
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
@@ -60,7 +61,7 @@ class HeadTarget(RowTarget):
         return wide
 
     def run(
-        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+        self, plan: ForwardPlan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
         plan = replace(plan, states=self.embed(torch.tensor(tokens)))
         if self._lm_head is None or not logits:
@@ -76,14 +77,11 @@ class HeadTarget(RowTarget):
     def embed(self, tokens: Tensor) -> Tensor:
         return self._target.embed(tokens)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._inner.head(hidden) if self._lm_head is None else self._lm_head(hidden)
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        return self._inner.lm_head(hidden) if self._lm_head is None else self._lm_head(hidden)
 
-    def first_rows(self, side: Any, rows: int) -> Any:
-        return self._inner.first_rows(side, rows)
+    def first_rows(self, side_kv: Any, rows: int) -> Any:
+        return self._inner.first_rows(side_kv, rows)
 
     def stacked(self, lower: Any, upper: Any, boundary: int) -> Any:
         return self._inner.stacked(lower, upper, boundary)
-
-    def check_skips(self, graph: SubGraph) -> None:
-        self._inner.check_skips(graph)

@@ -94,10 +94,11 @@ class Pard2Drafter(FromMarginals[Pard2State]):
         self.most: int = head.options.ahead
         """Draft tokens of one forward."""
         factored = head.words.rank > 0
-        device = getattr(target, "device", torch.device("cpu"))
         layers: Any = list(head.layers)
         rows, norm = (None, None) if factored else (head.words.rows, head.norm)
-        self._runner = HeadRunner(head_spec(head.config, layers, rows=rows, final_norm=norm, device=device), target)
+        self._runner = HeadRunner(
+            head_spec(head.config, layers, rows=rows, final_norm=norm, device=target.device), target
+        )
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._fusion = Fusion(head, target) if features else None
         self._mask = head.mask.detach().float().to(self._runner.device)

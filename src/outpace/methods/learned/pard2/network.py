@@ -31,7 +31,7 @@ from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middl
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
-from outpace.heads.pruned import decoder_spec_of, take_layers
+from outpace.heads.pruned import take_layers
 from outpace.targets.base import Target
 
 FLOOR = 0.1
@@ -100,7 +100,7 @@ class Pard2(Head):
             self.mask.copy_(embedded.mean(0))
             # Normed states come out of the linear layer as large as a token's embedding.
             self.fc.weight.mul_(embedded.square().mean().sqrt() / (0.02 * self.fc.in_features**0.5))
-        source = decoder_spec_of(target) if self.options.pruned else None
+        source = target.decoder_spec() if self.options.pruned else None
         if source is not None:
             take_layers(source, self.config, list(self.layers), self.norm)  # type: ignore[arg-type]
 

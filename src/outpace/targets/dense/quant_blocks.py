@@ -1,4 +1,4 @@
-"""Weights in blocks of whole numbers: what GGUF files hold, and our own rounding to 8 bits.
+"""Quantised weights in blocks of whole numbers: those of GGUF files, and our own rounding to 8 bits.
 
 Every kind becomes ``w = scale * q + minimum`` (or ``scale * (q - zero)``) with q unsigned, one scale for each block of
 16 or 32 inputs. That is an exact rewriting of the file's blocks, not another quantisation.
@@ -154,7 +154,7 @@ def to_int8(weight: Tensor) -> Packed:
 
 
 def values(packed: Packed) -> Floats:
-    """What the blocks stand for: (outputs, inputs) float32."""
+    """The weights that the blocks represent: (outputs, inputs) float32."""
     assert packed.q is not None and packed.scales is not None
     scales = packed.scales
     size = packed.q.shape[1] // scales.shape[1]

@@ -1,4 +1,4 @@
-"""Building the kernels: once for this machine and this source, with the compiler that is there.
+"""Building the kernels, once for this machine and this source, with the installed C++ compiler.
 
     <cache>/native/<digest>-<content>.so
 
@@ -38,7 +38,7 @@ _FLAGS = [
 
 
 class NotAvailable(OutpaceError):
-    """The kernels cannot be had here; the message says why and what would help."""
+    """The kernels cannot be built or loaded here; the message says why and what would help."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A draft model's own sequence that follows a text which is written elsewhere, within the draft model's context."""
+"""DraftModelSequence: a draft model's own sequence of a text that is written elsewhere, in the draft model's tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from outpace.core.sampling import Sampler, SamplingParams
 from outpace.targets.base import Sequence, Target
 
 
-class Follower:
-    """``sequence`` holds the ids that the draft model reads, from ``start`` on, and the K/V of a beginning of them.
+class DraftModelSequence:
+    """``sequence`` holds the text's token ids from position ``start`` on, and the K/V of a beginning of them.
 
     A text that outgrows the draft model's context is read from a later start, moved on by half a context at a time: a
-    function of the text's length, so that two followers of one text agree. Its K/V is computed anew then.
+    function of the text's length, so that two readers of one text agree. Its K/V is computed anew then.
     """
 
     def __init__(self, draft: Target, kv: Any = None) -> None:
+        """``kv``: of the draft model; None: empty."""
         self.draft = draft
         self.start = 0
         self.sequence = self._sequence([], draft.open() if kv is None else kv)
@@ -36,8 +37,11 @@ class Follower:
         return len(self.sequence.tokens) - 1 - self.run
 
     def place(self, ids: Seq[int], deep: int) -> Sequence:
-        """Follow the text to ``ids`` (at least one), ``deep`` more rows to come. K/V of what it no longer says is
-        dropped, and never covers the last id. Raises BadInput where the rows to come fill the context."""
+        """Make ``ids`` (at least one) the text, with room for trees of depth ``deep`` behind it; returns ``sequence``.
+
+        K/V of tokens that the text no longer has is dropped; it never covers the last id. Raises BadInput where
+        the tree alone fills the context.
+        """
         context = self.draft.context_length
         half = max(1, context // 2)
         over = len(ids) + max(deep, context // 4) - context
@@ -56,20 +60,18 @@ class Follower:
         if self.sequence.tokens[:run] != tokens[:run]:
             same = next(at for at, token in enumerate(self.sequence.tokens[:run]) if [token] != tokens[at : at + 1])
         if min(same, len(tokens) - 1) < run:
-            shorter = self.draft.fork(self.sequence.kv, min(same, len(tokens) - 1))
-            self.close()
-            self.sequence.kv = shorter
+            self.sequence.kv = self.draft.truncate(self.sequence.kv, min(same, len(tokens) - 1))
         self.sequence.tokens[:] = tokens
         return self.sequence
 
     def follow(self, ids: Seq[int]) -> None:
-        """The draft model has just committed K/V of these ids, the first of them as before."""
+        """The draft model has just committed K/V: the text is ``ids`` now, and its window stays."""
         self.sequence.tokens[:] = ids[self.start :]
 
-    def fork(self, ids: Seq[int]) -> Follower:
-        """A copy that keeps what it ran of ``ids``, a beginning of the text."""
+    def fork(self, ids: Seq[int]) -> DraftModelSequence:
+        """A copy for the text ``ids``, a beginning of this one, with the K/V that there is of it."""
         same = min(self.run, max(0, len(ids) - self.start))
-        twin = Follower(self.draft, self.draft.fork(self.sequence.kv, same))
+        twin = DraftModelSequence(self.draft, self.draft.fork(self.sequence.kv, same))
         twin.start = self.start
         twin.sequence.tokens[:] = ids[self.start :]
         return twin

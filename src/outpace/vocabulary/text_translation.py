@@ -1,8 +1,8 @@
-"""Text between two vocabularies: committed tokens read as text and written in draft tokens, and draft text in ours.
+"""Translating text: committed target tokens into draft tokens, and the draft model's text into target tokens.
 
-A tokenizer's reading of a text changes at its end as the text grows. What was read of a text is kept here up to the
-last border that no tokenizer reads across, a space after something that is none; the rest, mostly a word, is read again
-when the text has grown. So the draft tokens are a function of the committed tokens, whatever rounds they came in.
+The tokens at the end of a text change as it grows. Here a text's tokens are kept up to the last border that no
+tokenizer has a token across, a space after another character; the rest, mostly a word, is encoded again when the text
+has grown. So the draft tokens are a function of the committed tokens, whatever rounds they came in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPACES = frozenset(b" \t\n\r\v\f")
 _LONGEST = 256
 """Bytes after which a text without borders is cut all the same, so that reading it stays linear."""
 LOOK_BACK = 16
-"""Committed tokens that are read again together with the draft model's text."""
+"""Committed tokens that are encoded again together with the draft model's text."""
 
 Encode = Callable[[bytes], list[int]]
 
@@ -46,7 +46,7 @@ def whole_characters(text: bytes) -> int:
 
 
 class Reader:
-    """Encodes pieces between borders. It remembers none: texts belong to their requests."""
+    """Encodes pieces between borders with the draft model's tokenizer. It keeps no text."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         encode = exact(tokenizer)
@@ -58,8 +58,11 @@ class Reader:
 
 
 class Reading:
-    """Committed tokens as the draft model reads them. ``ids`` are its tokens; ``held`` the bytes of a character that
-    is not complete and that it has not read."""
+    """One sequence's committed tokens as the draft model reads them.
+
+    ``ids``: its tokens; ``held``: the bytes of an incomplete character at the end, which are not among them; ``read``:
+    how many committed tokens were translated.
+    """
 
     def __init__(self, ours: ChatTokenizer, theirs: Reader) -> None:
         self._ours, self._theirs = ours, theirs
@@ -70,7 +73,7 @@ class Reading:
         self.held = b""
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Read tokens that were committed."""
+        """Translate tokens that were committed."""
         for token in tokens:
             self.read += 1
             text = self._ours.token_bytes(token)
@@ -94,11 +97,11 @@ class Reading:
 
 
 def written(tokenizer: ChatTokenizer, encode: Encode, committed: Seq[int], text: bytes) -> list[int]:
-    """``text``, which follows the ``committed`` tokens, in the tokens of ``tokenizer``.
+    """``text``, which follows the ``committed`` tokens, in the tokens of ``tokenizer``, encoded by ``encode``.
 
-    How a word goes on depends on how it began: the last :data:`LOOK_BACK` committed tokens' text is read together with
-    it, and where a token begins exactly at the border, the tokens from there on are taken; else the text is read by
-    itself. A character that has only begun at the end of ``text`` is left out.
+    The text of the last :data:`LOOK_BACK` committed tokens is encoded together with it, and where a token begins
+    exactly at the border, the tokens from there on are taken; else the text is encoded by itself. An incomplete
+    character at the end of ``text`` is left out.
     """
     text = text[: whole_characters(text)]
     if not text:

@@ -1,11 +1,11 @@
-"""DenseTarget: the fast target on a CPU, for the architectures that :mod:`outpace.targets.dense.decoder_spec` knows.
+"""DenseTarget: the fast target on a CPU, for the architectures that :mod:`outpace.targets.dense.architectures` knows.
 
 Weights are packed once; one call of the compiled kernels runs a whole forward over the rows of all trees.
 
 Numerics: the residual stream, norms, attention and logits are float32; weights and the inputs of matrix products are in
 the precision that was asked for (see :mod:`outpace.targets.dense.packing`). Every row is computed in one fixed order,
 however many rows or sequences are computed beside it, so that in **every** precision the scores of a tree's node equal,
-bit for bit, those of plain decoding along its path.
+bit for bit, those of autoregressive decoding along its path.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from outpace.targets.base import SubGraph
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
-from outpace.targets.dense.kv import DenseKV
+from outpace.targets.dense.dense_kv import DenseKV
 from outpace.targets.dense.packing import KV_DTYPES, pack
-from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
+from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_rest
 
 _FIRST_POSITIONS = 2048
@@ -37,38 +37,38 @@ _UNITS = 64
 class DenseTarget(RowTarget):
     """A target on packed weights. Raises BadInput for a precision that the model cannot be packed in.
 
-    The blueprint's tensors are not needed once this is built. ``words``: whose embeddings layer 0 reads beside its
-    rows, in blueprints where it does.
+    ``precision``: one of ``packing.PRECISIONS``; ``gguf``: the file that "int4" keeps the blocks of. The spec's tensors
+    are not needed once this is built. ``embeddings_of``: the target whose embeddings layer 0 reads beside its rows, in
+    specs where it does. ``prefill_chunk`` in rows.
     """
 
     def __init__(
         self,
-        plan: DecoderSpec,
+        spec: DecoderSpec,
         precision: str = "float32",
         *,
         gguf: Path | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
-        words: DenseTarget | None = None,
+        embeddings_of: DenseTarget | None = None,
     ) -> None:
-        packing = pack(plan, precision, gguf)
+        packing = pack(spec, precision, gguf)
         self.native = packing.model
         self.formats = packing.formats
         self.dtype = precision
-        self.vocab_size = plan.vocabulary
-        self.num_layers = len(plan.layers)
-        self.hidden_size = plan.hidden
-        self.context_length, self.context_note = plan.context_length, plan.context_note
+        self.vocab_size = spec.vocabulary
+        self.num_layers = len(spec.layers)
+        self.hidden_size = spec.hidden
+        self.context_length, self.context_note = spec.context_length, spec.context_note
         self.prefill_chunk = prefill_chunk
-        self._words = None if words is None else words.native
-        self.device = torch.device("cpu")
-        self._kv_shape = (self.num_layers, 2, plan.kv_heads)
+        self._embeddings_of = None if embeddings_of is None else embeddings_of.native
+        self._kv_shape = (self.num_layers, 2, spec.kv_heads)
         self._kv_dtype = KV_DTYPES[precision]
-        self._width = -(-plan.head_size // LANES) * LANES
-        self._final_softcap = plan.final_softcap
-        self._final_norm = None if plan.final_norm is None else plan.final_norm.weight.float().cpu()
-        self._epsilon = plan.epsilon
-        self._tied, self._embedding_scale = plan.head is None, plan.embedding_scale
-        self._rotations = plan.rotations
+        self._width = -(-spec.head_size // LANES) * LANES
+        self._final_softcap = spec.final_softcap
+        self._final_norm = None if spec.final_norm is None else spec.final_norm.weight.float().cpu()
+        self._epsilon = spec.epsilon
+        self._tied, self._embedding_scale = spec.lm_head is None, spec.embedding_scale
+        self._rotations = spec.rotations
         self._positions = 0
         self._rotate_up_to(min(_FIRST_POSITIONS, self.context_length))
 
@@ -88,8 +88,8 @@ class DenseTarget(RowTarget):
         self.native.embed(tokens.to(torch.int32).contiguous(), rows)
         return rows
 
-    def head(self, hidden: Tensor) -> Tensor:
-        logits = self.run(Plan([], states=hidden), [0] * len(hidden), logits=True)
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        logits = self.run(ForwardPlan([], states=hidden), [0] * len(hidden), logits=True)
         assert logits is not None
         return logits
 
@@ -97,20 +97,20 @@ class DenseTarget(RowTarget):
         rows, weight = hidden.float(), self._final_norm
         return rows if weight is None else rms_norm(rows, weight.shape, weight, self._epsilon)
 
-    def head_rows(self, tokens: Tensor) -> Tensor:
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
         if self._tied:
             return self.embed(tokens) / self._embedding_scale
-        # The packed matrix shows its columns by what it makes of unit vectors, which every precision holds exactly.
+        # The columns of the packed matrix are its products with unit vectors, which every precision holds exactly.
         columns = []
         for units in torch.split(torch.eye(self.hidden_size), _UNITS):
-            logits, seen = self.head(units), self.final_norm(units).sum(-1, keepdim=True)
+            logits, seen = self.lm_head(units), self.final_norm(units).sum(-1, keepdim=True)
             if self._final_softcap:
                 logits = self._final_softcap * torch.atanh(logits / self._final_softcap)
             columns.append(logits[:, tokens] / seen)
         return torch.cat(columns).T.contiguous()
 
     def run(
-        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+        self, plan: ForwardPlan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
         rows = len(tokens)
         states = plan.states
@@ -120,25 +120,25 @@ class DenseTarget(RowTarget):
                 states[row] = embedding.to(states)
         if states is not None:
             states = states.float().contiguous()
-        before = None if plan.before is None else plan.before.float().contiguous()
+        inputs = None if plan.entry_inputs is None else plan.entry_inputs.float().contiguous()
         kept: list[Any] = []  # what the kernels read must live until they are done
         parts = (PartRecord * max(len(plan.parts), 1))()
         for record, part in zip(parts, plan.parts, strict=False):
             self._fill(record, part, kept)
         plan.hidden_states = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
         pointers = (ctypes.c_void_p * max(len(plan.hidden_states), 1))(
-            *(tap.data_ptr() for tap in plan.hidden_states.values())
+            *(one.data_ptr() for one in plan.hidden_states.values())
         )
         # Rows of logits begin on a whole register; the padding is not shown.
         width = -(-self.vocab_size // LANES) * LANES
         out = torch.empty(rows, width) if logits else None
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
-            tokens=_integers(tokens, kept) if states is None and before is None else None,
+            tokens=_integers(tokens, kept) if states is None and inputs is None else None,
             states=None if states is None else states.data_ptr(),
-            before=None if before is None else before.data_ptr(),
+            before=None if inputs is None else inputs.data_ptr(),
             second=None if plan.second is None else _integers(plan.second, kept),
-            words=None if self._words is None else self._words.handle,
+            words=None if self._embeddings_of is None else self._embeddings_of.handle,
             skip_attention=_flags(plan.skip_attention, self.num_layers, kept),
             skip_mlp=_flags(plan.skip_mlp, self.num_layers, kept),
             part=parts,
@@ -155,25 +155,25 @@ class DenseTarget(RowTarget):
         out = out[:, : self.vocab_size]
         return self._final_softcap * torch.tanh(out / self._final_softcap) if self._final_softcap else out
 
-    def _fill(self, record: PartRecord, part: Part, kept: list[Any]) -> None:
+    def _fill(self, record: PartRecord, part: SequenceRows, kept: list[Any]) -> None:
         store: DenseKV = part.store
-        old = part.old_rows
+        earlier = part.earlier_rows
         self._rotate_up_to(max(part.positions, default=0) + 1)
-        record.first, record.rows, record.old = part.start, part.new_rows, old
+        record.first, record.rows, record.old = part.start, part.new_rows, earlier
         record.committed = store.length
         record.positions = _integers(part.positions, kept)
         if part.tree is None:
             store.reserve(part.new_rows)
             record.causal = 1
         else:
-            paths = part.tree.seen()[old:]
+            paths = part.tree.seen()[earlier:]
             starts = [0, *accumulate(map(len, paths))]
             seen = list(chain.from_iterable(paths))
             record.seen_start, record.seen = _integers(starts, kept), _integers(seen, kept)
-            part.side = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
-            if part.old is not None:
-                part.side[:, :, :, :old] = part.old
-            record.side = part.side.data_ptr()
+            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
+            if part.earlier_kv is not None:
+                part.side_kv[:, :, :, :earlier] = part.earlier_kv
+            record.side = part.side_kv.data_ptr()
         record.store, record.capacity = store.data.data_ptr(), store.capacity
         if part.subset is not None:
             chosen = sorted(part.subset.tolist())
@@ -188,15 +188,16 @@ class DenseTarget(RowTarget):
         for index, rotation in enumerate(self._rotations):
             self.native.set_rotation(index, *rotation(where))
 
-    def first_rows(self, side: Tensor, rows: int) -> Tensor:
-        return side[:, :, :, :rows]
+    def first_rows(self, side_kv: Tensor, rows: int) -> Tensor:
+        return side_kv[:, :, :, :rows]
 
     def stacked(self, lower: Tensor, upper: Tensor, boundary: int) -> Tensor:
         upper[:boundary] = lower[:boundary]
         return upper
 
-    def check_skips(self, graph: SubGraph) -> None:
-        """Every sublayer can be skipped."""
+    def runner_for(self, spec: DecoderSpec) -> DenseTarget:
+        # A head is not in the GGUF file that int4 keeps the blocks of.
+        return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
 
 
 def _flags(layers: frozenset[int], count: int, kept: list[Any]) -> int | None:

@@ -1,8 +1,8 @@
-"""GraphTarget: the fast target on CUDA, for the architectures that :mod:`outpace.targets.dense.decoder_spec` knows.
+"""GraphTarget: the fast target on CUDA, for the architectures that :mod:`outpace.targets.dense.architectures` knows.
 
 Plain PyTorch. A full forward over one tree has static shapes: its rows are padded to a bucket, its K/V lies in a buffer
-that stays where it is, and from the second use on it is one CUDA graph. Other forwards (batches, taps, sub-graphs,
-prefill) run eagerly through the same layers.
+that stays where it is, and from the second use on it is one CUDA graph. Other forwards (batches, hidden states,
+sub-graphs, prefill) run eagerly through the same layers.
 
 **Not yet measured**: the code runs in the tests on the CPU, the capture by a stand-in. On a GPU it has not been run.
 
@@ -19,55 +19,57 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from outpace.targets.base import HiddenStateChunk, Sequence, SubGraph, Target
+from outpace.targets.base import HiddenStateChunk, Sequence, Target
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, cuda_capture
 from outpace.targets.dense.lanes import Lane
-from outpace.targets.dense.rotary import Rotary
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.dense.torch_layers import TorchDecoder
-from outpace.targets.rows import PREFILL_CHUNK, Part, Plan, RowTarget
+from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.rotary import RotaryTable
+from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_work
 
 _EXTENT = 64  # attention of an eager forward reads whole multiples of this many slots: kernels want aligned masks
 
 
 class GraphTarget(RowTarget):
-    """A target on the blueprint's weights, on their device and in their precision unless ``dtype`` says otherwise.
+    """A target on the spec's weights, on their device and in their precision unless ``dtype`` says otherwise.
 
-    Weights are partly copied and partly shared with the model (see TorchDecoder): a model that is changed afterwards
-    is not followed. ``capture`` stands in for CUDA's in tests; ``words``: whose embeddings layer 0 reads
-    beside its rows, in blueprints where it does. ``counts`` says how forwards ran.
+    Weights are partly copied and partly shared with the model (see TorchDecoder): a model must not be changed
+    afterwards. ``buckets``: row counts that trees are padded to; ``graphs``: how many are kept; ``capture`` stands in
+    for CUDA's in tests; ``embeddings_of``: the target whose embeddings layer 0 reads beside its rows, in specs where it
+    does. ``counts`` says how forwards ran.
     """
 
     def __init__(
         self,
-        plan: DecoderSpec,
+        spec: DecoderSpec,
         dtype: torch.dtype | None = None,
         *,
         prefill_chunk: int = PREFILL_CHUNK,
         buckets: tuple[int, ...] = BUCKETS,
         graphs: int = LIMIT,
         capture: Capture | None = None,
-        words: Target | None = None,
+        embeddings_of: Target | None = None,
     ) -> None:
-        self.device = plan.embedding.weight.device
+        self.device = spec.embedding.weight.device
         with torch.inference_mode():
-            self.decoder = TorchDecoder(plan, dtype or plan.dtype)
+            self.decoder = TorchDecoder(spec, dtype or spec.dtype)
             like = self.decoder.embedding
-            self._rotary = Rotary(plan.rotations, like, plan.context_length)
+            self._rotary = RotaryTable(spec.rotations, like, spec.context_length)
         self.dtype = str(like.dtype).removeprefix("torch.")
-        self.vocab_size = plan.vocabulary
-        self.num_layers = len(plan.layers)
-        self.hidden_size = plan.hidden
-        self.context_length, self.context_note = plan.context_length, plan.context_note
+        self.vocab_size = spec.vocabulary
+        self.num_layers = len(spec.layers)
+        self.hidden_size = spec.hidden
+        self.context_length, self.context_note = spec.context_length, spec.context_note
         self.prefill_chunk = prefill_chunk
-        self._words = words
+        self._embeddings_of = embeddings_of
         self._buckets = buckets
         if capture is None and self.device.type == "cuda":
             capture = cuda_capture
         self.graphs = Graphs(capture, graphs)
-        self.pool = Pool((self.num_layers, 2, plan.kv_heads), plan.head_size, like, self.graphs.forget)
+        self.pool = Pool((self.num_layers, 2, spec.kv_heads), spec.head_size, like, self.graphs.forget)
         self.counts = self.graphs.counts
 
     @property
@@ -83,15 +85,15 @@ class GraphTarget(RowTarget):
         return self.decoder.embed(tokens.to(self.device))
 
     @torch.inference_mode()
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.decoder.head(hidden.to(self.decoder.embedding))
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden.to(self.decoder.embedding))
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
         return self.decoder.normed(hidden.to(self.decoder.embedding))
 
     @torch.inference_mode()
-    def head_rows(self, tokens: Tensor) -> Tensor:
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
         return self.decoder.lm_head.weight[tokens.to(self.device)].float()
 
     def prefill(
@@ -103,7 +105,7 @@ class GraphTarget(RowTarget):
 
     @torch_at_work()
     def run(
-        self, plan: Plan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
+        self, plan: ForwardPlan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
         bucket = next((size for size in self._buckets if size >= len(tokens)), None)
         if bucket is not None and logits and not embeddings and _is_plain(plan, self.num_layers):
@@ -111,20 +113,20 @@ class GraphTarget(RowTarget):
         self.counts.eager += 1
         parts = [part for part in plan.parts if part.new_rows]  # an earlier pass may have run all there is
         lanes = [self._lane(part, tokens[part.start : part.stop]) for part in parts]
-        positions = [at for part in parts for at in part.positions[part.old_rows :]]
+        positions = [at for part in parts for at in part.positions[part.earlier_rows :]]
         turns = self._rotary.rows(torch.tensor(positions, device=self.device), max(positions, default=0))
         second = None if plan.second is None else self._second(plan.second)
         hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns, second)
         for part, lane in zip(parts, lanes, strict=True):
             if part.tree is not None:
                 first = _committed(part)
-                part.side = lane.cache[..., first : first + len(part.positions), :].clone()
-        return self.decoder.head(hidden) if logits else None
+                part.side_kv = lane.cache[..., first : first + len(part.positions), :].clone()
+        return self.decoder.logits(hidden) if logits else None
 
-    def _states(self, plan: Plan, tokens: Seq[int], embeddings: Mapping[int, Tensor] | None) -> Tensor:
-        """What enters the first layer that runs."""
-        if plan.before is not None:
-            return self.decoder.entered(plan.before.to(self.decoder.embedding))
+    def _states(self, plan: ForwardPlan, tokens: Seq[int], embeddings: Mapping[int, Tensor] | None) -> Tensor:
+        """States (n, hidden) that enter the first layer that runs."""
+        if plan.entry_inputs is not None:
+            return self.decoder.entered(plan.entry_inputs.to(self.decoder.embedding))
         if plan.states is not None:
             return plan.states.to(self.decoder.embedding)
         hidden = self.decoder.embed(torch.tensor(tokens, device=self.device))
@@ -133,12 +135,12 @@ class GraphTarget(RowTarget):
         return hidden
 
     def _second(self, tokens: Seq[int]) -> Tensor:
-        """What layer 0 reads beside the residual stream."""
-        assert self._words is not None
-        where = getattr(self._words, "device", self.device)
-        return self._words.embed(torch.tensor(tokens, device=where)).to(self.decoder.embedding)
+        """Embeddings (n, hidden) that layer 0 reads beside the residual stream."""
+        target = self._embeddings_of
+        assert target is not None
+        return target.embed(torch.tensor(tokens, device=target.device)).to(self.decoder.embedding)
 
-    def _lane(self, part: Part, tokens: Seq[int]) -> Lane:
+    def _lane(self, part: SequenceRows, tokens: Seq[int]) -> Lane:
         """The part's rows over its K/V in place, or over a copy of the committed positions that may be read."""
         store: TorchKV = part.store
         committed, total = _committed(part), len(part.positions)
@@ -152,16 +154,16 @@ class GraphTarget(RowTarget):
         lane = Lane.empty(cache, part.new_rows, total)
         if part.subset is not None:
             lane.columns[:committed] = part.subset
-        if part.old is not None:
-            cache[..., committed : committed + part.old_rows, :] = part.old
+        if part.earlier_kv is not None:
+            cache[..., committed : committed + part.earlier_rows, :] = part.earlier_kv
         if part.tree is None:
             seen = torch.ones(part.new_rows, total, dtype=torch.bool).tril_()
         else:
-            seen = part.tree.ancestor_mask()[part.old_rows :]
+            seen = part.tree.ancestor_mask()[part.earlier_rows :]
         lane.fill(committed, part.positions, list(tokens), seen)
         return lane
 
-    def _fixed(self, part: Part, tokens: Seq[int], bucket: int) -> Tensor:
+    def _fixed(self, part: SequenceRows, tokens: Seq[int], bucket: int) -> Tensor:
         """One tree's logits by a step of fixed shape."""
         assert part.tree is not None
         store: TorchKV = part.store
@@ -170,7 +172,7 @@ class GraphTarget(RowTarget):
         step.lane.fill(store.length, part.positions, list(tokens), part.tree.ancestor_mask())
         step.turns.copy_(self._rotary.rows(step.lane.positions, max(part.positions)))
         logits = self.graphs.run(step, lambda: self._forward(step), len(tokens))
-        part.side = buffer.data[..., store.length : store.length + len(tokens), :].clone()
+        part.side_kv = buffer.data[..., store.length : store.length + len(tokens), :].clone()
         return logits
 
     def _step(self, buffer: Buffer, bucket: int) -> Step:
@@ -180,28 +182,25 @@ class GraphTarget(RowTarget):
     def _forward(self, step: Step) -> Tensor:
         """What is captured: it reads and writes the step's tensors, the K/V buffer and the weights, nothing else."""
         hidden = self.decoder.embed(step.lane.tokens)
-        hidden = self.decoder.run(Plan([], stop=self.num_layers), hidden, [step.lane], step.turns)
-        return self.decoder.head(hidden)
+        hidden = self.decoder.run(ForwardPlan([], stop=self.num_layers), hidden, [step.lane], step.turns)
+        return self.decoder.logits(hidden)
 
-    def first_rows(self, side: Tensor, rows: int) -> Tensor:
-        return side[..., :rows, :]
+    def first_rows(self, side_kv: Tensor, rows: int) -> Tensor:
+        return side_kv[..., :rows, :]
 
     def stacked(self, lower: Tensor, upper: Tensor, boundary: int) -> Tensor:
         upper[:boundary] = lower[:boundary]
         return upper
 
-    def check_skips(self, graph: SubGraph) -> None:
-        """Every sublayer can be skipped."""
 
-
-def _is_plain(plan: Plan, layers: int) -> bool:
+def _is_plain(plan: ForwardPlan, layers: int) -> bool:
     """A full forward over one tree, from its tokens, of which nothing but logits and K/V is wanted."""
     part = plan.parts[0]
-    alone = len(plan.parts) == 1 and part.tree is not None and part.old is None and part.subset is None
+    alone = len(plan.parts) == 1 and part.tree is not None and part.earlier_kv is None and part.subset is None
     full = plan.start == 0 and plan.stop == layers and not plan.skip_attention and not plan.skip_mlp
     return alone and full and plan.states is None and not plan.wanted
 
 
-def _committed(part: Part) -> int:
+def _committed(part: SequenceRows) -> int:
     """How many committed rows the part may read."""
     return int(part.store.length) if part.subset is None else len(part.subset)

@@ -1,4 +1,4 @@
-"""K/V of one sequence for the compiled kernels: one block of memory, keys transposed in blocks of sixteen."""
+"""DenseKV: a K/V store for the compiled kernels, one block of memory with keys transposed in blocks of sixteen."""
 
 from __future__ import annotations
 
@@ -6,66 +6,57 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outpace.targets.dense.binding import LANES, NativeModel, integers
+from outpace.targets.kv_store import KVStore, rounded_up
 
 _GRANULE = 256
 
 
-class DenseKV:
-    """Committed rows, (layers, 2, kv_heads, capacity * width).
+class DenseKV(KVStore):
+    """Committed rows, (layers, 2, kv_heads, capacity * width); ``width`` is the head size padded to 16.
 
     Keys and values of sixteen tokens take up the same span, so growing and forking copy a prefix of the last axis.
     """
 
     def __init__(self, model: NativeModel, shape: tuple[int, int, int], width: int, dtype: torch.dtype) -> None:
+        """``shape``: (layers, 2, kv_heads)."""
         self.model = model
-        self.length = 0
         self.capacity = 0
         self.width = width
         self.data: Tensor = torch.empty(*shape, 0, dtype=dtype)
 
     def reserve(self, rows: int) -> None:
-        """Room for ``rows`` more."""
+        """Make room for ``rows`` more."""
         needed = self.length + rows
         if needed <= self.capacity:
             return
-        capacity = _rounded(max(needed, 2 * self.capacity), _GRANULE)
+        capacity = rounded_up(max(needed, 2 * self.capacity), _GRANULE)
         grown = torch.empty(*self.data.shape[:3], capacity * self.width, dtype=self.data.dtype)
-        used = _rounded(self.length, LANES) * self.width
+        used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
         self.data, self.capacity = grown, capacity
 
-    def take(self, side: Tensor, rows: Sequence[int]) -> None:
-        """Commit these rows of a forward's K/V, (layers, 2, kv_heads, n, width)."""
+    def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
+        """Commit these rows of K/V, (layers, 2, kv_heads, n, width or head size) in any precision."""
         self.reserve(len(rows))
+        if side_kv.shape[-1] < self.width:  # made elsewhere, by a head's own projections
+            side_kv = pad(side_kv, (0, self.width - side_kv.shape[-1]))
         # A resumed pass may leave a part of an earlier one's, with gaps between its heads.
-        side = side.contiguous()
-        self.model.commit(self.data, self.capacity, self.length, side, integers(rows))
+        side_kv = side_kv.to(self.data.dtype).contiguous()
+        self.model.commit(self.data, self.capacity, self.length, side_kv, integers(rows))
         self.length += len(rows)
 
-    def advance(self, rows: int) -> None:
-        """Commit the rows that a chunk of prefill has just laid behind the committed ones."""
-        self.length += rows
-
-    def fork(self, length: int | None = None) -> DenseKV:
-        """An independent copy of the first ``length`` rows."""
-        count = self.length if length is None else length
-        if not 0 <= count <= self.length:
-            raise ValueError(f"cannot fork {count} of {self.length} committed tokens")
+    def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
         twin = DenseKV(self.model, (layers, two, heads), self.width, self.data.dtype)
-        twin.reserve(count)
-        used = _rounded(count, LANES) * self.width
+        twin.reserve(length)
+        used = rounded_up(length, LANES) * self.width
         twin.data[..., :used] = self.data[..., :used]
-        twin.length = count
+        twin.length = length
         return twin
 
     def clear(self) -> None:
-        """Free the memory."""
         self.length = self.capacity = 0
         self.data = self.data.new_empty(*self.data.shape[:3], 0)
-
-
-def _rounded(rows: int, to: int) -> int:
-    return -(-rows // to) * to

@@ -1,0 +1,54 @@
+"""KVStore: the K/V of one sequence's committed tokens, whatever layout a target keeps it in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+
+def rows_to_keep(length: int | None, held: int) -> int:
+    """``length`` of ``held`` committed tokens, all of them for None. Raises ValueError where there are fewer."""
+    count = held if length is None else length
+    if not 0 <= count <= held:
+        raise ValueError(f"cannot keep {count} of {held} committed tokens")
+    return count
+
+
+def rounded_up(rows: int, to: int) -> int:
+    """The smallest multiple of ``to`` that is at least ``rows``."""
+    return -(-rows // to) * to
+
+
+class KVStore(ABC):
+    """Keys and values of the first ``length`` tokens of a sequence, and scratch rows behind them.
+
+    A forward may lay its own rows behind the committed ones, so that attention reads one block. Scratch rows become
+    committed by :meth:`take` or :meth:`advance` only; nothing reads them after the forward.
+    """
+
+    length: int = 0
+
+    @abstractmethod
+    def take(self, side_kv: Any, rows: Sequence[int]) -> None:
+        """Commit these rows of a forward's K/V, which has the layout of the target that ran it."""
+
+    def advance(self, rows: int) -> None:
+        """Commit the first ``rows`` scratch rows, left by the prefill chunk that has just run."""
+        self.length += rows
+
+    def fork(self, length: int | None = None) -> Self:
+        """An independent copy of the first ``length`` rows (None: all). Raises ValueError where there are fewer."""
+        return self._copy(rows_to_keep(length, self.length))
+
+    @abstractmethod
+    def _copy(self, length: int) -> Self:
+        """An independent copy of the first ``length`` rows, of which there are at least so many."""
+
+    def truncate(self, length: int) -> None:
+        """Give up all but the first ``length`` rows; the memory stays. Raises ValueError where there are fewer."""
+        self.length = rows_to_keep(length, self.length)
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Give up all rows and free the memory."""
