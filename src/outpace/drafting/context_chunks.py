@@ -1,11 +1,10 @@
-"""Which part of a long context to read: the first tokens, the latest ones, and chunks that resemble where the text is.
+"""Which part of a long context to read: the first tokens, the latest ones, and the chunks most like the latest ones.
 
 TriForce (Sun et al. 2024, arXiv 2404.11912, section 4.1) cuts the K/V into chunks and keeps those whose mean key has
-the largest product with the current query. Queries and keys are a model's own affair, hidden in kernels and different
-in every layer and head; what every target shows is its residual stream. Both are linear in it (after a norm): tokens
-whose states point the same way are in the same situation, which is what attention to "what came after the last time"
-needs to find. So a chunk is represented by the mean of its normalised states entering one layer, less the mean of the
-whole text, and compared with the latest states by cosine.
+the largest product with the current query. Queries and keys are internal to a target's kernels and differ in every
+layer and head; every target exposes its hidden states, of which both are linear functions (after a norm). So a chunk is
+represented here by the mean of its normalised hidden states entering one layer, less the mean of the whole text, and
+compared with the latest states by cosine.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from torch import Tensor
 
 
 class Chunks:
-    """The states of one text, summed by chunks of ``size`` tokens; memory is a chunk's share of one layer's states."""
+    """Hidden states of one text, summed by chunks of ``size`` tokens.
+
+    ``recent``: the factor by which a token's weight in the query fades with each later token.
+    """
 
     def __init__(self, size: int, recent: float = 0.5) -> None:
         self.size = size
@@ -24,7 +26,7 @@ class Chunks:
         self._counts = torch.zeros(0)
         self._query: Tensor | None = None
 
-    @torch.inference_mode()  # targets' states are inference tensors, and what is added to them must be too
+    @torch.inference_mode()  # hidden states are inference tensors, and sums of them must be too
     def add(self, position: int, states: Tensor) -> None:
         """States (rows, hidden) of the tokens at ``position``, ``position + 1``, ..."""
         if not len(states):
@@ -40,14 +42,14 @@ class Chunks:
             self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
         self._sums.index_add_(0, where, states)
         self._counts.index_add_(0, where, torch.ones(len(states)))
-        # The query fades: one token alone says little about where the text is.
+        # The query is an average over recent tokens: one alone is a poor description of the context.
         faded = self._recent ** torch.arange(len(states) - 1, -1, -1, dtype=torch.float32)
         self._query = (
             faded @ states if self._query is None else faded @ states + self._recent ** len(states) * self._query
         )
 
     def alike(self) -> Tensor:
-        """How much every chunk resembles the latest tokens: cosines, (chunks,); -inf where nothing is known."""
+        """Similarity of every chunk to the latest tokens: cosines, (chunks,); -inf where no state is known."""
         if self._sums is None or self._query is None:
             return torch.zeros(0)
         centre = self._sums.sum(0) / self._counts.sum()
@@ -64,7 +66,7 @@ class Chunks:
         kept = torch.zeros(length, dtype=torch.bool)
         kept[:sink] = True
         kept[length - window :] = True
-        # Chunks that begin behind the sink and end before the window: what they cost is what they add.
+        # Chunks that begin behind the sink and end before the window, so that they overlap with neither.
         first, last = -(-sink // self.size), (length - window) // self.size
         alike = self.alike()[first:last]
         count = min(retrieved // self.size, len(alike))

@@ -1,7 +1,7 @@
-"""Skips: which sublayers a sub-graph leaves out, and the file that a search writes and a method reads.
+"""Skips: the sublayers that a sub-graph leaves out, and the file that a search writes and a method reads.
 
 The file is JSON. ``attention`` and ``mlp`` are the best set so far; ``trials`` are all sets that were tried, so that an
-interrupted search goes on where it was.
+interrupted search can be continued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask = tuple[bool, ...]
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Layers whose attention, and whose MLP, adds nothing. ``layers``: of the model it was found for, 0 if unknown."""
+    """Layers whose attention, and whose MLP, is left out. ``layers``: how many the model has, 0 if unknown."""
 
     attention: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Skips:
 
     @property
     def graph(self) -> SubGraph:
-        """The forward without them."""
+        """The forward without these sublayers."""
         return SubGraph(skip_attention=frozenset(self.attention), skip_mlp=frozenset(self.mlp))
 
     @staticmethod
@@ -46,7 +46,7 @@ class Skips:
         )
 
     def check(self, target: Target) -> None:
-        """Raise BadInput unless ``target`` has these sublayers and can do without them."""
+        """Raise BadInput unless ``target`` has these sublayers and can leave them out."""
         count = target.num_layers
         if self.layers and self.layers != count:
             raise BadInput(f"these skips are for a model of {self.layers} layers, and this one has {count}; tune again")
@@ -62,7 +62,7 @@ class Skips:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """What a search wrote. Raises BadInput for a file that cannot be read or is something else."""
+    """The file of a search. Raises BadInput for a file that cannot be read or is something else."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -81,4 +81,4 @@ def read_skips(path: str | Path) -> Skips:
         attention, mlp = (tuple(int(layer) for layer in record[kind]) for kind in ("attention", "mlp"))
         return Skips(attention, mlp, int(record["layers"]))
     except (KeyError, TypeError, ValueError):
-        raise BadInput(f"{path} is damaged: it does not say which layers to skip; tune again") from None
+        raise BadInput(f"{path} is damaged: the layers to skip are missing; tune again") from None

@@ -1,4 +1,4 @@
-"""Sampled draft trees from a probabilistic drafter: with replacement, without, by stochastic beams, and greedy.
+"""Builders of sampled draft trees: with replacement, without, stochastic beams, and greedy plus one sampled.
 
 A level is shaped before any of its draws is made: how many draws a node gets never depends on what they turn out to be.
 """
@@ -64,7 +64,7 @@ class SampledTreeBuilder(TreeBuilder):
 
     def _draw(self, at: int, p: Tensor, width: int) -> list[int]:
         if self.sequence.params.greedy:
-            # p is one-hot here; the ranking that a beam would want is gone, and one draft token is all it can say.
+            # p is one-hot here: it gives one draft token, and no ranking for more.
             return [self._tree.add(at, int(p.argmax()))]
         return self._sample(at, p, width)
 

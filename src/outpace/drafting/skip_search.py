@@ -1,8 +1,8 @@
-"""Bayesian optimisation over sets: which of n things to leave out, when every try is dear.
+"""Bayesian optimisation over sets: which of n things to leave out, where every try is expensive.
 
-A Gaussian process over binary masks says what to expect of a mask that was not tried yet, and how sure that is. Its
-covariance falls with the Hamming distance d: ``w (1 - 2 d / n) + (1 - w) exp(-d / l)``, what each flag does by itself
-and what flags do together; w, l and the noise are those of a small grid under which the tries are likeliest. The next
+A Gaussian process over binary masks predicts the value of a mask that was not tried yet, with a standard deviation. Its
+covariance falls with the Hamming distance d: ``w (1 - 2 d / n) + (1 - w) exp(-d / l)``, the effect of each flag alone
+plus that of flags together; w, l and the noise are those of a small grid under which the tries are likeliest. The next
 mask has the largest expected improvement of a pool of random masks and of neighbours of the best (Jones et al. 1998).
 
 A few hundred tries at most: small enough for Cholesky factors in numpy.
@@ -26,7 +26,7 @@ _POOL = 300
 
 
 class MaskSearch:
-    """Proposes masks of ``length`` flags and learns what they are worth; larger is better.
+    """Proposes masks of ``length`` flags and learns their values; larger is better.
 
     Only the flags in ``free`` may be set, at least ``fewest`` and at most ``most`` of them. The first ``initial`` masks
     are random; after them every ``interval``-th is Bayesian, the others random. What is proposed is a function of
@@ -55,7 +55,7 @@ class MaskSearch:
         self.told = 0
 
     def tell(self, mask: Mask, value: float) -> bool:
-        """A mask's worth; of a mask tried again, the latest. True when it is the new best."""
+        """Record a mask's value; of a mask tried again, the latest counts. True where it is the new best."""
         self.tries[mask] = value
         self.told += 1
         leader = max(self.tries, key=self.tries.__getitem__)
@@ -101,7 +101,7 @@ class MaskSearch:
 
     def improvement(self, pool: Seq[Mask]) -> Array:
         """Expected improvement over the best try, (len(pool),), in standard deviations of the tries."""
-        from scipy.stats import norm  # a second to import, and every command would pay it
+        from scipy.stats import norm  # takes a second to import: not at every start
 
         masks, values = self._known()
         centre, scale = float(values.mean()), float(values.std()) or 1.0

@@ -1,11 +1,11 @@
 """Finding the sublayers that ``dv`` skips, on the user's own prompts.
 
 The target answers the prompts once, greedily. A set of skipped sublayers is then judged by drafting at many places of
-these answers: one parallel pass over the beginnings of all of them says how many draft tokens in a row would have been
-accepted, exactly as in decoding, for what is drafted after a wrong token does not count. With the seconds that a
-sub-graph of so many sublayers takes, and a verifying forward of so many rows, that is the expected speed
-(Zhang et al. 2023, arXiv 2309.08168, section 3.3, measure decoding itself; this costs a tenth of it and is as good
-as exact). Costs are measured once and kept with the tries.
+these answers: one parallel pass over the beginnings of all of them gives the number of draft tokens in a row that would
+have been accepted, as in decoding, since tokens drafted after a wrong one do not count. With the seconds that such a
+sub-graph and a verifying forward of so many rows take, the expected speed follows (Zhang et al. 2023, arXiv 2309.08168,
+section 3.3, measure decoding itself, which takes about ten times as long). Costs are measured once and kept with the
+tries.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ _ROWS = 128
 
 @dataclass(slots=True)
 class Beginning:
-    """A place where a draft could start: what is committed there, and the tokens that the target went on with."""
+    """A place where a draft could start: the committed tokens, and the target's next tokens."""
 
     sequence: Sequence
     expected: list[int]
 
 
 class Beginnings:
-    """Places in texts that the target wrote, ``length`` tokens apart, each with K/V of its own."""
+    """Places in the target's answers, ``length`` tokens apart, each with K/V of its own.
+
+    ``texts``: prompts and answers. Raises BadInput where no answer has ``length`` tokens.
+    """
 
     def __init__(self, target: Target, texts: Iterable[tuple[Seq[int], Seq[int]]], length: int) -> None:
         self.target = target
@@ -58,7 +61,7 @@ class Beginnings:
             raise BadInput(f"no answer has {length} tokens to draft; give other prompts, or more tokens an answer")
 
     def runs(self, graph: SubGraph) -> list[int]:
-        """How many tokens drafted through ``graph`` would be accepted in a row, at every place."""
+        """The number of tokens drafted through ``graph`` that would be accepted in a row, at every place."""
         found: list[int] = []
         step = max(1, _ROWS // self.length)
         for first in range(0, len(self.all), step):
@@ -103,7 +106,7 @@ class Costs:
 
 
 def measured_costs(target: Target, sequence: Sequence, length: int, repeat: int = 15) -> Costs:
-    """Costs on this machine. Sublayers are priced by leaving them out; of several timings the least counts."""
+    """Costs on this machine: a sublayer costs what leaving it out saves; of ``repeat`` timings the least counts."""
     layers = frozenset(range(target.num_layers))
     one = TokenTree()
     runs: dict[str, Callable[[], object]] = {
@@ -116,7 +119,7 @@ def measured_costs(target: Target, sequence: Sequence, length: int, repeat: int 
     for count in range(1, length + 1):
         runs[f"verify {count}"] = lambda chain=chains[count]: target.score([(sequence, chain)])  # type: ignore[misc]
     least = dict.fromkeys(runs, float("inf"))
-    for _ in range(repeat):  # in turn, so that another program's burst spoils a timing of each and not all of one
+    for _ in range(repeat):  # in turn, so that a disturbance does not fall on all timings of one forward
         for name, run in runs.items():
             began = perf_counter()
             run()
@@ -131,7 +134,10 @@ def measured_costs(target: Target, sequence: Sequence, length: int, repeat: int 
 
 
 class Tuning:
-    """The search: its record is what the file holds, complete after every try."""
+    """The search; ``record``, the file's content, is complete after every try.
+
+    Raises BadInput for models too shallow to skip layers of, and for a record of another search.
+    """
 
     def __init__(
         self, beginnings: Beginnings, model: str, *, seed: int = 0, record: dict[str, Any] | None = None
@@ -156,11 +162,11 @@ class Tuning:
                 "trials": [],
             }
         else:
-            self._take_up(record, seed)
+            self._continue(record, seed)
         self.plain = 1.0 / self.costs.verify[0]
 
-    def _take_up(self, record: dict[str, Any], seed: int) -> None:
-        """Go on from the file of an interrupted search."""
+    def _continue(self, record: dict[str, Any], seed: int) -> None:
+        """Continue the search of a record."""
         same = record.get("beginnings") == self.beginnings.fingerprint and record.get("seed") == seed
         if not same:
             raise BadInput(
