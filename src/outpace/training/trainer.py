@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
-from outpace.core.files import appearing
+from outpace.core.files import atomic_file
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import one_line
 from outpace.training.memory import give_back
@@ -289,7 +289,7 @@ class Trainer:
             "length": self._length(),
         }
         try:
-            with appearing(self.folder / STATE) as unfinished:
+            with atomic_file(self.folder / STATE) as unfinished:
                 torch.save(state, unfinished)
         except (OSError, RuntimeError) as error:
             raise BadInput(
