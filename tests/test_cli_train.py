@@ -212,7 +212,7 @@ def test_bad_input_is_said_in_one_line(
     refused(run("train", "eagle3", *out, "--rank", "-1"), "--rank")
     refused(run("train", "eagle3", *out, "--self-written", "2"), "--self-written must be between 0 and 1")
     refused(run("train", "eagle3", *out, "--self-written", "0"), "leaves no prompts")
-    refused(run("train", "eagle3", *out, "--readings", "1"), "--readings must be at least 0 and below 1")
+    refused(run("train", "eagle3", *out, "--readings", "1"), "--passages must be at least 0 and below 1")
     refused(run("train", "eagle3", *out, "--cache-bytes", "-1"), "--cache-bytes")
     refused(run("train", "eagle3", *out, "--prompts", str(tmp_path / "none.jsonl")), "none.jsonl")
     refused(run("train", "eagle3", *out, "--exclude", str(tmp_path / "none.txt")), "none.txt")

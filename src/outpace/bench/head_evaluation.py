@@ -27,7 +27,7 @@ from outpace.core.files import write_atomically
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
 from outpace.model import Model
-from outpace.prompts.questions import Prompt
+from outpace.prompts.prompt import Prompt
 from outpace.training.trainer import STATE
 
 FIGURES = (
