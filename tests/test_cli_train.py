@@ -10,8 +10,9 @@ import pytest
 import outpace.loading
 from cli_support import Run, refused, runner, toy
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.run_state import STATE, read_state
 from outpace.training.shards import Shards
-from outpace.training.trainer import STATE, Trainer, read_state
+from outpace.training.trainer import Trainer
 
 train = importlib.import_module("outpace.cli.train")  # the package's attribute of this name is the command
 TOY = toy()

@@ -28,7 +28,7 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
-from outpace.training.trainer import STATE
+from outpace.training.run_state import STATE
 
 FIGURES = (
     "tokens",

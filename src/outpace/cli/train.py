@@ -214,7 +214,7 @@ def _checked(
 def _check_folder(folder: Path, resume: bool) -> None:
     """Raise BadInput for a folder that cannot be written, or that holds what nobody asked to go on with."""
     from outpace.heads.checkpoint import WEIGHTS
-    from outpace.training.trainer import STATE
+    from outpace.training.run_state import STATE
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,8 @@ class Job:
         from outpace.training.dataset import Dataset
         from outpace.training.memory import ran_out
         from outpace.training.on_policy import with_on_policy
-        from outpace.training.trainer import Schedule, Trainer, read_state
+        from outpace.training.run_state import read_state
+        from outpace.training.trainer import Schedule, Trainer
 
         target, where = model.target, torch.device(model.info.get("device", "cpu"))
         dataset = Dataset(shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)

@@ -2,7 +2,7 @@
 2310.08461, section 4).
 
 At inference a drafter continues its own tokens, and the target's text never contains the drafter's mistakes. So a share
-At inference a drafter continues its own tokens, and the target's text never has the drafter's mistakes in it. So a share
+At inference a drafter continues its own tokens, and the target's text never has its mistakes in it. So a share
 as many tokens as the target's answers had (up to ``MOST``). One forward of the target over each gives the hidden states
 that the loss compares with. Which heads can do this is theirs to say (:meth:`outpace.heads.base.Head.sample_answers`).
 
