@@ -38,7 +38,8 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.registry import find, methods
 from outpace.model import Model
-from outpace.prompts.questions import Prompt, load_prompts, stratified
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import load_prompts, stratified
 
 Drafts = dict[tuple[str, int], frozenset[tuple[int, ...]]]
 """What a method drafted, as paths, by prompt and by the length of the answer when the round began."""

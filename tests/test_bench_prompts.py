@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from outpace.core.errors import BadInput
-from outpace.prompts.questions import GROUPS, Prompt, batches, load_prompts, stratified, unique
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import GROUPS, batches, load_prompts, stratified, unique
 
 
 def write(tmp_path: Path, name: str, *lines: object) -> Path:
@@ -136,3 +137,19 @@ def test_batches_hold_one_category_where_possible() -> None:
 def test_ids_become_unique() -> None:
     prompt = Prompt("same", "a", ("x",))
     assert [one.id for one in unique([prompt, prompt])] == ["same", "same#2"]
+
+
+def test_bench_and_training_read_the_same_files(tmp_path: Path) -> None:
+    from outpace.prompts.reader import FORMATS, read_prompts
+
+    array = write(
+        tmp_path, "array.json", "[", '{"question": "q?"},', '{"conversations": [{"from": "human", "value": "h"}]}]'
+    )
+    assert [prompt.text for prompt in load_prompts(array)] == ["q?", "h"]
+    lines = write(tmp_path, "lines.txt", {"instruction": "Shorten.", "input": "Long."}, {"turns": ["a", "b"]})
+    assert [prompt.turns for prompt in load_prompts(lines)] == [("Shorten.\n\nLong.",), ("a", "b")]
+    assert {".jsonl", ".json", ".txt"} <= set(FORMATS)
+    mixed = write(tmp_path, "mixed.jsonl", {"label": 1}, {"text": "t"})
+    assert list(read_prompts(mixed, strict=False)) == [2]
+    with pytest.raises(BadInput, match=r"mixed\.jsonl, line 1: expected one of the keys"):
+        read_prompts(mixed)

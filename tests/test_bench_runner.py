@@ -24,7 +24,7 @@ from outpace.drafting.namespaces import Namespaces
 from outpace.engine.method import Method
 from outpace.model import Model
 from outpace.models.base import Message
-from outpace.prompts.questions import Prompt
+from outpace.prompts.prompt import Prompt
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import Table, TableTarget, random_table
 

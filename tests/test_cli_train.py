@@ -10,8 +10,9 @@ import pytest
 import outpace.loading
 from cli_support import Run, refused, runner, toy
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.run_state import STATE, read_state
 from outpace.training.shards import Shards
-from outpace.training.trainer import STATE, Trainer, read_state
+from outpace.training.trainer import Trainer
 
 train = importlib.import_module("outpace.cli.train")  # the package's attribute of this name is the command
 TOY = toy()
@@ -212,7 +213,7 @@ def test_bad_input_is_said_in_one_line(
     refused(run("train", "eagle3", *out, "--rank", "-1"), "--rank")
     refused(run("train", "eagle3", *out, "--self-written", "2"), "--self-written must be between 0 and 1")
     refused(run("train", "eagle3", *out, "--self-written", "0"), "leaves no prompts")
-    refused(run("train", "eagle3", *out, "--readings", "1"), "--readings must be at least 0 and below 1")
+    refused(run("train", "eagle3", *out, "--readings", "1"), "--passages must be at least 0 and below 1")
     refused(run("train", "eagle3", *out, "--cache-bytes", "-1"), "--cache-bytes")
     refused(run("train", "eagle3", *out, "--prompts", str(tmp_path / "none.jsonl")), "none.jsonl")
     refused(run("train", "eagle3", *out, "--exclude", str(tmp_path / "none.txt")), "none.txt")

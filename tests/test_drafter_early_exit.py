@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from outpace.targets.dense.dense_target import DenseTarget
 
 from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix
@@ -24,6 +23,7 @@ from outpace.methods.registry import Context
 from outpace.methods.self_speculative.early_exit import EarlyExit, EarlyExitState, ExitRecord, exits_of
 from outpace.targets.base import SubGraph, Target
 from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import random_tokens

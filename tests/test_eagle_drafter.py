@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from outpace.targets.dense.dense_target import DenseTarget
 from torch import Tensor
 
 from eagle_support import Written, head_of, method_of, table, true_states
@@ -28,6 +27,7 @@ from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law

@@ -26,7 +26,7 @@ from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.registry import drafting_with
 from outpace.model import Model
-from outpace.prompts.questions import Prompt
+from outpace.prompts.prompt import Prompt
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.dataset import held_out
 from outpace.training.shards import Conversation, Shards

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from outpace.targets.rows import RowTarget
 
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.base import Budget
@@ -23,6 +22,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.self_speculative.draft_verify import LayerSkip
 from outpace.targets.base import FULL, Scores, SubGraph, Target
+from outpace.targets.row_target import RowTarget
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, decode, plain, spare_model, texts
 from target_suite import near, opened, random_tokens

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import outpace.prompts.passages as readings
+import outpace.prompts.passages as passages
+import outpace.training.candidates as candidates
 import outpace.training.data as data
 import outpace.training.prompt_log as prompt_log
 import outpace.training.shards as shards_module
@@ -19,10 +20,11 @@ from outpace.core.errors import BadInput
 from outpace.loading import load_from
 from outpace.model import Model
 from outpace.prompts.overlap import Overlap
-from outpace.prompts.sources import Given, Variation
+from outpace.prompts.sources import FileSource
 from outpace.targets.table import TableTarget
-from outpace.training.answers import Prompt, answered, states_of
-from outpace.training.data import Collector, DataConfig, about, layers_of_all_kinds, open_folder
+from outpace.training.answers import AnswerSampling, PromptTokens, answered, states_of
+from outpace.training.data import Collector, about, layers_of_all_kinds, open_folder
+from outpace.training.data_config import DataConfig
 from outpace.training.dataset import OVERLAP, Dataset, held_out
 from outpace.training.shards import Conversation, Shards
 from test_models import tiny_model, tiny_tokenizer
@@ -39,10 +41,10 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def collector(folder: Path, model: Model | None = None, **wish: object) -> Collector:
+def collector(folder: Path, model: Model | None = None, **settings: object) -> Collector:
     model = model or TOY
     shards = open_folder(folder, model.target, model.name, LAYERS)
-    made = DataConfig(**({"tokens": 400, "most": 24, "together": 8} | wish))  # type: ignore[arg-type]
+    made = DataConfig(**({"tokens": 400, "most": 24, "together": 8} | settings))  # type: ignore[arg-type]
     return Collector(model, shards, made, Overlap(["tell us what the dog said to the cat"]))
 
 
@@ -59,13 +61,13 @@ def keys(folder: Path) -> list[str]:
 
 def test_prompts_are_answered_as_the_target_answers_them(tmp_path: Path, prompts: Path) -> None:
     folder, model = tmp_path / "d", TOY
-    found = collector(folder, sources=[Given(prompts)], variation=Variation(0.0)).run()
+    found = collector(folder, sources=[FileSource(prompts)], sampling=AnswerSampling(0.0)).run()
     shards = Shards(folder, {})
     conversations = [one for path in shards.paths for one in shards.read(path, LAYERS)]
     assert found.tokens == sum(len(one.answer) for one in conversations) >= 400
     assert found.prompts == len(conversations) == len(set(keys(folder)))
     for one in conversations[:12]:
-        said = answered(model.target, [Prompt("x", tuple(one.prompt))], (), most=24, stop_ids=model.eos_ids)
+        said = answered(model.target, [PromptTokens("x", tuple(one.prompt))], (), most=24, stop_ids=model.eos_ids)
         assert next(said).answer == one.answer
         for layer, states in states_of(model.target, [one], LAYERS)[0].items():
             assert torch.equal(states, one.states[layer])
@@ -79,23 +81,23 @@ def test_duplicates_and_bench_prompts_are_left_out_and_counted(tmp_path: Path) -
     path.write_text(
         "a cat sat\nA  cat sat.\nso tell us what the dog said to the cat now\nan owl flew off\n" + "x " * 400
     )
-    found = collector(tmp_path / "d", sources=[Given(path)], self_written=0.0).run()
+    found = collector(tmp_path / "d", sources=[FileSource(path)], self_written=0.0).run()
     assert found.prompts == 2
     assert found.removed == {"duplicates": 1, "overlaps with bench prompts": 1, "too long": 1}
     assert found.sources == {"p.txt": 2}
-    again = collector(tmp_path / "d", sources=[Given(path)], self_written=0.0).run()
+    again = collector(tmp_path / "d", sources=[FileSource(path)], self_written=0.0).run()
     assert again.public() == found.public()  # what was counted once is not counted twice
     path.write_text("x " * 400)
     with pytest.raises(BadInput, match="no prompt was left to answer: 1 too long"):
-        collector(tmp_path / "e", sources=[Given(path)], self_written=0.0).run()
+        collector(tmp_path / "e", sources=[FileSource(path)], self_written=0.0).run()
 
 
 def test_self_written_prompts_make_up_their_share(tmp_path: Path, prompts: Path) -> None:
-    mixed = collector(tmp_path / "m", sources=[Given(prompts)], self_written=0.5).run()
+    mixed = collector(tmp_path / "m", sources=[FileSource(prompts)], self_written=0.5).run()
     assert abs(mixed.sources["self"] - mixed.sources["prompts.txt"]) <= 2
     assert min(mixed.sources.values()) > 5
     prompts.write_text("one prompt alone\n")
-    filled = collector(tmp_path / "f", sources=[Given(prompts)]).run()
+    filled = collector(tmp_path / "f", sources=[FileSource(prompts)]).run()
     assert filled.tokens >= 400
     assert filled.sources["prompts.txt"] == 1
     alone = collector(tmp_path / "a").run()
@@ -104,9 +106,9 @@ def test_self_written_prompts_make_up_their_share(tmp_path: Path, prompts: Path)
 
 def any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a toy says is no prose."""
-    monkeypatch.setattr(readings, "SHORTEST", 4)
-    monkeypatch.setattr(readings, "NEW", 0.0)
-    monkeypatch.setattr(readings, "_END", re.compile("$"))
+    monkeypatch.setattr(passages, "SHORTEST", 4)
+    monkeypatch.setattr(passages, "NEW", 0.0)
+    monkeypatch.setattr(passages, "_END", re.compile("$"))
 
 
 def test_prompts_about_texts_make_up_their_share(
@@ -115,7 +117,7 @@ def test_prompts_about_texts_make_up_their_share(
     any_text(monkeypatch)
     monkeypatch.setattr(data, "BLOCK", 8)
     folder = tmp_path / "d"
-    found = collector(folder, tokens=700, sources=[Given(prompts)], self_written=0.0, readings=0.25).run()
+    found = collector(folder, tokens=700, sources=[FileSource(prompts)], self_written=0.0, passages=0.25).run()
     assert 0.15 < found.sources["read"] / found.prompts <= 0.3
     log = [json.loads(line) for line in (folder / prompt_log.LOG).read_text().splitlines()]
     asked = {entry["key"]: entry["text"] for entry in log if "text" in entry}
@@ -130,7 +132,7 @@ def test_prompts_about_texts_make_up_their_share(
 
 
 def test_a_model_that_writes_no_turns_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "_TURNS", 16)
+    monkeypatch.setattr(candidates, "_TURNS", 16)
     model = toy()
     model.tokenizer.decode = lambda ids: "hm"  # type: ignore[method-assign]
     with pytest.raises(BadInput, match=r"wrote no users' turns.*--prompts"):
@@ -161,11 +163,11 @@ def test_a_kill_changes_nothing(
 ) -> None:
     any_text(monkeypatch)
     monkeypatch.setattr(data, "BLOCK", 8)
-    monkeypatch.setattr(data, "_TURNS", 16)
+    monkeypatch.setattr(candidates, "_TURNS", 16)
 
     def collect(folder: Path) -> int:
-        sources = [] if self_written == 1.0 else [Given(prompts)]
-        return collector(folder, tokens=250, sources=sources, self_written=self_written, readings=read).run().tokens
+        sources = [] if self_written == 1.0 else [FileSource(prompts)]
+        return collector(folder, tokens=250, sources=sources, self_written=self_written, passages=read).run().tokens
 
     assert collect(tmp_path / "whole") >= 250
     assert ('"read:' in (tmp_path / "whole" / prompt_log.LOG).read_text()) == (read > 0.0)
@@ -200,14 +202,14 @@ def test_a_full_disk_stops_cleanly_and_the_same_call_goes_on(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(data, "BLOCK", 16)
-    collector(tmp_path / "whole", sources=[Given(prompts)]).run()
+    collector(tmp_path / "whole", sources=[FileSource(prompts)]).run()
     folder = tmp_path / "d"
     with monkeypatch.context() as patch:
         patch.setattr(shards_module, "save_file", killing(save_file, 2, error))
         with pytest.raises(BadInput, match=r"No space left.*what was written before is kept"):
-            collector(folder, sources=[Given(prompts)]).run()
+            collector(folder, sources=[FileSource(prompts)]).run()
     assert len(Shards(folder, {}).paths) == 1
-    collector(folder, sources=[Given(prompts)]).run()
+    collector(folder, sources=[FileSource(prompts)]).run()
     assert content(folder) == content(tmp_path / "whole")
 
 
@@ -226,9 +228,9 @@ def test_memory_that_runs_out_is_said_in_one_line(tmp_path: Path, monkeypatch: p
 
 def test_more_tokens_go_on_from_what_is_there(tmp_path: Path, prompts: Path) -> None:
     folder = tmp_path / "d"
-    few = collector(folder, tokens=100, sources=[Given(prompts)]).run()
+    few = collector(folder, tokens=100, sources=[FileSource(prompts)]).run()
     before = keys(folder)
-    more = collector(folder, tokens=300, sources=[Given(prompts)]).run()
+    more = collector(folder, tokens=300, sources=[FileSource(prompts)]).run()
     assert few.tokens < 300 <= more.tokens
     assert keys(folder)[: len(before)] == before
     assert len(set(keys(folder))) == len(keys(folder))
@@ -256,9 +258,9 @@ def test_a_folder_is_known_by_its_targets_weights(tmp_path: Path) -> None:
 
 def test_conversations_without_a_log_are_not_asked_again(tmp_path: Path, prompts: Path) -> None:
     folder = tmp_path / "d"
-    first = collector(folder, tokens=300, sources=[Given(prompts)], self_written=0.0).run()
+    first = collector(folder, tokens=300, sources=[FileSource(prompts)], self_written=0.0).run()
     (folder / prompt_log.LOG).unlink()
-    every = collector(folder, tokens=10**6, sources=[Given(prompts)], self_written=0.0).run()
+    every = collector(folder, tokens=10**6, sources=[FileSource(prompts)], self_written=0.0).run()
     assert every.removed["duplicates"] >= first.prompts
     shards = Shards(folder, {})
     texts = [tuple(one.prompt) for path in shards.paths for one in shards.read(path)]
@@ -290,11 +292,11 @@ def test_states_beyond_the_budget_are_computed_again(
     tmp_path: Path, prompts: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data, "BLOCK", 16)
-    layers, wish = (0, 2, 3), {"tokens": 600, "sources": [Given(prompts)], "self_written": 0.0}
+    layers, settings = (0, 2, 3), {"tokens": 600, "sources": [FileSource(prompts)], "self_written": 0.0}
     sets = []
     for name, cache in (("kept", 10**9), ("some", 1), ("none", 0)):
         shards = open_folder(tmp_path / name, llama.target, "tiny", layers)
-        Collector(llama, shards, DataConfig(**wish, most=16, cache_bytes=cache), Overlap([])).run()  # type: ignore[arg-type]
+        Collector(llama, shards, DataConfig(**settings, most=16, cache_bytes=cache), Overlap([])).run()  # type: ignore[arg-type]
         kept = [bool(next(shards.read(path, layers)).states) for path in shards.paths]
         assert (all(kept), any(kept)) == ((cache > 1), (cache > 0))
         with_states, names = Dataset(shards, layers, tokens=512, target=llama.target), set(layers)
@@ -316,7 +318,7 @@ def test_states_beyond_the_budget_are_computed_again(
 
 def test_a_layer_that_was_not_kept_is_computed(tmp_path: Path, prompts: Path, llama: Model) -> None:
     shards = open_folder(tmp_path / "d", llama.target, "tiny", (3,))
-    Collector(llama, shards, DataConfig(300, [Given(prompts)], 0.0, most=16), Overlap([])).run()
+    Collector(llama, shards, DataConfig(300, [FileSource(prompts)], 0.0, most=16), Overlap([])).run()
     batch = next(Dataset(shards, (1, 3), target=llama.target).train(0))
     conversation = Conversation("x", batch.tokens[0, : int(batch.real[0].sum())].tolist(), [])
     expected = states_of(llama.target, [conversation], (1, 3))[0]
@@ -400,7 +402,9 @@ def test_whoever_stops_listening_leaves_nothing_open(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(TableTarget, "open", opening)
     monkeypatch.setattr(TableTarget, "close", lambda self, kv: opened.remove(next(one for one in opened if one is kv)))
-    found = answered(target, (Prompt(str(i), (1, 2, i + 3)) for i in range(20)), (4,), most=9, stop_ids=frozenset({0}))
+    found = answered(
+        target, (PromptTokens(str(i), (1, 2, i + 3)) for i in range(20)), (4,), most=9, stop_ids=frozenset({0})
+    )
     next(found)
     assert opened
     found.close()  # type: ignore[attr-defined]

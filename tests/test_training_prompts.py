@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from cli_support import EOS, WORDS, Letters, toy
 from outpace.core.errors import BadInput, MissingExtra
-from outpace.prompts.overlap import Overlap, Seen, bench_texts, normal
-from outpace.prompts.questions import load_prompts
-from outpace.prompts.sources import Ask, Given, Hub, Variation, read_rows, row_of, source
+from outpace.prompts.overlap import Overlap, Seen, normal
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import bench_texts, load_prompts
+from outpace.prompts.reader import prompt_of, read_prompts
+from outpace.prompts.sources import FileSource, HubSource, source
+from outpace.training.answers import AnswerSampling
 from outpace.training.dataset import held_out
 from outpace.training.self_written import SelfWritten, Turn, user_turn
 from test_models import tiny_tokenizer
@@ -46,28 +49,28 @@ def write(path: Path, *rows: object) -> Path:
     ],
 )
 def test_columns_are_found(row: object, texts: tuple[str, ...], system: str) -> None:
-    found = row_of(row, 1)
-    assert found is not None
-    assert (found.texts, found.system) == (texts, system)
+    found = prompt_of(row, 1, strict=False)
+    assert (found.user_texts, found.system) == (texts, system)
 
 
 @pytest.mark.parametrize(
     "row", [{"label": 3}, {"prompt": ""}, {"turns": []}, {"turns": [1, 2]}, 7, None, {"messages": [{}]}]
 )
 def test_rows_without_a_prompt_are_passed_over(row: object) -> None:
-    assert row_of(row, 1) is None
+    with pytest.raises(ValueError, match=r"."):
+        prompt_of(row, 1, strict=False)
 
 
 def test_a_file_is_read_in_an_order_of_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", *({"prompt": f"text {i}"} for i in range(20)), {"other": 1})
-    first = [ask.text for ask in Given(path, 1)]
-    assert first == [ask.text for ask in Given(path, 1)]
-    assert first != [ask.text for ask in Given(path, 2)]
+    first = [ask.text for ask in FileSource(path, 1)]
+    assert first == [ask.text for ask in FileSource(path, 1)]
+    assert first != [ask.text for ask in FileSource(path, 2)]
     assert sorted(first) == sorted(f"text {i}" for i in range(20))
     lines = write(tmp_path / "p.txt", "first", "", "second")
-    assert [row.texts[0] for row in read_rows(lines)] == ["first", "second"]
+    assert [prompt.text for prompt in read_prompts(lines).values()] == ["first", "second"]
     array = write(tmp_path / "a.json", [{"prompt": "x"}, {"prompt": "y"}])
-    assert [row.texts[0] for row in read_rows(array)] == ["x", "y"]
+    assert [prompt.text for prompt in read_prompts(array).values()] == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +80,8 @@ def test_a_file_is_read_in_an_order_of_the_seed(tmp_path: Path) -> None:
         ("b.jsonl", b'{"label": 1}\n{"label": 2}', "no usable rows: its columns are label"),
         ("c.txt", b" \n\n", "holds no prompts"),
         ("d.txt", b"one\n\xff\xfe", "line 2: not UTF-8"),
-        ("e.json", b"[1, 2", "not valid JSON"),
-        ("f.jsonl", b"[]", "no usable rows"),
+        ("e.json", b"[1,\n 2", "line 2: not valid JSON"),
+        ("f.jsonl", b"[]", "holds no prompts"),
     ],
 )
 def test_a_file_without_prompts_is_refused_in_words(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -122,12 +125,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, rows: list[object], **fails: Exception)
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = hub(monkeypatch, [{"label": 1}, {"question": "why?"}, {"question": "how?"}])
-    assert [(ask.origin, ask.text) for ask in source("owner/name:main")] == [
+    assert [(ask.id, ask.text) for ask in source("owner/name:main")] == [
         ("owner/name:main:2", "why?"),
         ("owner/name:main:3", "how?"),
     ]
     assert asked == [("owner/name", "main", "train_sft")]
-    Hub("owner/name:main:test")
+    HubSource("owner/name:main:test")
     assert asked[-1] == ("owner/name", "main", "test")
     hub(monkeypatch, [{"label": 1}])
     with pytest.raises(BadInput, match="no usable rows: its columns are label"):
@@ -140,15 +143,15 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(TEXTS, TEXTS)
 def test_keys_are_of_the_words_alone(text: str, system: str) -> None:
-    key = Ask("a.jsonl:1", text, system).key
-    assert Ask("self:9", f"  {text} ", system).key == key
-    assert (Ask("x:1", text + "!q", system).key == key) == (normal(text + "!q") == normal(text))
+    key = Prompt.single("a.jsonl:1", text, system).key
+    assert Prompt.single("self:9", f"  {text} ", system).key == key
+    assert (Prompt.single("x:1", text + "!q", system).key == key) == (normal(text + "!q") == normal(text))
 
 
 def test_about_one_in_fifty_prompts_is_held_out_for_good() -> None:
-    keys = [Ask("f:1", f"prompt number {i}").key for i in range(4000)]
+    keys = [Prompt.single("f:1", f"prompt number {i}").key for i in range(4000)]
     assert 40 < sum(map(held_out, keys)) < 130
-    again = [Ask("another:7", f"Prompt  number {i}.").key for i in range(4000)]
+    again = [Prompt.single("another:7", f"Prompt  number {i}.").key for i in range(4000)]
     assert list(map(held_out, keys)) == list(map(held_out, again))
 
 
@@ -234,9 +237,9 @@ def test_the_model_writes_turns_by_number() -> None:
     found = own.turns(0, 24, 8)
     assert found, "none of 24 turns ended"
     assert all("\n" not in ask.text and len(ask.text) >= own.shortest for ask in found)
-    numbers = {ask.origin: ask.text for ask in found}
+    numbers = {ask.id: ask.text for ask in found}
     apart = [*own.turns(0, 10, 3), *own.turns(10, 14, 5)]
-    assert {ask.origin: ask.text for ask in apart} == numbers
+    assert {ask.id: ask.text for ask in apart} == numbers
     assert [ask.text for ask in SelfWritten(toy(), seed=4).turns(0, 24, 8)] != [ask.text for ask in found]
 
 
@@ -251,9 +254,9 @@ def test_a_base_model_goes_on_with_any_text(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_share_of_the_answers_is_sampled() -> None:
-    of = [Variation(0.25, 0.9).of(f"key {i}") for i in range(2000)]
+    of = [AnswerSampling(0.25, 0.9).of(f"key {i}") for i in range(2000)]
     assert 400 < sum(temperature > 0 for temperature, _ in of) < 600
     assert {temperature for temperature, _ in of} == {0.0, 0.9}
     assert len({seed for _, seed in of}) > 1990
-    assert of == [Variation(0.25, 0.9).of(f"key {i}") for i in range(2000)]
-    assert all(Variation(0.0).of(f"key {i}")[0] == 0.0 for i in range(50))
+    assert of == [AnswerSampling(0.25, 0.9).of(f"key {i}") for i in range(2000)]
+    assert all(AnswerSampling(0.0).of(f"key {i}")[0] == 0.0 for i in range(50))

@@ -13,7 +13,8 @@ import outpace.training.trainer as trainer_module
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, HeadConfig, TargetFacts, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
-from outpace.training.trainer import STATE, Schedule, Trainer, read_state
+from outpace.training.run_state import STATE, read_state
+from outpace.training.trainer import Schedule, Trainer
 
 HIDDEN, VOCABULARY = 8, 12
 
@@ -91,7 +92,7 @@ def guess(trainer: Trainer) -> Guess:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: copy.detach().clone() for name, (_, copy) in zip("abcdef", trainer._copies, strict=False)}
+    return {name: copy.detach().clone() for name, (_, copy) in zip("abcdef", trainer.optimiser.copies, strict=False)}
 
 
 def test_it_learns_and_ends_with_the_data(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_kill_in_the_middle_of_a_step_or_of_saving_loses_what_was_not_saved_al
 
             patch.setattr(
                 *(
-                    (first, "_follow", lambda real=first._follow: killed() or real())
+                    (first.optimiser, "round", lambda real=first.optimiser.round: killed() or real())
                     if place == "step"
                     else (torch, "save", lambda state, path, real=torch.save: killed() or real(state, path))
                 )
@@ -243,7 +244,7 @@ def test_minutes_end_a_run_before_its_data(tmp_path: Path, monkeypatch: pytest.M
 def test_the_rate_rises_and_falls_towards_the_end(tmp_path: Path) -> None:
     trainer = made(tmp_path, epochs=40.0)
     rates: list[float] = []
-    trainer.run(lambda *_: rates.append(trainer.optimisers[0].param_groups[0]["lr"]))
+    trainer.run(lambda *_: rates.append(trainer.optimiser.parts[0].param_groups[0]["lr"]))
     top = rates.index(max(rates))
     assert 2 < top < 0.1 * len(rates)
     assert rates[:top] == sorted(rates[:top])
@@ -303,7 +304,7 @@ def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, mon
         assert more.resume()
     assert more.progress.best == 3.5  # of the best weights, on the data that there are now
     assert all(torch.equal(kept[name], weight) for name, weight in measured[0].items())
-    for (_, weight), (_, copy) in zip(more._trained(), more._copies, strict=True):
+    for (_, weight), (_, copy) in zip(more._trained(), more.optimiser.copies, strict=True):
         assert torch.equal(weight, copy.bfloat16())  # and the run goes on from where it was
     given = iter([3.0, 3.1, 3.2])
     monkeypatch.setattr(more, "_held_out", lambda: {"loss": next(given)})
@@ -313,7 +314,7 @@ def test_a_run_that_has_ended_goes_on_with_more_data_or_time(tmp_path: Path, mon
 def test_nothing_held_out_leaves_the_last_weights(tmp_path: Path) -> None:
     trainer = made(tmp_path, Cycles(held=0))
     assert trainer.run().history == []
-    for (_, weight), (_, copy) in zip(trainer._trained(), trainer._copies, strict=True):
+    for (_, weight), (_, copy) in zip(trainer._trained(), trainer.optimiser.copies, strict=True):
         assert torch.equal(weight, copy.bfloat16())
 
 
@@ -366,6 +367,6 @@ def test_training_needs_data_and_time(tmp_path: Path) -> None:
 def test_an_older_torch_trains_by_adamw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon")
     trainer = made(tmp_path, epochs=20.0)
-    assert [type(one) for one in trainer.optimisers] == [torch.optim.AdamW]
+    assert [type(one) for one in trainer.optimiser.parts] == [torch.optim.AdamW]
     before = trainer.evaluate()["loss"]
     assert trainer.run().history[-1][1] < before

@@ -27,8 +27,8 @@ from outpace.core.files import write_atomically
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
 from outpace.model import Model
-from outpace.prompts.questions import Prompt
-from outpace.training.trainer import STATE
+from outpace.prompts.prompt import Prompt
+from outpace.training.run_state import STATE
 
 FIGURES = (
     "tokens",

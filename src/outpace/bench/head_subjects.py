@@ -21,7 +21,7 @@ from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.methods.registry import Context, build, drafting_with, find
 from outpace.model import Model
-from outpace.prompts.questions import Prompt
+from outpace.prompts.prompt import Prompt
 
 CHAINS: tuple[dict[str, Any], ...] = ({"tree": False}, {"topk": 1})
 """Settings that make a drafter of trees one of chains; a method takes the first that it understands."""
@@ -112,8 +112,7 @@ def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams
     """A table fitted on plain decoding's answers to the very prompts (first turns): more than a table could know."""
     texts = []
     for prompt in prompts:
-        messages = [*({"role": role, "content": said} for role, said in prompt.history)]
-        tokens = model.tokenizer.chat([*messages, {"role": "user", "content": prompt.turns[0]}])
+        tokens = model.tokenizer.chat(prompt.messages)
         decoder = Decoder(model.target)
         request = Request(tuple(tokens), model.method("none"), max_new_tokens=length, stop_ids=model.eos_ids)
         generation = decoder.submit(request)

@@ -25,6 +25,7 @@ from outpace.bench.words import (
     split_text,
     times,
 )
+from outpace.core.files import write_atomically
 
 _TILES = 6
 _USE = ("entries", "bound", "evicted")
@@ -37,13 +38,7 @@ def write_html(result: Mapping[str, Any], path: str | Path) -> None:
 
 def write_page(html: str, path: str | Path) -> None:
     """Write a page. The file appears whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        draft.write_text(html, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomically(Path(path), html.encode())
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -35,7 +35,8 @@ from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.model import Model
-from outpace.prompts.questions import Prompt, batches, unique
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import batches, unique
 
 _SAMPLE_CHARACTERS = 1500
 

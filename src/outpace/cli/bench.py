@@ -18,7 +18,7 @@ from outpace.core.errors import BadInput
 if TYPE_CHECKING:
     from outpace.bench.settings import BenchSettings
     from outpace.cli.session import MethodChoice
-    from outpace.prompts.questions import Prompt
+    from outpace.prompts.prompt import Prompt
 
 _INTERRUPTED = 130
 

@@ -70,7 +70,7 @@ def import_head(
     machine = _checked(folder, model, threads, dtype, device)
     from outpace.heads.checkpoint import is_ours, read_provenance, save
     from outpace.heads.layouts.base import detect, read
-    from outpace.heads.layouts.files import appearing, check_new
+    from outpace.heads.layouts.files import check_new, new_folder
 
     if is_ours(folder):
         raise BadInput(f"the head at '{folder}' is of outpace's own layout already; use it with --head")
@@ -78,7 +78,7 @@ def import_head(
     check_new(output)
     loaded, _ = machine.load()
     head = read(folder, loaded.target)
-    with appearing(output) as place:
+    with new_folder(output) as place:
         about = {"imported": found[0].name if found else "", "from": folder.name}
         save(head, place, (read_provenance(folder) or {}) | about)
     _written(output, {"kind": head.kind, "layout": "outpace", "model": model}, json)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.core.errors import BadInput
-from outpace.core.files import share
+from outpace.core.files import atomic_file, is_special
 
 if TYPE_CHECKING:
     from outpace.bench.settings import Progress as Step
@@ -113,7 +113,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise BadInput unless a file can be written at ``path``. Called before the long run, not after it."""
-    if _is_special(path):
+    if is_special(path):
         return
     if path.is_dir():
         raise BadInput(f"cannot write {path}: it is a folder")
@@ -128,27 +128,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then put it in place: never half a file."""
-    path = path.resolve()  # through a link, to the file itself
-    temporary: Path | None = None
+    """Let ``write`` fill a file that then appears at ``path``, whole. Raises BadInput where it cannot be written."""
     try:
-        if _is_special(path):
-            write(path)
-            return
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        write(temporary)
-        share(temporary)
-        temporary.replace(path)
+        with atomic_file(path) as unfinished:
+            write(unfinished)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-
-
-def _is_special(path: Path) -> bool:
-    """A device or a pipe: written to as it is, for replacing /dev/null would be a poor joke."""
-    return path.exists() and not path.is_file() and not path.is_dir()

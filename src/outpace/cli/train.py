@@ -54,10 +54,11 @@ def train(
     readings: Annotated[
         float,
         typer.Option(
+            "--passages",
             "--readings",
             metavar="SHARE",
             rich_help_panel=_DATA,
-            help="Share of prompts about texts: summaries, questions with passages. The texts are the model's answers.",
+            help="Share of prompts about passages: summaries, questions on them. The passages are the model's answers.",
         ),
     ] = 0.2,
     exclude: Annotated[
@@ -129,7 +130,8 @@ def train(
     if kind != name:
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
     _check_folder(output, resume)
-    from outpace.prompts.overlap import Overlap, bench_texts
+    from outpace.prompts.overlap import Overlap
+    from outpace.prompts.questions import bench_texts
     from outpace.prompts.sources import source
 
     job = Job(
@@ -212,7 +214,7 @@ def _checked(
 def _check_folder(folder: Path, resume: bool) -> None:
     """Raise BadInput for a folder that cannot be written, or that holds what nobody asked to go on with."""
     from outpace.heads.checkpoint import WEIGHTS
-    from outpace.training.trainer import STATE
+    from outpace.training.run_state import STATE
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,6 +245,6 @@ def _check_shares(self_written: float | None, readings: float, prompts: bool) ->
     if self_written is not None and not 0.0 <= self_written <= 1.0:
         raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
     if not 0.0 <= readings < 1.0:
-        raise BadInput(f"--readings must be at least 0 and below 1, not {readings:g}: there must be texts to ask about")
+        raise BadInput(f"--passages must be at least 0 and below 1, not {readings:g}: passages come from other answers")
     if self_written == 0.0 and not prompts:
         raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")

@@ -68,13 +68,14 @@ class Job:
         return self._train(model, config, shards, collected)
 
     def _collect(self, model: Model, shards: Shards) -> Collected:
-        from outpace.training.data import Collector, DataConfig
+        from outpace.training.data import Collector
+        from outpace.training.data_config import DataConfig
 
         wish = DataConfig(
             tokens=self.tokens,
             sources=self.sources,
             self_written=self.self_written,
-            readings=self.readings,
+            passages=self.readings,
             cache_bytes=self.cache_bytes,
             seed=self.seed,
         )
@@ -109,7 +110,8 @@ class Job:
         from outpace.training.dataset import Dataset
         from outpace.training.memory import ran_out
         from outpace.training.on_policy import with_on_policy
-        from outpace.training.trainer import Schedule, Trainer, read_state
+        from outpace.training.run_state import read_state
+        from outpace.training.trainer import Schedule, Trainer
 
         target, where = model.target, torch.device(model.info.get("device", "cpu"))
         dataset = Dataset(shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)
@@ -195,7 +197,7 @@ class Job:
             words += ["--prompts", one.name]
         if self.self_written is not None:
             words += ["--self-written", f"{self.self_written:g}"]
-        words += ["--readings", f"{self.readings:g}"]
+        words += ["--passages", f"{self.readings:g}"]
         if self.seconds != float("inf"):
             words += ["--max-minutes", f"{self.seconds / 60:g}"]
         words += ["--epochs", f"{self.epochs:g}", "--size", self.size, "--vocabulary", str(self.vocabulary)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outpace.core.errors import BadInput
+from outpace.core.files import atomic_file
 from outpace.datastore.corpus import TokenPiece
 from outpace.datastore.layout import ENTRY_BYTES, MOST_DEPTH, MOST_TOKENS, SEPARATORS, Header, digest
 from outpace.datastore.suffixes import CHUNK, suffix_order
@@ -158,34 +157,13 @@ def _continued(text: npt.NDArray[Any], order: npt.NDArray[np.uint32]) -> npt.NDA
 
 
 def _write_whole(path: Path, header: bytes, blocks: Iterable[bytes]) -> None:
-    """Write a file beside ``path``, put it on the disk, then in place."""
-    path = path.resolve()  # through a link, to the file itself
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with atomic_file(path) as unfinished, unfinished.open("wb") as file:
             _write_blocks(file, chain([header], blocks))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _settle_folder(path.parent)
     except OSError as error:
         raise BadInput(f"cannot write the datastore '{path}': {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _write_blocks(file: BinaryIO, blocks: Iterable[bytes]) -> None:
     for block in blocks:
         file.write(block)
-
-
-def _settle_folder(folder: Path) -> None:
-    """The rename itself, on the disk. Windows opens no folders."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -140,6 +140,21 @@ class Head(nn.Module, ABC):
         """The kind's own settings, checked."""
         return self.Options.model_validate(self.config.options)
 
+    @property
+    def on_policy_share(self) -> float:
+        """Share, in [0, 1], of the training batches whose answers it samples itself; 0.0 where it cannot."""
+        return 0.0
+
+    def sample_answers(
+        self, batch: Batch, teacher: Teacher, *, most: int, stop_ids: frozenset[int], seed: int
+    ) -> list[tuple[int, list[int]]]:
+        """For each row of ``batch`` where its answer begins, and what the head writes there: up to ``most`` tokens.
+
+        An answer ends with one of ``stop_ids``, and is no longer than the batch's. Asked for where ``on_policy_share``
+        is above 0.
+        """
+        raise NotImplementedError(f"a head of kind {self.kind} writes no text of its own")
+
     @classmethod
     @abstractmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.core.files import appearing, read_json, write_atomically
+from outpace.core.files import atomic_file, read_json, write_atomically
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.fingerprint import check, probe
@@ -61,7 +61,7 @@ def save(head: Head, folder: Path, provenance: Mapping[str, Any]) -> None:
     config = json.dumps(head.config.model_dump(), indent=1).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with appearing(folder / WEIGHTS) as unfinished:
+        with atomic_file(folder / WEIGHTS) as unfinished:
             save_file(tensors, unfinished, metadata={"format": "pt"})
             if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != config:
                 (folder / WEIGHTS).unlink(missing_ok=True)  # of another head: never its weights under this one's name

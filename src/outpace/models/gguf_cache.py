@@ -27,6 +27,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from outpace.core.errors import BadInput
+from outpace.core.files import settle, write_atomically
 from outpace.core.version import __version__
 from outpace.models import gguf_convert
 from outpace.models.gguf_header import read_header
@@ -127,7 +128,7 @@ def content_digest(path: Path) -> str:
     if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
         with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(json.dumps({"seen": seen, "digest": digest}), encoding="utf-8")
+            write_atomically(note, json.dumps({"seen": seen, "digest": digest}).encode())
     return digest
 
 
@@ -136,28 +137,11 @@ def _publish(folder: Path, entry: Path, about: dict[str, Any]) -> None:
 
     files = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     about |= {"files": files, "outpace": __version__, "transformers": transformers_version}
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(about, indent=1), encoding="utf-8")
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(manifest.stat().st_mode)  # safetensors makes its files private, against the user's umask
-        _flush(file)
-    _flush(folder)
+    (folder / MANIFEST).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    settle(folder)
     if entry.exists():  # incomplete: something damaged it after it was made
         shutil.rmtree(entry)
     folder.replace(entry)
-    _flush(entry.parent)
-
-
-def _flush(path: Path) -> None:
-    """Put a file or a directory on the disk, so that a power cut after the rename finds it whole."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no directories
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sweep(root: Path) -> None:

@@ -1,8 +1,9 @@
-"""Which prompts must not be trained on: what a bench asks, and what was there before.
+"""Which prompts must not be trained on: those that a bench asks, and those that were collected before.
 
-Overlap with a bench is told by word n-grams: one run of eight words in common is enough, as the reports of the field
-have it. Near duplicates are told by how many of their word triples two prompts share: estimated from the smallest
-hashes of each (bottom-k sketches, Broder 1997), so that memory does not grow with the length of prompts.
+A prompt overlaps with a bench prompt when they have one run of eight words in common, the usual test for contamination
+in reports of the field. Two prompts are near duplicates when the Jaccard similarity of their word triples is at least
+0.8; it is estimated from the smallest hashes of each (bottom-k sketches, Broder 1997), so that memory does not grow
+with the length of prompts.
 """
 
 from __future__ import annotations
@@ -11,28 +12,27 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-
-from outpace.prompts.questions import load_prompts
 
 WORDS = 8
-"""Words in a row that a bench prompt and a training prompt may not have in common."""
+"""Length, in words, of a run that a bench prompt and a training prompt must not have in common."""
 _SHORT = 4
-"""Bench prompts of fewer words than this are looked for as whole prompts alone: anybody may say "thank you"."""
+"""Bench prompts of fewer words than this overlap only with the same whole prompt: "thank you" is in many texts."""
 ALIKE = 0.8
-"""Share of common word triples (Jaccard) from which prompts are near duplicates."""
-_SHINGLE, _SKETCH = 3, 48
+"""Jaccard similarity of word triples, in [0, 1], from which prompts are near duplicates."""
+_SHINGLE = 3
+_SKETCH = 48
+"""Hashes kept of each prompt."""
 _WORD = re.compile(r"\w+")
 
 
 def normal(text: str) -> str:
-    """A text as it is compared: one case, one kind of space, no punctuation at its ends."""
+    """A text for comparison: NFKC, casefolded, single spaces, no punctuation at its ends."""
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return folded.strip(".!?,;: ") or folded
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in one case and without punctuation."""
+    """The words of a text, casefolded and without punctuation."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -46,7 +46,8 @@ def _hash(found: Sequence[str]) -> int:
 
 
 class Overlap:
-    """Texts that training must not see, by their runs of ``size`` words."""
+    """A set of texts that training must not see; ``text in overlap`` says whether one has ``size`` words in a row in
+    common with any of them."""
 
     def __init__(self, texts: Iterable[str], size: int = WORDS) -> None:
         self.size = size
@@ -57,7 +58,7 @@ class Overlap:
             if len(found) < _SHORT:
                 self._whole.add(normal(text))
             else:
-                # A prompt that is shorter than a run is one itself.
+                # A text of fewer words than ``size`` is one run as a whole.
                 length = min(size, len(found))
                 self._by_length.setdefault(length, set()).update(_grams(found, length))
 
@@ -68,21 +69,8 @@ class Overlap:
         )
 
 
-def bench_texts(files: Iterable[Path] = ()) -> list[str]:
-    """What benches ask: the prompts that come with the package, and those of ``files``, every turn of them.
-
-    Raises BadInput for a file without prompts.
-    """
-    from outpace.prompts.sources import read_rows
-
-    texts = [turn for prompt in load_prompts() for turn in prompt.turns]
-    for file in files:
-        texts += [text for row in read_rows(file) for text in row.texts]
-    return texts
-
-
 class Seen:
-    """Prompts that there are already; tells exact and near duplicates."""
+    """The prompts collected so far; finds exact and near duplicates. ``alike``: the threshold, as :data:`ALIKE`."""
 
     def __init__(self, alike: float = ALIKE) -> None:
         self.alike = alike
@@ -91,7 +79,7 @@ class Seen:
         self._by_hash: dict[int, list[int]] = {}
 
     def add(self, text: str) -> None:
-        """From now on this one is there."""
+        """Enter a prompt."""
         self._exact.add(normal(text))
         sketch = _sketch(text)
         for value in sketch:
@@ -99,11 +87,11 @@ class Seen:
         self._sketches.append(sketch)
 
     def duplicate(self, text: str) -> bool:
-        """Whether this very text is there, up to case, space and punctuation at its ends."""
+        """Whether this text was entered, up to case, space and punctuation at its ends."""
         return normal(text) in self._exact
 
     def near(self, text: str) -> bool:
-        """Whether a text is there that shares most of its word triples."""
+        """Whether a text was entered whose word triples are about the same (``alike``)."""
         sketch = _sketch(text)
         common: dict[int, int] = {}
         for value in sketch:
@@ -123,7 +111,7 @@ def _sketch(text: str) -> frozenset[int]:
 
 
 def _resemblance(one: frozenset[int], other: frozenset[int]) -> float:
-    """Jaccard similarity; of hashes up to the largest of a full sketch, which says nothing about those beyond."""
+    """Jaccard similarity, in [0, 1]. A full sketch lacks hashes beyond its largest: they are left out of the count."""
     together = one | other
     ends = [max(sketch) for sketch in (one, other) if len(sketch) == _SKETCH]
     if ends:

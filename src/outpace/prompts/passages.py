@@ -1,8 +1,8 @@
-"""Prompts about texts: summaries, and questions with the passages that answer them.
+"""Prompts about passages: summaries, questions with the passages that answer them, rewritings.
 
-What users paste is long, and answers go back to it: a head that has only seen short questions drafts badly there. The
-texts are the target's own longer answers, and the questions the prompts they answered: no data is needed, and what is
-to be answered is as varied as what was asked before. Texts of held-out prompts are not among them.
+Users paste long texts, and answers repeat parts of them: a head that was trained on short questions alone drafts badly
+there. The passages are the target's own longer answers, and the questions the prompts that they answered, so that no
+data set is needed. The caller leaves out answers of the held-out split.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence as Seq
 
 from outpace.prompts.overlap import words
-from outpace.prompts.sources import Ask
+from outpace.prompts.prompt import Prompt
 
 SHORTEST = 240
-"""Characters of a text that is worth summing up."""
+"""Characters of a passage, at least."""
 NEW = 0.7
-"""Share of a text's word triples that are not repetitions, at least: small targets lose themselves in loops."""
+"""Share of a passage's word triples that are distinct, at least: small targets repeat themselves in loops."""
 _STEP = 2
-"""Texts by which a reading is further than the one before; it takes up to three, so neighbours share one."""
+"""Passages by which a prompt begins after the one before; it takes up to three, so neighbours share one."""
 _END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
 _SUMMARIES = (
     "Summarize: {text}",
@@ -49,31 +49,28 @@ _SHARES = (4, 4, 1)
 
 
 class PassagePrompts:
-    """Prompts about texts, by number: the same number and the same texts, the same prompt."""
+    """Prompts about passages, by number: the same number, passages and seed, the same prompt."""
 
     name = "read"
+    """Of their ids, ``read:NUMBER``: logs of earlier versions have it too."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
         self._texts: list[tuple[str, str]] = []
 
     def add(self, question: str, answer: str) -> None:
-        """One more text, if it is long enough, and the prompt that it answers."""
+        """One more passage, if it is long enough and not repetitive, and the prompt that it answers."""
         ends = [found.end() for found in _END.finditer(answer)]
         whole = answer[: ends[-1]].strip() if ends else ""  # an answer may have been cut off in a sentence
         if len(whole) >= SHORTEST and _new(whole) >= NEW:
             self._texts.append((question.strip(), whole))
 
     def __len__(self) -> int:
-        """How many prompts the texts are enough for."""
+        """How many prompts the passages are enough for."""
         return max(0, (len(self._texts) - 1) // _STEP)
 
-    def origin(self, number: int) -> str:
-        """What the prompt of this number is called."""
-        return f"{self.name}:{number}"
-
-    def ask(self, number: int) -> Ask:
-        """The prompt of a number below ``len``."""
+    def prompt(self, number: int) -> Prompt:
+        """The prompt of a number in [0, ``len``)."""
         chance = random.Random(f"{self._seed} reading {number}")
         some = self._texts[number * _STEP : number * _STEP + _STEP + 1]
         forms = chance.choices(_KINDS, _SHARES)[0]
@@ -84,7 +81,7 @@ class PassagePrompts:
             text = "\n\n".join(passages)
         else:
             text = some[0][1] if chance.random() < 0.5 else _joined(some[:2])
-        return Ask(self.origin(number), chance.choice(forms).format(text=text, question=question))
+        return Prompt.single(f"{self.name}:{number}", chance.choice(forms).format(text=text, question=question))
 
 
 def _new(text: str) -> float:

@@ -1,11 +1,12 @@
-"""The target answers prompts, many at once, and the hidden states of its forwards are kept as they pass by.
+"""The target answers prompts, many at once, and the hidden states of its forwards are kept.
 
-Capturing costs no forward of its own: a drafter that drafts nothing reads the layers that drafters will read
-(``on_prefill`` and ``observe``), so generation runs through the same round as any other.
+This costs no forward of its own: a drafter that drafts nothing reads the layers that drafters will read (``on_prefill``
+and ``observe``), and generation runs through the same round as any other.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -29,17 +30,35 @@ from outpace.training.shards import Conversation
 TOGETHER = 64
 """Requests that are answered at once."""
 _RECALLED = 8
-"""Conversations whose K/V is held at once while their states are computed again."""
+"""Conversations whose K/V is held at once while their hidden states are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the target is to answer. ``key`` names it for good."""
+class PromptTokens:
+    """A prompt in tokens, and how its answer is drawn. ``key``: the prompt's, which its conversation keeps."""
 
     key: str
     tokens: tuple[int, ...]
     temperature: float = 0.0
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSampling:
+    """How answers are drawn: a ``share`` of them at ``temperature``, the others greedily; a prompt's key decides."""
+
+    share: float = 0.3
+    temperature: float = 0.8
+
+    def of(self, key: str) -> tuple[float, int]:
+        """Temperature and seed for the prompt of this key."""
+        draw = seed_of(f"{key} sampled") / 2**31
+        return (self.temperature if draw < self.share else 0.0), seed_of(f"{key} seed")
+
+
+def seed_of(text: str) -> int:
+    """A seed in [0, 2**31) that the text alone decides."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
 
 
 @dataclass(slots=True)
@@ -79,7 +98,7 @@ class Recorder(Drafter[RecorderState]):
 
 def answered(
     target: Target,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[PromptTokens],
     layers: Seq[int],
     *,
     most: int,
@@ -87,15 +106,16 @@ def answered(
     together: int = TOGETHER,
     wanted: Callable[[], bool] = lambda: True,
 ) -> Iterator[Conversation]:
-    """Answers of up to ``most`` tokens, in the order in which they end, with states of ``layers``.
+    """Answers of up to ``most`` tokens, in the order in which they end, with hidden states of ``layers``.
 
-    An answer ends with its end token, where it has one: drafters learn when answers end. The last token was never run;
-    its states are zeros. ``wanted`` is asked before another prompt is taken: False lets those under way end.
+    An answer includes its end token, where it has one: drafters learn when answers end. The last token is not
+    forwarded; its states are zeros. ``together`` requests run at once. ``wanted`` is called before another prompt is
+    taken; once it returns False, those under way end. Prompts that the engine refuses are left out.
     """
     recorder = Recorder(layers)
     method = Method("record", recorder, Rejection(), Fixed(0))
     decoder, pending = Decoder(target), iter(prompts)
-    running: dict[int, tuple[Prompt, Generation]] = {}
+    running: dict[int, tuple[PromptTokens, Generation]] = {}
     try:
         while True:
             while len(running) < together and wanted():
@@ -117,7 +137,7 @@ def answered(
                     tokens, states = generation.sequence.tokens, generation.draft_state.states()
                     yield Conversation(prompt.key, list(prompt.tokens), tokens[len(prompt.tokens) :], states)
     finally:
-        for _, generation in running.values():  # whoever stops listening, or an error: nothing is left open
+        for _, generation in running.values():  # the caller stopped iterating, or an error
             generation.cancel()
         decoder.admit()
 

@@ -1,10 +1,10 @@
-"""A folder of conversations: prompts collected, answered by the target, and kept with its hidden states.
+"""A folder of conversations: prompts are collected, answered by the target, and kept with its hidden states.
 
 The folder holds the shards (:mod:`outpace.training.shards`) and ``prompts.jsonl``, a line for every prompt that was
-looked at: to be answered, or why not. A shard is one block of prompts and depends on nothing else, so a run that was
-stopped at any moment and begun again writes what it would have written. Kinds of heads share a folder: it keeps states
-of the layers that any of them reads, until they fill the byte budget; beyond it text alone, whose states the target
-computes again.
+judged: to be answered, or why not. A shard is one block of prompts and depends on nothing else, so a run that was
+stopped at any moment and begun again writes what it would have written. Kinds of heads share a folder: it keeps hidden
+states of the layers that any of them reads until they fill the byte budget; beyond it text alone, whose states the
+target computes again.
 """
 
 from __future__ import annotations
@@ -13,61 +13,38 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outpace.core.errors import BadInput, OutpaceError
+from outpace.core.errors import BadInput
 from outpace.heads.base import kinds
 from outpace.heads.fingerprint import alike, probe
 from outpace.model import Model
-from outpace.prompts.overlap import Overlap, Seen
-from outpace.prompts.passages import PassagePrompts
-from outpace.prompts.sources import Ask, Source, Variation
+from outpace.prompts.overlap import Overlap
+from outpace.prompts.prompt import Prompt
 from outpace.targets.base import Target
-from outpace.training.answers import TOGETHER, Prompt, answered
-from outpace.training.dataset import held_out
+from outpace.training.answers import PromptTokens, answered
+from outpace.training.candidates import Candidates
+from outpace.training.data_config import DataConfig
 from outpace.training.memory import give_back, ran_out
 from outpace.training.prompt_log import LOG, Log
-from outpace.training.self_written import SelfWritten
 from outpace.training.shards import MANIFEST, Conversation, Shards
 
 BLOCK = 192
-"""Most prompts that are answered between two shards."""
+"""Prompts that are answered between two shards, at most."""
 _SHARD_BYTES = 256 * 2**20
+"""Bytes of hidden states in a shard, about."""
 _LEAST_BLOCK = 8
-_TURNS = 64
-"""Turns that the model is asked to write at once."""
-_VAIN = 8
-"""So many askings in a row without a turn of use, and the model is taken to write none."""
 CACHE = 20 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class DataConfig:
-    """What is to be collected. ``tokens``: of answers; ``most``: in one of them; ``longest``: tokens of a prompt.
-
-    ``self_written``: share of prompts that the model writes itself; None: those that are lacking when ``sources`` end.
-    ``readings``: share of prompts about texts, as far as there are texts. ``cache_bytes``: for states; None: half of
-    the free disk, up to CACHE.
-    """
-
-    tokens: int
-    sources: Sequence[Source] = ()
-    self_written: float | None = None
-    readings: float = 0.0
-    most: int = 224
-    longest: int = 1024
-    cache_bytes: int | None = None
-    variation: Variation = field(default_factory=Variation)
-    seed: int = 0
-    together: int = TOGETHER
+"""Bytes of hidden states that are kept at most where nobody says how many."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """How far a collection is. ``removed``: prompts left out, by reason."""
+    """Progress of a collection: ``tokens`` of ``prompts`` answers; ``removed``: prompts left out, by reason;
+    ``sources``: prompts answered, by source; ``doing``: what is going on, for a progress bar."""
 
     tokens: int = 0
     prompts: int = 0
@@ -76,7 +53,7 @@ class Collected:
     doing: str = ""
 
     def public(self) -> dict[str, Any]:
-        """For a head's provenance."""
+        """As a head's provenance has it."""
         return {
             "answer_tokens": self.tokens,
             "prompts": self.prompts,
@@ -89,7 +66,7 @@ Watch = Callable[[Collected], None]
 
 
 def layers_of_all_kinds(target: Target) -> tuple[int, ...]:
-    """The layers that any kind of head reads with its default settings, and the last one's output."""
+    """The layers that any kind of head reads with its default settings, and the last one's output; ascending."""
     found = {target.num_layers}
     for kind in kinds().values():
         found |= set(kind.aux_layers_of(target.num_layers, kind.Options()))
@@ -97,10 +74,10 @@ def layers_of_all_kinds(target: Target) -> tuple[int, ...]:
 
 
 def open_folder(folder: Path, target: Target, name: str, layers: Sequence[int]) -> Shards:
-    """The conversations in ``folder``, or a new folder for states of ``layers``.
+    """The conversations in ``folder``, or a new folder for hidden states of ``layers``. ``name``: the target's.
 
-    A folder that exists keeps its own layers: others are computed when they are asked for. Raises BadInput for a folder
-    of other weights, told by their fingerprint and not by name.
+    A folder that exists keeps its own layers: others are computed when they are read. Raises BadInput for a folder that
+    cannot be written, and for conversations of another target: the weights' fingerprint decides, not the name.
     """
     manifest = folder / MANIFEST
     if not manifest.exists():
@@ -124,60 +101,43 @@ def open_folder(folder: Path, target: Target, name: str, layers: Sequence[int]) 
 
 
 def about(shards: Shards) -> dict[str, Any]:
-    """What the folder's manifest says."""
+    """The folder's manifest; empty where it is no object."""
     found = json.loads((shards.folder / MANIFEST).read_text())
     return found if isinstance(found, dict) else {}
 
 
 class Collector:
-    """Fills a folder with conversations of ``model``. ``excluded``: what no prompt may have in common with."""
+    """Fills a folder with conversations of ``model``. ``excluded``: texts with which no prompt may overlap."""
 
-    def __init__(self, model: Model, shards: Shards, wish: DataConfig, excluded: Overlap) -> None:
-        self.model, self.shards, self.wish, self._excluded = model, shards, wish, excluded
+    def __init__(self, model: Model, shards: Shards, config: DataConfig, excluded: Overlap) -> None:
+        self.model, self.shards, self.config = model, shards, config
         self.layers = tuple(about(shards).get("layers", ()))
         room = model.target.context_length
-        self._most = max(1, min(wish.most, room // 2))
-        self._longest = max(1, min(wish.longest, room - self._most - 2))
+        self._most = max(1, min(config.most, room // 2))
+        longest = max(1, min(config.longest, room - self._most - 2))
         self.log = Log(shards.folder / LOG)
-        self._own = SelfWritten(model, wish.seed)
-        self._readings = PassagePrompts(wish.seed)
         self._answered = set(shards.keys())
-        for path in shards.paths if wish.readings else ():
-            self._remember(shards.read(path))
-        self._seen = self._known()
-        self._given = self._in_turns([iter(one) for one in wish.sources])
-        self._given_left = bool(wish.sources)
-        self._turns: list[Ask] = []
-        self._written = False
-        self._vain = self._owned = 0
+        self._candidates = Candidates(model, config, excluded, self.log, longest)
+        self._recall()
         self.state = Collected(shards.answer_tokens(), len(self._answered))
 
-    def _known(self) -> Seen:
-        """What is there already: the log's prompts, and those that were answered without one."""
-        seen = Seen()
-        for ask in self.log.asks:
-            seen.add(ask.text)
-        unlogged = self._answered - {ask.key for ask in self.log.asks}
-        for path in self.shards.paths if unlogged else ():
-            for one in self.shards.read(path, wanted=unlogged.__contains__):
-                seen.add(self.model.tokenizer.decode(self._own.turn.inside(one.prompt)))
-        return seen
-
-    def _remember(self, conversations: Iterable[Conversation]) -> None:
-        """Their answers are texts to ask about; but not answers about texts, nor any of the held-out split."""
-        asked = {ask.key: ask for ask in self.log.asks if not ask.origin.startswith(f"{PassagePrompts.name}:")}
-        for one in conversations:
-            if one.key in asked and not held_out(one.key):
-                self._readings.add(asked[one.key].text, self.model.tokenizer.decode(self._said(one)))
-
-    def _said(self, one: Conversation) -> list[int]:
-        """An answer without the token that ended it."""
-        return one.answer[:-1] if one.answer[-1] in self.model.eos_ids else one.answer
+    def _recall(self) -> None:
+        """Tell the candidates what an earlier run has answered."""
+        unlogged = self._answered - {prompt.key for prompt in self.log.prompts}
+        for path in self.shards.paths:
+            if self.config.passages:
+                self._candidates.add_passages(self.shards.read(path))
+            if unlogged:
+                self._candidates.add_answered(self.shards.read(path, wanted=unlogged.__contains__))
 
     def run(self, watch: Watch = lambda _: None) -> Collected:
-        """Collect until there are tokens enough or prompts have ended. What was written before is kept, always."""
+        """Collect until there are enough tokens or no prompts are left; what was written before is always kept.
+
+        ``watch`` is called after every answer. Raises BadInput where memory or the disk is full and where there is
+        nothing to answer.
+        """
         try:
-            while self.state.tokens < self.wish.tokens:
+            while self.state.tokens < self.config.tokens:
                 block = self._block(watch)
                 if not block:
                     break
@@ -200,110 +160,39 @@ class Collector:
     def _count(self) -> None:
         self.state.removed = self.log.removed
         self.state.sources = Counter(
-            ask.origin.rpartition(":")[0] for ask in self.log.asks if ask.key in self._answered
+            prompt.id.rpartition(":")[0] for prompt in self.log.prompts if prompt.key in self._answered
         )
         self.state.prompts = len(self._answered)
 
-    def _block(self, watch: Watch) -> list[Ask]:
-        """The next prompts to be answered: those that wait, and as many new ones as are lacking."""
-        left = self.wish.tokens - self.state.tokens
+    def _block(self, watch: Watch) -> list[Prompt]:
+        """The next prompts to be answered: those in the log that wait, and as many new ones as are lacking."""
+        left = self.config.tokens - self.state.tokens
         mean = self.state.tokens / len(self._answered) if self._answered else self._most / 2
         size = min(self._largest(), max(_LEAST_BLOCK, math.ceil(left / max(1.0, mean))))
-        waiting = [ask for ask in self.log.asks if ask.key not in self._answered]
+        waiting = [prompt for prompt in self.log.prompts if prompt.key not in self._answered]
         while len(waiting) < size:
             self.state.doing = "collecting prompts"
             watch(self.state)
-            before = len(self.log.asks)
-            if not self._more(size - len(waiting)):
+            before = len(self.log.prompts)
+            if not self._candidates.more(size - len(waiting)):
                 break
-            waiting += self.log.asks[before:]
+            waiting += self.log.prompts[before:]
         return waiting[:size]
 
     def _largest(self) -> int:
-        """How many prompts a block may have: its states must fit into memory, and a shard be a file of a fair size."""
-        tokens = 2 * self.model.target.hidden_size * max(1, len(self.layers)) * (self._most + 96)
-        return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // tokens))
+        """How many prompts a block may have, so that its hidden states take about ``_SHARD_BYTES``."""
+        a_prompt = 2 * self.model.target.hidden_size * max(1, len(self.layers)) * (self._most + 96)
+        return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
 
-    def _more(self, count: int) -> bool:
-        """Look at some more candidates, from whichever kind of source is behind. False when there are none."""
-        if self.log.read < self.wish.readings * len(self.log.asks) and self.log.readings < len(self._readings):
-            self.log.write([self._judged(self._readings.ask(self.log.readings))])
-            return True
-        others = len(self.log.asks) - self.log.read
-        share = self.wish.self_written or 0.0
-        if self._given_left and self.log.own >= share * others:
-            self._take_given(1 if share else count)
-            return True
-        if self.wish.self_written == 0.0:
-            return False
-        self._take_own(1 if 0.0 < share < 1.0 and self._given_left else count)
-        return True
-
-    def _take_given(self, count: int) -> None:
-        taken = 0
-        while taken < count:
-            ask = next(self._given, None)
-            if ask is None:
-                self._given_left = False
-                return
-            if (ask.origin, ask.key) not in self.log.looked_at:
-                self.log.write([self._judged(ask)])
-                taken += 1
-
-    def _take_own(self, count: int) -> None:
-        """Judge up to ``count`` of the turns that the model has written; none where it must write some first."""
-        if not self._turns:
-            self._write_turns()
-        some, self._turns = self._turns[:count], self._turns[count:]
-        self.log.write([self._judged(ask) for ask in some])
-
-    def _write_turns(self) -> None:
-        """Let the model write the next turns. The log says so when they are used up: till then they can be made again.
-
-        Raises BadInput when none of the last ones could be used.
-        """
-        if self._written:
-            self.log.write([{"turns": self.log.turns + _TURNS}])
-            self._vain = 0 if self.log.own > self._owned else self._vain + 1
-            if self._vain >= _VAIN:
-                raise BadInput(
-                    f"the model wrote no users' turns that can be used ({_VAIN * _TURNS} were asked for); "
-                    "give prompts: --prompts FILE"
-                )
-        self._owned = self.log.own
-        found = self._own.turns(self.log.turns, _TURNS, self.wish.together)
-        self._turns = [ask for ask in found if (ask.origin, ask.key) not in self.log.looked_at]
-        self._written = True
-
-    def _judged(self, ask: Ask) -> dict[str, Any]:
-        """The log's line for a candidate; one that is taken counts as seen from here on."""
-        entry: dict[str, Any] = {"origin": ask.origin, "key": ask.key}
-        if reason := self._against(ask):
-            return entry | {"removed": reason}
-        self._seen.add(ask.text)
-        return entry | {"text": ask.text} | ({"system": ask.system} if ask.system else {})
-
-    def _against(self, ask: Ask) -> str:
-        """Why this prompt is not answered, or ""."""
-        if self._seen.duplicate(ask.text):
-            return "duplicates"
-        if ask.text in self._excluded:
-            return "overlaps with bench prompts"
-        if self._seen.near(ask.text):
-            return "near duplicates"
-        try:
-            size = len(self.model.tokenizer.chat(ask.messages))
-        except OutpaceError:
-            return "refused by the chat template"
-        return "" if 0 < size <= self._longest else "too long"
-
-    def _answer(self, block: Sequence[Ask], watch: Watch) -> None:
-        """Answer a block, and write its shard: in the order of its prompts, whichever ended first."""
+    def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
+        """Answer a block and write its shard, in the order of its prompts."""
         capture = self.layers if self.shards.bytes < self._cache() else ()
-        prompts = []
-        for ask in block:
-            temperature, seed = self.wish.variation.of(ask.key)
-            prompts.append(Prompt(ask.key, tuple(self.model.tokenizer.chat(ask.messages)), temperature, seed))
+        prompts = [
+            PromptTokens(
+                prompt.key, tuple(self.model.tokenizer.chat(prompt.messages)), *self.config.sampling.of(prompt.key)
+            )
+            for prompt in block
+        ]
         found: dict[str, Conversation] = {}
         base = self.state.tokens
         self.state.doing = (
@@ -315,7 +204,7 @@ class Collector:
             capture,
             most=self._most,
             stop_ids=self.model.eos_ids,
-            together=self.wish.together,
+            together=self.config.together,
         ):
             found[one.key] = one
             self.state.tokens += len(one.answer)
@@ -323,24 +212,15 @@ class Collector:
             watch(self.state)
         if not found:
             raise BadInput("the model answered none of the prompts")
-        self.shards.append([found[ask.key] for ask in block if ask.key in found])
-        if self.wish.readings:
-            self._remember(one for one in (found.get(ask.key) for ask in block) if one)
+        conversations = [found[prompt.key] for prompt in block if prompt.key in found]
+        self.shards.append(conversations)
+        if self.config.passages:
+            self._candidates.add_passages(conversations)
         give_back()
-        self._answered |= {ask.key for ask in block}
+        self._answered |= {prompt.key for prompt in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())
 
     def _cache(self) -> int:
-        if self.wish.cache_bytes is not None:
-            return self.wish.cache_bytes
+        if self.config.cache_bytes is not None:
+            return self.config.cache_bytes
         return min(CACHE, self.shards.bytes + shutil.disk_usage(self.shards.folder).free // 2)
-
-    def _in_turns(self, sources: list[Iterator[Ask]]) -> Iterator[Ask]:
-        """Prompts of all sources in turn, until each has ended."""
-        while sources:
-            for one in list(sources):
-                ask = next(one, None)
-                if ask is None:
-                    sources.remove(one)
-                else:
-                    yield ask

@@ -1,4 +1,4 @@
-"""The prompts that were looked at for a folder of conversations, in order, in a file that is only ever added to."""
+"""The prompts that were judged for a folder of conversations, in order, in a file that lines are only added to."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.prompts.passages import PassagePrompts
-from outpace.prompts.sources import Ask
+from outpace.prompts.prompt import Prompt
 from outpace.training.self_written import SelfWritten
 
 LOG = "prompts.jsonl"
 
 
 class Log:
-    """A line for every prompt: to be answered, or why not. Lines that a kill cut off are forgotten."""
+    """A line for every prompt: to be answered, or why not. A line that a kill cut off is dropped.
+
+    Raises BadInput for a damaged line.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.asks: list[Ask] = []
-        self.looked_at: set[tuple[str, str]] = set()
+        self.prompts: list[Prompt] = []
+        """To be answered."""
+        self.judged: set[tuple[str, str]] = set()
+        """(id, key) of all prompts."""
         self.removed: Counter[str] = Counter()
+        """How many prompts were left out, by reason."""
         self.turns = 0
-        """Turns that the model was asked for."""
+        """Turns that the model was asked to write."""
         self.own = 0
-        """Prompts of them that are to be answered."""
-        self.readings = 0
-        """Prompts about texts that were looked at."""
-        self.read = 0
+        """Prompts among them that are to be answered."""
+        self.passages_judged = 0
+        """Prompts about passages."""
+        self.passages = 0
         """Those of them that are to be answered."""
         if path.exists():
             self._read()
@@ -53,14 +59,14 @@ class Log:
         if "turns" in entry:
             self.turns = int(entry["turns"])
             return
-        self.looked_at.add((entry["origin"], entry["key"]))
-        reading = entry["origin"].startswith(f"{PassagePrompts.name}:")
-        self.readings += reading
+        self.judged.add((entry["origin"], entry["key"]))
+        about_passages = entry["origin"].startswith(f"{PassagePrompts.name}:")
+        self.passages_judged += about_passages
         if "removed" in entry:
             self.removed[entry["removed"]] += 1
         else:
-            self.asks.append(Ask(entry["origin"], entry["text"], entry.get("system", "")))
-            self.read += reading
+            self.prompts.append(Prompt.single(entry["origin"], entry["text"], entry.get("system", "")))
+            self.passages += about_passages
             self.own += entry["origin"].startswith(f"{SelfWritten.name}:")
 
     def write(self, entries: Sequence[dict[str, Any]]) -> None:

@@ -1,8 +1,7 @@
-"""Turns that the target writes in its users' stead: prompts where there is no data at hand.
+"""Prompts that the target writes itself, for training without a data set.
 
-An instruct model that is shown the beginning of a user's turn goes on with one: what users say, as far as the model
-knows (Magpie: Xu et al. 2024, arXiv 2406.08464). A base model goes on with text of any kind. So a head can be trained
-on what its target is likely to meet.
+An instruct model that is given the beginning of a user's turn continues it with what users are likely to say (Magpie:
+Xu et al. 2024, arXiv 2406.08464). A base model continues with text of any kind.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outpace.model import Model
-from outpace.prompts.sources import Ask, seed_of
-from outpace.training.answers import Prompt, answered
+from outpace.prompts.prompt import Prompt
+from outpace.training.answers import PromptTokens, answered, seed_of
 
 _PROBES = ("Qz", "7 x", "zebra", "¿")
-"""Texts whose tokens differ at both ends: what all of their conversations share is the template's."""
+"""Texts whose first and last tokens differ: what their conversations have in common is the template's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user's turn in tokens: what comes before its first words, and after its last. ``ends``: tokens that end one."""
+    """Tokens of the chat template before (``head``) and after (``tail``) a user's turn; ``ends``: what ends one."""
 
     head: tuple[int, ...]
     tail: tuple[int, ...] = ()
     ends: frozenset[int] = frozenset()
 
     def inside(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The user's words in a prompt of this template, as tokens."""
+        """The tokens of the user's words in a prompt of this template."""
         head, tail = list(self.head), list(self.tail)
         start = len(head) if list(prompt[: len(head)]) == head else 0
         stop = len(prompt) - len(tail) if tail and list(prompt[-len(tail) :]) == tail else len(prompt)
@@ -35,7 +34,7 @@ class Turn:
 
 
 def user_turn(model: Model) -> Turn:
-    """The template's part of a user's turn. Without a template: what a text begins with, and no end."""
+    """The template's tokens around a user's turn. Without a template: the first tokens of a text, and no end."""
     words = model.tokenizer
     wrapped = [words.chat([{"role": "user", "content": text}]) for text in _PROBES]
     bare = [words.encode(text) for text in _PROBES]
@@ -48,7 +47,7 @@ def user_turn(model: Model) -> Turn:
 
 
 def _common(rows: Sequence[Sequence[int]]) -> list[int]:
-    """What all of them begin with."""
+    """The longest common prefix."""
     first = list(rows[0])
     end = next(
         (at for at in range(len(first)) if any(list(row[at : at + 1]) != [first[at]] for row in rows)), len(first)
@@ -57,7 +56,7 @@ def _common(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 class SelfWritten:
-    """Turns that the model writes in its users' stead, by number: the same number, the same turn."""
+    """User turns that the model writes, by number: the same number and seed, the same turn."""
 
     name = "self"
     longest = 160
@@ -73,17 +72,13 @@ class SelfWritten:
 
     @property
     def template(self) -> bool:
-        """Whether the model has users, or goes on with any text."""
+        """Whether the model has a chat template; without one it continues any text."""
         return bool(self.turn.ends)
 
-    def origin(self, number: int) -> str:
-        """What a turn of this number is called."""
-        return f"{self.name}:{number}"
-
-    def turns(self, start: int, count: int, together: int) -> list[Ask]:
-        """The usable ones among turns ``start`` to ``start + count``, written at temperature 1."""
+    def turns(self, start: int, count: int, together: int) -> list[Prompt]:
+        """The usable ones of turns ``start`` to ``start + count``, sampled at temperature 1, ``together`` at once."""
         prompts = (
-            Prompt(str(number), self.turn.head, 1.0, seed_of(f"{self._seed} turn {number}"))
+            PromptTokens(str(number), self.turn.head, 1.0, seed_of(f"{self._seed} turn {number}"))
             for number in range(start, start + count)
         )
         most = min(self.longest if self.template else self.beginning, self._model.target.context_length // 2)
@@ -92,8 +87,8 @@ class SelfWritten:
         for one in answered(self._model.target, prompts, (), most=most, stop_ids=stops, together=together):
             ended = one.answer[-1] in stops
             if ended is not self.template:
-                continue  # a turn without an end is no turn; a text that ends at once is no beginning
+                continue  # a turn must have ended; the beginning of a text must not
             text = self._model.tokenizer.decode(one.answer[:-1] if ended else one.answer).strip()
             if len(text) >= self.shortest and "\ufffd" not in text:
                 found[int(one.key)] = text
-        return [Ask(self.origin(number), found[number]) for number in sorted(found)]
+        return [Prompt.single(f"{self.name}:{number}", found[number]) for number in sorted(found)]

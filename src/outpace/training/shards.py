@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.core.files import appearing, write_atomically
+from outpace.core.files import atomic_file, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -118,7 +118,7 @@ class Shards:
         number = 1 + int(last[0].stem.removeprefix("part-")) if last else 0  # one in the middle may have been deleted
         path = self.folder / f"part-{number:05d}.safetensors"
         try:
-            with appearing(path) as unfinished:
+            with atomic_file(path) as unfinished:
                 save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
         except (OSError, SafetensorError) as error:
             raise BadInput(

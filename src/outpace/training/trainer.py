@@ -1,10 +1,9 @@
-"""The trainer: one loop for every kind of head, on the CPU or a GPU, that a kill at any moment cannot hurt.
+"""The trainer: one loop for every kind of head, on the CPU or a GPU, that can be stopped and resumed at any moment.
 
-Matrices learn by Muon (Jordan et al. 2024), which orthogonalises their updates and needs about half the steps of AdamW
-at these sizes (LOG.md); vectors by AdamW, and matrices too where torch is older than Muon. Weights are float32,
-products bfloat16. The state of a run lies beside the head in ``trainer.pt``: weights, optimiser, position in the data,
-best so far, and the head's words. A second run with the same folder goes on from it, at the next batch. A step whose
-loss or gradients are not finite changes nothing.
+Weights are trained in float32 and multiplied in bfloat16 (:mod:`outpace.training.optimiser`). The state of a run lies
+beside the head in ``trainer.pt``: weights, optimiser, position in the data, best weights so far, and the head's draft
+vocabulary. A second run with the same folder goes on from it, at the next batch. A step whose loss or gradients are not
+finite changes nothing.
 """
 
 from __future__ import annotations
@@ -21,25 +20,24 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
-from outpace.core.files import appearing
 from outpace.heads.base import Batch, Head, Teacher
-from outpace.models.quiet import one_line
 from outpace.training.memory import give_back
+from outpace.training.optimiser import Optimiser
+from outpace.training.run_state import STATE, read_state, write_state
 
-STATE = "trainer.pt"
 VAIN = 3
 """Steps in a row without a finite loss after which training gives up."""
 TIDY = 10.0
-"""Seconds after which freed memory is given back."""
-WARM = 0.03
-"""Share of the run in which the learning rate rises."""
+"""Seconds between two times at which freed memory is returned to the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. ``seconds``: of training, over all runs; the rate falls towards whatever ends first.
+    """How long and how fast to train. The learning rate falls towards whatever ends first, data or time.
 
-    ``matrix_rate``: None for what the kind of head wants.
+    ``epochs``: passes over the data; ``seconds``: of training, over all runs; ``matrix_rate``, ``vector_rate``: largest
+    learning rates, the first None for that of the kind of head; ``save_every``, ``evaluate_every``: seconds.
+    Raises BadInput where there is no time or no data.
     """
 
     epochs: float = 1.0
@@ -61,9 +59,10 @@ class Schedule:
 class Progress:
     """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss).
 
-    ``batch``: the next one of ``epoch``; ``skipped``: steps without a finite loss. ``best``: the lowest held-out loss,
-    that of the weights that are kept; ``lowest``: the lowest since the run went on, which patience goes by: a rate that
-    rises again lifts the loss at first.
+    ``batch``: the next one of ``epoch``; ``tokens``: of answers, so far; ``skipped``: steps without a finite loss;
+    ``figures``: running means of the losses. ``best``: the lowest held-out loss, that of the weights that are kept;
+    ``lowest``: the lowest since the run was resumed, and ``worse``: evaluations since, for patience: a learning rate
+    that rises again raises the loss at first.
     """
 
     epoch: int = 0
@@ -80,7 +79,7 @@ class Progress:
 
 
 class Data(Protocol):
-    """What is learned from: a :class:`outpace.training.dataset.Dataset`, or what stands in for one."""
+    """Training data: a :class:`outpace.training.dataset.Dataset`, or what stands in for one."""
 
     def answer_tokens(self) -> int:
         """Tokens of answers in a pass."""
@@ -91,7 +90,7 @@ class Data(Protocol):
         ...
 
     def held_out(self) -> Iterator[Batch]:
-        """What is never trained on."""
+        """Batches that are never trained on, the same every time."""
         ...
 
 
@@ -100,7 +99,10 @@ Watch = Callable[[Progress, float], None]
 
 
 class Trainer:
-    """Trains one head. ``run`` returns when the data, the time or the patience is spent."""
+    """Trains one head on ``device``. ``run`` returns when the data, the time or the patience is used up.
+
+    ``folder``: where the state of the run is kept.
+    """
 
     def __init__(
         self, head: Head, teacher: Teacher, data: Data, folder: Path, schedule: Schedule, device: torch.device
@@ -112,22 +114,9 @@ class Trainer:
         trained = dict(self._trained())
         matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("words.")]
         others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("words.")]
-        # The network is bfloat16 throughout, and learns on float32 copies: small steps are not lost to rounding.
-        self._copies = [(one, one.detach().float().clone().requires_grad_()) for one in trained.values()]
-        masters = {id(one): copy for one, copy in self._copies}
-        large, small = [masters[id(one)] for one in matrices], [masters[id(one)] for one in others]
-        if not hasattr(torch.optim, "Muon"):
-            large, small = [], [*large, *small]
+        rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
+        self.optimiser = Optimiser(list(trained.values()), matrices, others, rate, schedule.vector_rate)
         self.head.to(torch.bfloat16)
-        self.optimisers: list[torch.optim.Optimizer] = []
-        if large:
-            rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
-            self.optimisers.append(torch.optim.Muon(large, lr=rate, weight_decay=0.01, momentum=0.95))
-        if small:
-            self.optimisers.append(
-                torch.optim.AdamW(small, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0)
-            )
-        self._rates = [group["lr"] for one in self.optimisers for group in one.param_groups]
         self._answers = data.answer_tokens()
         self._total = max(1, round(schedule.epochs * self._answers))
         self._vain = 0
@@ -139,7 +128,10 @@ class Trainer:
         return min(1.0, max(self.progress.tokens / self._total, self.progress.seconds / self.schedule.seconds))
 
     def run(self, watch: Watch = lambda *_: None) -> Progress:
-        """Train to the end, saving on the way; the head holds the best weights afterwards."""
+        """Train to the end, saving on the way; the head has the best weights afterwards.
+
+        Raises BadInput where there is nothing to train on, the loss is not finite or the disk is full.
+        """
         began = saved = evaluated = tidied = time.monotonic()
         spent = self.progress.seconds
         for batch in () if self.finished else self._batches():
@@ -167,7 +159,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether the data, the time or the patience is spent."""
+        """Whether the data, the time or the patience is used up."""
         return self.share >= 1.0 or self.progress.worse >= self.schedule.patience
 
     def _batches(self) -> Iterator[Batch]:
@@ -183,36 +175,23 @@ class Trainer:
 
     def _step(self, batch: Batch) -> None:
         share = self.share
-        rate = min(1.0, share / WARM + 0.02) * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share)))
-        groups = [group for one in self.optimisers for group in one.param_groups]
-        for group, base in zip(groups, self._rates, strict=True):
-            group["lr"] = base * rate
         self.head.train()
         with self._chance(self.progress.step + 1):
             found = self._losses(batch)
             torch.autograd.backward(found["loss"])
         self.progress.step += 1
         self.progress.tokens += int(batch.answer.sum())
-        for weight, copy in self._copies:
-            copy.grad = None if weight.grad is None else weight.grad.float()
-            weight.grad = None
-        size = nn.utils.clip_grad_norm_([copy for _, copy in self._copies], 1.0)
-        if not bool(torch.isfinite(found["loss"]) & torch.isfinite(size)):
+        if not self.optimiser.step(found["loss"], share):
             self._skip()
             return
         self._vain = 0
-        for one in self.optimisers:
-            one.step()
-        self._follow()
         keep = 0.95 if self.progress.step > 20 else 0.5
         for name, value in found.items():
             before = self.progress.figures.get(name, float(value.detach()))
             self.progress.figures[name] = keep * before + (1.0 - keep) * float(value.detach())
 
     def _skip(self) -> None:
-        """Forget a step whose loss is no number. Raises BadInput when several in a row were none."""
-        for _, copy in self._copies:
-            copy.grad = None
+        """Count a step without a finite loss. Raises BadInput after ``VAIN`` in a row."""
         self.progress.skipped += 1
         self._vain += 1
         if self._vain >= VAIN:
@@ -221,15 +200,9 @@ class Trainer:
                 "saved before is kept: check the head's settings (--param) and the data"
             )
 
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """The network takes over what its copies have learned."""
-        for weight, copy in self._copies:
-            weight.copy_(copy)
-
     @contextlib.contextmanager
     def _chance(self, number: int) -> Iterator[None]:
-        """What a head draws at random depends on the seed and the step alone, so a run that goes on draws the same."""
+        """Random draws of the head depend on the seed and the step alone, so that a resumed run draws the same."""
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed((self.schedule.seed * 1_000_003 + number) % 2**63)
             yield
@@ -248,7 +221,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Mean figures over the held-out split; remembers the weights when they are the best so far."""
+        """Mean losses by name over the held-out split, a mean over tokens; empty where nothing is held out.
+
+        Keeps the weights when they are the best so far.
+        """
         means = self._held_out()
         if not means:
             return {}
@@ -264,7 +240,7 @@ class Trainer:
         return means
 
     def _held_out(self) -> dict[str, float]:
-        """Mean figures of the weights as they are over the held-out split; none where nothing is held out."""
+        """Mean losses of the weights as they are over the held-out split; empty where nothing is held out."""
         self.head.eval()
         sums: dict[str, float] = {}
         weight = 0
@@ -278,31 +254,25 @@ class Trainer:
         return {name: value / weight for name, value in sums.items()} if weight else {}
 
     def save(self) -> None:
-        """The run's state, whole or not at all."""
+        """Write the run's state, whole or not at all. Raises BadInput where it cannot be written."""
+        copies = zip(self._trained(), self.optimiser.copies, strict=True)
         state: dict[str, Any] = {
-            "head": {name: copy.detach() for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True)},
+            "head": {name: copy.detach() for (name, _), (_, copy) in copies},
             "best": self.best,
-            "optimisers": [one.state_dict() for one in self.optimisers],
+            "optimisers": self.optimiser.state(),
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "config": self._settings(),
             "words": self.head.words.ids,
             "length": self._length(),
         }
-        try:
-            with appearing(self.folder / STATE) as unfinished:
-                torch.save(state, unfinished)
-        except (OSError, RuntimeError) as error:
-            raise BadInput(
-                f"{self.folder / STATE} cannot be written ({error}); the state saved before is kept: make room, and "
-                "run again with --resume"
-            ) from error
+        write_state(self.folder, state)
 
     def _settings(self) -> dict[str, Any]:
-        """What must be the same when a run goes on. The target's own fingerprint is rounded, and checked elsewhere."""
+        """What must be the same when a run goes on; the target's fingerprint is checked elsewhere, up to rounding."""
         return self.head.config.model_dump(exclude={"target"})
 
     def _length(self) -> dict[str, float]:
-        """What says when a run ends."""
+        """What decides when a run ends."""
         return {"epochs": self.schedule.epochs, "seconds": self.schedule.seconds, "answers": self._answers}
 
     def resume(self) -> bool:
@@ -317,39 +287,20 @@ class Trainer:
             )
         if "words" in state and not torch.equal(state["words"].cpu(), self.head.words.ids.cpu()):
             raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
-        with torch.no_grad():
-            for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True):
-                copy.copy_(state["head"][name])
+        self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}
-        for one, kept in zip(self.optimisers, state["optimisers"], strict=True):
-            one.load_state_dict(kept)
         self.progress = Progress(**state["progress"])
         before = state.get("length", {})
         if before != self._length():  # a longer run than the one that may have ended: patience begins anew
             self.progress.lowest, self.progress.worse = math.inf, 0
         if self.best and before.get("answers") != self._answers:
             self._measure_best()
-        self._follow()
+        self.optimiser.round()
         self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
         return True
 
     @torch.no_grad()
     def _measure_best(self) -> None:
-        """Once the data has grown, and with it the held-out split, losses from before do not compare."""
+        """Measure the best weights on the held-out split as it is now: losses on an earlier one do not compare."""
         self.head.load_state_dict(self.best, strict=False)
         self.progress.best = self._held_out().get("loss", math.inf)
-
-
-def read_state(folder: Path) -> dict[str, Any] | None:
-    """The state of the run in a folder; None where there is none. Raises BadInput for one that is damaged."""
-    path = folder / STATE
-    if not path.exists():
-        return None
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        missing = {"head", "best", "optimisers", "progress", "config"} - set(state)
-    except Exception as error:
-        raise BadInput(f"{path} is damaged ({one_line(error)}); delete it to begin anew") from error
-    if missing:
-        raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to begin anew")
-    return state

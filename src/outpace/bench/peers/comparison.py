@@ -24,7 +24,8 @@ from outpace.bench.words import percent
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.version import __version__
-from outpace.prompts.questions import Prompt, unique
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import unique
 
 _WARM_UP = "Describe a quiet morning in a harbour town. Then say the same again in one sentence."
 
@@ -143,8 +144,7 @@ def encode(weights: Weights, prompts: Sequence[Prompt], length: int) -> tuple[li
     room = getattr(config, "max_position_embeddings", None)
     questions = []
     for prompt in unique(prompts):
-        said = [*prompt.history, ("user", prompt.turns[0])]
-        tokens = tuple(words.chat([{"role": role, "content": content} for role, content in said]))
+        tokens = tuple(words.chat(prompt.messages))
         if room is not None and len(tokens) + length > room:
             raise BadInput(
                 f"prompt '{prompt.id}' has {len(tokens)} tokens, its answer {length}; the model's context holds {room}"

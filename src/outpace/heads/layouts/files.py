@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.core.files import read_json, share
+from outpace.core.files import atomic_folder, read_json
 from outpace.heads.incompatible import IncompatibleHead
 
 CONFIG = "config.json"
@@ -57,25 +55,14 @@ def check_new(folder: Path) -> None:
 
 
 @contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A folder to fill that gets the name of ``folder`` when all went well, and leaves nothing otherwise.
-
-    Raises BadInput where it cannot be written.
-    """
+def new_folder(folder: Path) -> Iterator[Path]:
+    """:func:`atomic_folder` for a head: raises BadInput where ``folder`` is not free or cannot be written."""
     check_new(folder)
-    beside = folder.with_name(f".{folder.name}.unfinished-{os.getpid()}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        yield beside
-        if folder.is_dir():
-            folder.rmdir()
-        beside.rename(folder)
+        with atomic_folder(folder) as unfinished:
+            yield unfinished
     except (OSError, SafetensorError, RuntimeError) as error:
         raise BadInput(f"cannot write '{folder}': {error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_folder(folder: Path, package: Package, also: Callable[[Path], object] | None = None) -> None:
@@ -83,10 +70,9 @@ def write_folder(folder: Path, package: Package, also: Callable[[Path], object] 
 
     ``also`` writes what else belongs there.
     """
-    with appearing(folder) as place:
+    with new_folder(folder) as place:
         tensors = {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()}
         save_file(tensors, place / package.weights, metadata={"format": "pt"})
-        share(place / package.weights)
         for name, content in {CONFIG: package.config, **package.json}.items():
             (place / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name, value in package.saved.items():

@@ -70,6 +70,39 @@ class DraftLm(Head):
         if source is not None:
             take_layers(source, self.config, list(self.layers), self.norm)  # type: ignore[arg-type]
 
+    @property
+    def on_policy_share(self) -> float:
+        return float(self.options.on_policy)
+
+    @torch.no_grad()
+    def sample_answers(
+        self, batch: Batch, teacher: Teacher, *, most: int, stop_ids: frozenset[int], seed: int
+    ) -> list[tuple[int, list[int]]]:
+        """Sampled at temperature 1, all rows together: one forward of one token a row for each token."""
+        device, dtype = self.norm.weight.device, self.norm.weight.dtype
+        draws = torch.Generator(device).manual_seed(seed)
+        starts = batch.answer.int().argmax(1).clamp_min(1).to(device)
+        limits = [min(most, size) for size in batch.answer.sum(1).tolist()]
+        prompts = batch.tokens[:, : int(starts.max())].to(device)
+        states, before = self(teacher.embedding[prompts].to(dtype))
+        states = states[torch.arange(len(starts)), starts - 1]
+        seen = torch.arange(prompts.shape[1], device=device) < starts[:, None]
+        texts: list[list[int]] = [[] for _ in limits]
+        going = [limit > 0 for limit in limits]
+        where = starts[:, None]
+        while any(going):
+            probs = self.words(states).float().softmax(-1)
+            tokens = self.words.ids[torch.multinomial(probs, 1, generator=draws)]
+            for row, token in enumerate(tokens[:, 0].tolist()):
+                if going[row]:
+                    texts[row].append(token)
+                    going[row] = token not in stop_ids and len(texts[row]) < limits[row]
+            if any(going):
+                seen = torch.cat([seen, seen.new_ones(len(texts), 1)], 1)
+                found, before = self(teacher.embedding[tokens].to(dtype), before, where, seen)
+                states, where = found[:, -1], where + 1
+        return list(zip(starts.tolist(), texts, strict=True))
+
     def forward(
         self,
         rows: Tensor,

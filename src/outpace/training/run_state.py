@@ -1,0 +1,42 @@
+"""The state of a training run on disk, ``trainer.pt`` beside the head: what a resumed run goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.core.errors import BadInput
+from outpace.core.files import atomic_file
+from outpace.models.quiet import one_line
+
+STATE = "trainer.pt"
+_NEEDED = {"head", "best", "optimisers", "progress", "config"}
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write a run's state, whole or not at all. Raises BadInput where it cannot be written."""
+    try:
+        with atomic_file(folder / STATE) as unfinished:
+            torch.save(state, unfinished)
+    except (OSError, RuntimeError) as error:
+        raise BadInput(
+            f"{folder / STATE} cannot be written ({error}); the state saved before is kept: make room, and run again "
+            "with --resume"
+        ) from error
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the run in a folder; None where there is none. Raises BadInput for one that is damaged."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        missing = _NEEDED - set(state)
+    except Exception as error:
+        raise BadInput(f"{path} is damaged ({one_line(error)}); delete it to begin anew") from error
+    if missing:
+        raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to begin anew")
+    return state
