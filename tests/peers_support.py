@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outpace.bench.peers.entries import Entry, Question
-from outpace.bench.peers.plan import WORKERS, Plan, Seat
-from outpace.bench.peers.runner import Run
+from outpace.bench.peers.processes import WORKERS, Plan, Seat
+from outpace.bench.peers.round_robin import RoundRobin
 
 FAKE = """
 import os, sys, time
@@ -75,6 +75,8 @@ def plan_of(*seats: Seat) -> Plan:
     return plan
 
 
-def run_of(plan: Plan, *, length: int = 5, timeout: float = 30, questions: Sequence[Question] = QUESTIONS) -> Run:
+def run_of(
+    plan: Plan, *, length: int = 5, timeout: float = 30, questions: Sequence[Question] = QUESTIONS
+) -> RoundRobin:
     """A run over the four questions."""
-    return Run(plan, questions, WARM_UP, length=length, threads=1, timeout=timeout, offline=True)
+    return RoundRobin(plan, questions, WARM_UP, length=length, threads=1, timeout=timeout, offline=True)

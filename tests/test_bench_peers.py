@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outpace.bench.peers import plan as planning
+from outpace.bench.page import render
+from outpace.bench.peers import processes as planning
 from outpace.bench.peers import weights
+from outpace.bench.peers.cpu_contention import Others
 from outpace.bench.peers.entries import Answer, Entry, Question
-from outpace.bench.peers.others import Others
-from outpace.bench.peers.page import render
-from outpace.bench.peers.process import Worker, WorkerError, environment
-from outpace.bench.peers.report import print_table
-from outpace.bench.peers.results import compared
-from outpace.bench.peers.runner import Run, rotated
-from outpace.bench.peers.table import PEERS, choose
+from outpace.bench.peers.libraries import PEERS, choose
+from outpace.bench.peers.peer_rows import compared
+from outpace.bench.peers.peers_report import PeersReport
+from outpace.bench.peers.round_robin import RoundRobin, rotated
+from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.bench.peers.workers.serve import Clock
 from outpace.bench.settings import Progress
 from outpace.bench.statistics import speedup_interval
@@ -133,7 +133,7 @@ def test_a_program_that_is_no_worker_is_an_error_row(tmp_path: Path) -> None:
     other = seat(tmp_path, "b")
     other.command[1:] = ["-c", "print('junk', flush=True); raise SystemExit('not today')"]
     plan = plan_of(gone, other)
-    Run(plan, QUESTIONS, QUESTIONS[0], length=3, threads=1, timeout=20).go()
+    RoundRobin(plan, QUESTIONS, QUESTIONS[0], length=3, threads=1, timeout=20).go()
     assert plan.entries[0].error == f"cannot start {gone.command[0]}: No such file or directory"
     assert plan.entries[1].error == "the process ended with exit code 1: not today"
 
@@ -268,7 +268,7 @@ def test_a_row_that_failed_stays_and_is_nobody_s_best() -> None:
     assert failed["decode_tokens_per_second"] == pytest.approx(90)
     assert never["decode_tokens_per_second"] is None
     assert failed["agreement"] == {"same": 0, "of": 1, "prefix": pytest.approx(6 / 9)}
-    page = render(result())
+    page = render(PeersReport(result()).report())
     shown = table(result())
     for words in ("the process ended by signal 9", "needs a GGUF file", "openvino-genai", "pip install gone"):
         assert words in page
@@ -283,13 +283,13 @@ def test_nothing_measured_is_said_in_words() -> None:
     found = result(**compared(broken, ASKED))
     assert found["ratio_to_best_peer"] == {"overall": None, "ci95": None, "by_category": {}, "ours": None, "peer": None}
     assert "Nothing to compare" in table(found)
-    assert "Nothing to compare" in render(found)
+    assert "Nothing to compare" in render(PeersReport(found).report())
     json.dumps(found, allow_nan=False)
 
 
 def table(found: dict[str, Any]) -> str:
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    print_table(found, console)
+    PeersReport(found).print(console)
     shown = console.export_text()
     assert all(len(line) <= 100 for line in shown.splitlines())
     return shown

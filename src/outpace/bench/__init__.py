@@ -1,1 +1,1 @@
-"""Bench: prompts, runner, statistics, and the report for terminal, JSON and HTML."""
+"""Bench: methods beside each other, and beside other libraries; the report for terminal, JSON and HTML."""

@@ -14,7 +14,7 @@ from outpace.targets.base import Target
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference between a method's answers to a prompt and plain decoding's."""
+    """The first difference between a method's answers to a prompt and those of autoregressive decoding."""
 
     prompt: str
     category: str

@@ -1,4 +1,4 @@
-"""The comparison: prompt by prompt, every row in turn, one at a time, in an order that rotates.
+"""Every library answers a prompt in turn, one at a time, before the next prompt; the order rotates.
 
 Before the first prompt every row answers one that is not counted and not among the others. A process that dies or does
 not answer in time ends its rows' part; the others go on.
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from time import sleep
 from typing import TypeVar
 
+from outpace.bench.peers.cpu_contention import Others
 from outpace.bench.peers.entries import Answer, Entry, Question
-from outpace.bench.peers.others import Others
-from outpace.bench.peers.plan import Plan, Seat
-from outpace.bench.peers.process import Worker, WorkerError, environment
+from outpace.bench.peers.processes import Plan, Seat
+from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.bench.settings import Progress
 from outpace.core.metrics import ratio
 
@@ -31,7 +31,7 @@ def rotated(items: Sequence[Item], by: int) -> list[Item]:
 
 
 @dataclass(slots=True)
-class Run:
+class RoundRobin:
     """Asks the plan's processes. ``go`` fills the entries' answers; Ctrl-C ends it early, with whole prompts only."""
 
     plan: Plan
