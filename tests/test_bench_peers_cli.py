@@ -132,7 +132,7 @@ def measured(peer: str, vllm_python: str | None = None) -> Iterator[dict[str, An
     )
     comparison = prepare(settings, load_prompts(limit=2))
     comparison.plan.entries = [one for one in comparison.plan.entries if not one.ours]
-    comparison.plan.seats = [seat for seat in comparison.plan.seats if not seat.entries[0].ours]
+    comparison.plan.processes = [one for one in comparison.plan.processes if not one.entries[0].ours]
     yield from comparison.run().result["peers"]
 
 

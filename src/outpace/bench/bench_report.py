@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LineChart, RatioScale, StackChart, colours, stacked
+from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LineChart, StackChart, colours, ratio_scale, stacked
 from outpace.bench.columns import COLUMNS, table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, percent, times
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
@@ -203,7 +203,7 @@ def _speedups(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Cha
             "Decode rate over that of autoregressive decoding. Bars end at the measured ratio, whiskers are 95 % "
             "intervals, each small dot is one prompt. To the right of 1x is faster. The scale is logarithmic.",
             blocks,
-            RatioScale(values),
+            ratio_scale(values),
         )
     ]
 

@@ -7,9 +7,8 @@ cent of the width. A page needs no script.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from outpace.bench.figure_text import number, percent
 
@@ -25,62 +24,31 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     return {name: f"var(--c{i % _COLOURS + 1})" for i, name in enumerate(names)}
 
 
-class Scale(Protocol):
-    """From a figure to its place on a track, in per cent of the width."""
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From a figure to its place on a track: ``at`` gives per cent of the width. Bars begin at ``origin``."""
 
+    at: Callable[[float], float]
     origin: float
-    """The figure at which bars begin."""
     ticks: Sequence[float]
-
-    def at(self, value: float) -> float:
-        """Where ``value`` lies, 0 to 100."""
-        ...
-
-    def label(self, tick: float) -> str:
-        """A tick in words."""
-        ...
+    unit: str = ""
 
 
-class RatioScale:
+def ratio_scale(values: Sequence[float]) -> Scale:
     """Logarithmic, around 1."""
-
-    origin = 1.0
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.low = math.log(max(min(1.0, *values), _LEAST) * 0.94)
-        self.high = math.log(max(1.25, *values) * 1.06)
-        ticks = [1.0]
-        for tick in sorted(_LOG_TICKS, key=lambda each: abs(math.log(each))):  # outwards from 1, where there is room
-            apart = min(abs(math.log(tick / other)) for other in ticks)
-            if self.low < math.log(tick) < self.high and apart > 0.14 * (self.high - self.low):
-                ticks.append(tick)
-        self.ticks: Sequence[float] = ticks
-
-    def at(self, value: float) -> float:
-        """Per cent of the width."""
-        return 100 * (math.log(max(value, _LEAST)) - self.low) / (self.high - self.low)
-
-    def label(self, tick: float) -> str:
-        """1.5x."""
-        return f"{tick:g}x"
+    low, high = math.log(max(min(1.0, *values), _LEAST) * 0.94), math.log(max(1.25, *values) * 1.06)
+    ticks = [1.0]
+    for tick in sorted(_LOG_TICKS, key=lambda each: abs(math.log(each))):  # outwards from 1, where there is room
+        apart = min(abs(math.log(tick / other)) for other in ticks)
+        if low < math.log(tick) < high and apart > 0.14 * (high - low):
+            ticks.append(tick)
+    return Scale(lambda value: 100 * (math.log(max(value, _LEAST)) - low) / (high - low), 1.0, ticks, "x")
 
 
-class LinearScale:
+def linear_scale(values: Sequence[float]) -> Scale:
     """From 0 to a little more than the largest value."""
-
-    origin = 0.0
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.high = 1.02 * max(values)
-        self.ticks: Sequence[float] = [level for level in levels(self.high) if level <= self.high]
-
-    def at(self, value: float) -> float:
-        """Per cent of the width."""
-        return 100 * value / self.high
-
-    def label(self, tick: float) -> str:
-        """20."""
-        return f"{tick:g}"
+    high = 1.02 * max(values)
+    return Scale(lambda value: 100 * value / high, 0.0, [level for level in levels(high) if level <= high])
 
 
 def levels(highest: float) -> list[float]:

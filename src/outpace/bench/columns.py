@@ -68,6 +68,11 @@ def _each_cache(row: Row, say: Callable[[Mapping[str, Any]], str]) -> str:
     return " + ".join(say(cache) for cache in row["caches"]) or UNDEFINED
 
 
+def _metric(key: str, **shown: Any) -> Column[Measured]:
+    """A figure that :mod:`outpace.core.metrics` defines under this name."""
+    return Column(key=key, measure=lambda one: one.figures[key], **shown)
+
+
 COLUMNS: tuple[Column[Measured], ...] = (
     Column(
         key="method",
@@ -78,12 +83,11 @@ COLUMNS: tuple[Column[Measured], ...] = (
     ),
     Column(key="lossless", measure=lambda one: one.of.method.lossless),
     Column(key="prompts", measure=lambda one: len(one.records)),
-    Column(key="tokens", measure=lambda one: one.figures["tokens"]),
-    Column(key="seconds", measure=lambda one: one.figures["seconds"]),
-    Column(key="tokens_per_second", measure=lambda one: one.figures["tokens_per_second"]),
-    Column(
-        key="decode_tokens_per_second",
-        measure=lambda one: one.figures["decode_tokens_per_second"],
+    _metric("tokens"),
+    _metric("seconds"),
+    _metric("tokens_per_second"),
+    _metric(
+        "decode_tokens_per_second",
         title="tok/s",
         cell=lambda row: number(row["decode_tokens_per_second"]),
         definition="Decode rate: tokens after the first, over the time after the first. A batch's time is split "
@@ -110,22 +114,20 @@ COLUMNS: tuple[Column[Measured], ...] = (
         cell=lambda row: Cell("" if row["method"] == "none" else span(row["speedup_ci95"]), "dim"),
         definition="The speed-up's 95 % interval: paired bootstrap over prompts.",
     ),
-    Column(
-        key="mean_acceptance_length",
-        measure=lambda one: one.figures["mean_acceptance_length"],
+    _metric(
+        "mean_acceptance_length",
         title="tok/fwd",
         cell=lambda row: number(row["mean_acceptance_length"], 2),
         definition="Mean acceptance length: tokens committed per forward of the target, bonus token included. "
         "Autoregressive decoding has 1.",
     ),
-    Column(
-        key="acceptance_rate",
-        measure=lambda one: one.figures["acceptance_rate"],
+    _metric(
+        "acceptance_rate",
         title="accepted",
         cell=lambda row: percent(row["acceptance_rate"]),
         definition="Acceptance rate: accepted draft tokens over drafted ones; every node of a tree counts.",
     ),
-    Column(key="per_position_acceptance", measure=lambda one: one.figures["per_position_acceptance"]),
+    _metric("per_position_acceptance"),
     Column(
         key="identical",
         measure=lambda one: one.identical,
@@ -136,9 +138,8 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "≈ counts near ties: the first difference lies between tokens whose logits differ by no more than rounding "
         "explains.",
     ),
-    Column(
-        key="time_split",
-        measure=lambda one: one.figures["time_split"],
+    _metric(
+        "time_split",
         title="time split",
         cell=lambda row: split(row["time_split"]),
         legend="draft/score/accept/other in per cent",
@@ -163,36 +164,32 @@ COLUMNS: tuple[Column[Measured], ...] = (
         definition="Share of 4-grams of an answer that occurred before in it. Small models loop, and loops favour "
         "methods that copy.",
     ),
-    Column(
-        key="drafting_rounds",
-        measure=lambda one: one.figures["drafting_rounds"],
+    _metric(
+        "drafting_rounds",
         table="drafting",
         title="rounds",
         cell=lambda row: percent(row["drafting_rounds"]),
         legend="those with a draft",
         definition="Share of the rounds in which anything was drafted.",
     ),
-    Column(
-        key="drafting_acceptance_length",
-        measure=lambda one: one.figures["drafting_acceptance_length"],
+    _metric(
+        "drafting_acceptance_length",
         table="drafting",
         title="tok/round",
         cell=lambda row: number(row["drafting_acceptance_length"], 2),
         legend="tokens committed in such a round",
         definition="Tokens committed per round in which anything was drafted.",
     ),
-    Column(
-        key="draft_ms",
-        measure=lambda one: one.figures["draft_ms"],
+    _metric(
+        "draft_ms",
         table="drafting",
         title="draft ms",
         cell=lambda row: number(row["draft_ms"], 2),
         legend="per round",
         definition="Milliseconds of drafting (propose and observe) per round, rounds without a draft included.",
     ),
-    Column(
-        key="drafting_parts",
-        measure=lambda one: one.figures["drafting_parts"],
+    _metric(
+        "drafting_parts",
         table="drafting",
         title="parts",
         cell=lambda row: parts(row["drafting_parts"]),
@@ -205,9 +202,8 @@ COLUMNS: tuple[Column[Measured], ...] = (
         cell=lambda row: _each_cache(row, lambda cache: str(cache["name"])),
         terminal=False,
     ),
-    Column(
-        key="caches",
-        measure=lambda one: one.figures["caches"],
+    _metric(
+        "caches",
         table="drafting",
         title="cached",
         cell=lambda row: _each_cache(

@@ -28,10 +28,10 @@ from outpace.bench.method_rows import method_row, prompt_rows
 from outpace.bench.records import Answer, Record, answer_together
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
+from outpace.bench.statistics import total_rate
 from outpace.certify.near_ties import near_tie_gap
 from outpace.core import machine
 from outpace.core.errors import BadInput
-from outpace.core.metrics import ratio
 from outpace.core.version import __version__
 from outpace.engine.decoder import Request
 from outpace.engine.method import Method
@@ -229,11 +229,7 @@ class _Run:
             self.on_progress(Progress(self.done, self.total, method, category, self._rates()))
 
     def _rates(self) -> dict[str, float | None]:
-        rates = {}
-        for entry in self.methods:
-            parts = entry.rates()
-            rates[entry.label] = ratio(sum(tokens for tokens, _ in parts), sum(seconds for _, seconds in parts))
-        return rates
+        return {entry.label: total_rate(entry.rates()) for entry in self.methods}
 
     def result(self, *, complete: bool) -> dict[str, Any]:
         """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""

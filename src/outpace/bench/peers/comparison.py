@@ -87,7 +87,7 @@ class Comparison:
             "ignore_eos": True,
             "turns": "the first of each prompt",
         }
-        noted.pop("vllm_python")  # a report may be shared, and paths are nobody's business
+        noted.pop("vllm_python")  # a report may be shared, and should hold no paths
         found = {
             "version": __version__,
             "complete": complete,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outpace.bench.statistics import Rate
+from outpace.bench.statistics import Rate, total_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,7 @@ class Entry:
     def rates(self, ids: Iterable[str]) -> list[Rate]:
         """Tokens and seconds of the prompts that it answered."""
         return [self.answers[one].rate for one in ids if one in self.answers]
+
+    def decode_rate(self, ids: Iterable[str]) -> float | None:
+        """Tokens per second after the first, over these prompts; None where it answered none."""
+        return total_rate(self.rates(ids))

@@ -47,12 +47,6 @@ class Answered:
         return {"same": same, "of": len(pairs), "prefix": ratio(sum(shares), len(shares))}
 
 
-def decode_rate(entry: Entry, ids: Sequence[str]) -> float | None:
-    """Tokens per second after the first, over these prompts; None where it answered none."""
-    rates = entry.rates(ids)
-    return ratio(sum(tokens for tokens, _ in rates), sum(seconds for _, seconds in rates))
-
-
 def _interval(entry: Entry, ids: Sequence[str]) -> list[float] | None:
     """Bootstrap over prompts, of one rate: its ratio to one token a second."""
     rates = entry.rates(ids)
@@ -104,7 +98,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
     ),
     Column(
         key="decode_tokens_per_second",
-        measure=lambda one: decode_rate(one.entry, one.ids),
+        measure=lambda one: one.entry.decode_rate(one.ids),
         title="tok/s",
         cell=lambda row: Cell("failed", "bad") if row["error"] else number(row["decode_tokens_per_second"]),
         definition="Decode rate: tokens after the first, over the time after the first, all prompts together.",
@@ -124,7 +118,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         definition="Milliseconds from the call to the first token that the library hands out, prefill included; mean "
         "over prompts.",
     ),
-    Column(key="by_category", measure=_by_task(decode_rate)),
+    Column(key="by_category", measure=_by_task(Entry.decode_rate)),
     Column(key="error", measure=lambda one: one.entry.error),
     Column(key="by_category_ci95", measure=_by_task(_interval)),
     Column(key="prompts", measure=lambda one: len(one.answers)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.bench.columns import row_of
 from outpace.bench.peers.entries import Entry, Question
-from outpace.bench.peers.peer_columns import COLUMNS, Answered, decode_rate
+from outpace.bench.peers.peer_columns import COLUMNS, Answered
 from outpace.bench.statistics import Rate, speedup, speedup_interval
 
 Measure = Callable[[Entry, Sequence[str]], list[Rate]]
@@ -85,7 +85,7 @@ def _waits(entry: Entry, ids: Sequence[str]) -> list[Rate]:
 
 
 def _fastest(entries: Sequence[Entry], ids: Sequence[str]) -> Entry | None:
-    rates = {entry: rate for entry in entries if (rate := decode_rate(entry, ids)) is not None}
+    rates = {entry: rate for entry in entries if (rate := entry.decode_rate(ids)) is not None}
     return max(rates, key=lambda entry: rates[entry], default=None)
 
 

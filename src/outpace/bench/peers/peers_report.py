@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LinearScale, colours
+from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, colours, linear_scale
 from outpace.bench.columns import table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, number, span, times
 from outpace.bench.peers.peer_columns import COLUMNS
@@ -178,6 +178,6 @@ def _rates(result: Mapping[str, Any]) -> list[Chart]:
     for name in _categories(result):
         bars = [bar(row, rate, row["by_category_ci95"][name]) for row in measured if (rate := row["by_category"][name])]
         blocks.append((name, sorted(bars, key=lambda one: -one.value)))
-    scale = LinearScale([value for _, bars in blocks for one in bars for value in (one.value, *(one.ci95 or ()))])
+    scale = linear_scale([value for _, bars in blocks for one in bars for value in (one.value, *(one.ci95 or ()))])
     lead = "Tokens per second after the first. Whiskers are 95 % intervals over prompts. outpace's rows are coloured."
     return [BarChart("Decode rate by task", lead, blocks, scale, wide=True)]
