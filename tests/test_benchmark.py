@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import outpace.bench
 import outpace.loading
 from cli_support import toy
 from outpace.bench.benchmark import bench
@@ -51,3 +53,8 @@ def test_what_cannot_work_is_refused() -> None:
         bench(toy(), ["pld"], prompts=["abc"], temperature=-1.0)
     with pytest.raises(BadInput, match="at least one prompt"):
         bench(toy(), ["pld"], prompts=[])
+
+
+def test_the_package_is_the_function() -> None:
+    package: Any = outpace.bench
+    assert [row["method"] for row in package(toy(), ["pld"], prompts=["abc"], max_new_tokens=5).rows] == ["none", "pld"]

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """How it is called where there is one word for it."""
+        """Its name on one line; those of outpace differ by precision too."""
         return f"{self.name} {self.config} {self.precision}" if self.ours else f"{self.name} {self.config}"
 
     def rates(self, ids: Iterable[str]) -> list[Rate]:
