@@ -44,11 +44,13 @@ def known(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fact(value: Any) -> str:
-    """A setting as text: lists and objects on one line, large integers with separators."""
+    """A setting as text: lists and objects on one line, four digits of a fraction."""
     if isinstance(value, list | tuple):
         return ", ".join(map(fact, value))
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {fact(item)}" for key, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
 
 
