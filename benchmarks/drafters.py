@@ -26,9 +26,10 @@ import torch
 
 import outpace
 from outpace.api import prompt_ids
+from outpace.bench.bench_report import categories, interval
+from outpace.bench.figure_text import number, percent, times
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings
-from outpace.bench.words import categories, interval, number, percent, times
 from outpace.cli.options import settings_by_method
 from outpace.cli.output import advancing, to_json, write_whole
 from outpace.core.errors import BadInput

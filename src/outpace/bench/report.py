@@ -1,132 +1,124 @@
-"""The result in the terminal."""
+"""What a report shows, whichever command measured it: headline, tiles, tables, charts, definitions.
+
+:mod:`outpace.bench.terminal` prints a Report, :mod:`outpace.bench.page` writes it as one HTML file. All text is plain:
+whoever shows it escapes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from outpace.bench.charts import Chart
 
-from outpace.bench.words import (
-    Row,
-    categories,
-    drafted,
-    headline,
-    interval,
-    notes,
-    number,
-    parts,
-    percent,
-    split_text,
-    times,
-)
-
-_KEY = (
-    "time split: draft/score/accept/other, %; same: answers that are plain decoding's, ≈ those that part at a near tie"
-)
-
-_DRAFTING = (
-    "rounds: those with a draft; tok/round: tokens of such a round; draft ms: a round; parts: who drafted, in how many "
-    "rounds; cached: entries of caches"
-)
+Tone = Literal["", "good", "bad", "dim", "strong"]
+Row = Mapping[str, Any]
+"""A row of a result's JSON object."""
 
 
-def print_table(result: Mapping[str, Any], console: Console) -> None:
-    """Print the headline, the methods, the speed-up by task, and notes. Reads well from 100 columns on."""
-    if not result["methods"]:
-        console.print("No results.")
-        return
-    console.print(Text(headline(result), style="bold"))
-    console.print()
-    console.print(_methods(result))
-    console.print(Text(_KEY, style="dim"))
-    if drafted(result):
-        console.print(Text("\ndrafting", style="bold"))
-        console.print(_drafting(result))
-        console.print(Text(_DRAFTING, style="dim"))
-    if drafted(result) and len(categories(result)) > 1:
-        console.print(Text("\nspeed-up by task", style="bold"))
-        console.print(_tasks(result))
-    for note in notes(result):
-        console.print(f"[yellow]note[/] {escape(note)}")
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table; ``detail`` stands behind the text, dimmed."""
+
+    text: str
+    tone: Tone = ""
+    detail: str = ""
 
 
-def _methods(result: Mapping[str, Any]) -> Table:
-    table = _table()
-    for name in ("tok/s", "speed-up", "95 %", "tok/fwd", "accepted", "TTFT ms", "same", "MB", "time split"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result["methods"]:
-        table.add_row(
-            escape(row["method"]),
-            number(row["decode_tokens_per_second"]),
-            _paint(row),
-            Text(_bounds(row), style="dim"),
-            number(row["mean_acceptance_length"], 2),
-            percent(row["acceptance_rate"]),
-            number(row["ttft_ms"], 0),
-            _same(row),
-            number(row["peak_memory_mb"], 0),
-            split_text(row),
-        )
-    return table
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heading:
+    """Above a table's column.
+
+    ``definition``: the page's sentence about it; ``legend``: a few words below the terminal's table. ``left``: the
+    column holds text, aligned to the left. ``terminal`` and ``page``: where it is shown.
+    """
+
+    title: str = ""
+    definition: str = ""
+    legend: str = ""
+    left: bool = False
+    terminal: bool = True
+    page: bool = True
 
 
-def _drafting(result: Mapping[str, Any]) -> Table:
-    table = _table()
-    for name in ("rounds", "tok/round", "draft ms", "parts", "cached", "evicted"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in drafted(result):
-        caches = row["caches"]
-        table.add_row(
-            escape(row["method"]),
-            percent(row["drafting_rounds"]),
-            number(row["drafting_acceptance_length"], 2),
-            number(row["draft_ms"], 2),
-            parts(row["drafting_parts"]),
-            " + ".join(f"{number(one['entries'], 0)} of {number(one['bound'], 0)}" for one in caches) or "–",
-            " + ".join(number(one["evicted"], 0) for one in caches) or "–",
-        )
-    return table
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings, and as many cells in every row. ``lead`` stands above the page's table."""
+
+    title: str
+    headings: Sequence[Heading]
+    rows: Sequence[Sequence[Cell]]
+    lead: str = ""
+    terminal: bool = True
+    page: bool = True
+
+    def only(self, where: Literal["terminal", "page"]) -> Table:
+        """The columns that are shown there."""
+        kept = [i for i, one in enumerate(self.headings) if getattr(one, where)]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, headings=[self.headings[i] for i in kept], rows=rows)
 
 
-def _tasks(result: Mapping[str, Any]) -> Table:
-    table = _table()
-    for name in categories(result):
-        table.add_column(escape(name), justify="right")
-    for row in drafted(result):
-        cells = [row["by_category"].get(name) for name in categories(result)]
-        table.add_row(escape(row["method"]), *(_paint(cell) if cell else Text("–") for cell in cells))
-    return table
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One large figure at the top of the page. ``colour`` is CSS."""
+
+    name: str
+    figure: str
+    lines: Sequence[str]
+    colour: str
 
 
-def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    table.add_column("method", style="bold", no_wrap=True, max_width=16)
-    return table
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt and its answers side by side.
+
+    ``answers``: (method, the beginning that all share, the rest from the first difference on).
+    """
+
+    id: str
+    category: str
+    prompt: str
+    answers: Sequence[tuple[str, str, str]]
+    equal: Sequence[str]
 
 
-def _bounds(row: Row) -> str:
-    return interval(row).strip("[]").replace(", ", "–")
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A measurement as it is shown.
+
+    ``command``: outpace's, as in "outpace bench"; ``command_line``: all that the user typed, "" where nobody did.
+    ``charts`` take the page's width, ``small_charts`` stand in pairs.
+    """
+
+    command: str
+    headline: str
+    model: str
+    version: str
+    facts: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    small_charts: Sequence[Chart] = ()
+    samples: Sequence[Sample] = ()
+    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Boxes of names and values: the machine, the model."""
+    command_line: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def definitions(self) -> dict[str, str]:
+        """What the page's columns mean, by their titles."""
+        columns = [one for table in self.tables if table.page for one in table.only("page").headings]
+        return {one.title: one.definition for one in columns if one.definition}
 
 
-def _paint(row: Row) -> Text:
-    """Green where the interval lies above 1, red where it lies below."""
-    low, high = row["speedup_ci95"] or (None, None)
-    style = "green" if low is not None and low > 1 else "red" if high is not None and high < 1 else ""
-    return Text(times(row["speedup"]), style=style)
-
-
-def _same(row: Row) -> Text:
-    found = row["identical"]
-    if row["error"]:
-        return Text("failed", style="red")
-    if not found:
-        return Text("lossless" if row["lossless"] else "lossy")
-    text = Text(f"{found['same']}/{found['of']}")
-    if found["same"] < found["of"]:
-        text.append(f" ≈{found['near_ties']}", style="dim")
-    return text
+def gain(ci95: Sequence[float] | None, *, lower_is_better: bool = False) -> Tone:
+    """Good where the whole interval of a ratio lies on the better side of 1, bad where it lies on the other."""
+    if not ci95:
+        return ""
+    above, below = ci95[0] > 1, ci95[1] < 1
+    better, worse = (below, above) if lower_is_better else (above, below)
+    return "good" if better else "bad" if worse else ""

@@ -1,17 +1,16 @@
-"""The bench: every method on every prompt, interleaved, on one target.
+"""The runner: every method on every prompt, interleaved, on one target.
 
-    result = run(model, [model.method("pld"), model.method("sam")], load_prompts(limit=7), BenchSettings())
-    print(result["methods"][1]["speedup"])
-
-For each prompt (or batch of prompts of one category) the methods run one after the other, in an order shuffled anew, so
-that a machine that grows slower or faster during the bench favours none of them. Plain decoding always runs.
+For each prompt (or batch of prompts of one category) the methods run one after the other, in an order that is shuffled
+each time, so that a machine that grows slower or faster during the run favours none of them. Autoregressive decoding
+(method ``none``) always runs.
 
 What methods learn is gone with each request, unless the settings name a namespace: then each method has one of its own,
 and keeps it from prompt to prompt.
 
-Conversations: at temperature 0 a lossless method continues its own earlier answers, which are plain decoding's but for
-near ties. At temperature > 0, and for lossy methods, later turns continue plain decoding's answers, so that contexts
-are the same. A turn that has no room left in the context is left out for every method, and counted.
+Conversations: at temperature 0 a lossless method continues its own earlier answers, which are those of autoregressive
+decoding but for near ties. At temperature > 0, and for lossy methods, later turns continue the answers of
+autoregressive decoding, so that contexts are the same. A turn that has no room left in the context is left out for
+every method, and counted.
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ from itertools import zip_longest
 from typing import Any
 
 from outpace.bench.differences import first_difference
+from outpace.bench.method_records import MethodRecords
+from outpace.bench.method_rows import method_row, prompt_rows
 from outpace.bench.records import Answer, Record, answer_together
-from outpace.bench.rows import Lane, per_prompt, plain_figures
+from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
+from outpace.bench.statistics import total_rate
 from outpace.certify.near_ties import near_tie_gap
 from outpace.core import machine
 from outpace.core.errors import BadInput
-from outpace.core.metrics import ratio
 from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -40,8 +41,6 @@ from outpace.prompts.questions import batches, unique
 
 _SAMPLE_CHARACTERS = 1500
 
-__all__ = ["BenchSettings", "Progress", "run"]
-
 
 def run(
     model: Model,
@@ -50,20 +49,21 @@ def run(
     settings: BenchSettings,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Run the bench and return the JSON object. Ctrl-C ends it early, with ``complete`` false and whole prompts only.
+    """Run all methods and return the JSON object; :func:`outpace.bench.benchmark.bench` is the function for users.
 
-    Raises BadInput for prompts that do not fit the context and methods that do not fit the settings. A method that
-    fails while it runs gets its ``error``, and the others go on.
+    Ctrl-C ends the run early, with ``complete`` false and whole prompts only. A method that fails while it runs gets
+    its ``error``, and the others go on. Raises BadInput for prompts that do not fit the context and methods that do not
+    fit the sampling parameters.
     """
-    bench = _Bench(model, methods, prompts, settings, on_progress)
+    work = _Run(model, methods, prompts, settings, on_progress)
     try:
-        bench.go()
+        work.go()
     except KeyboardInterrupt:
-        return bench.result(complete=False)
-    return bench.result(complete=True)
+        return work.result(complete=False)
+    return work.result(complete=True)
 
 
-class _Bench:
+class _Run:
     def __init__(
         self,
         model: Model,
@@ -76,17 +76,17 @@ class _Bench:
             raise BadInput("the bench needs at least one prompt")
         self.model, self.settings, self.on_progress = model, settings, on_progress
         self.params = settings.params
-        self.lanes = _lanes(model, methods)
-        for lane in self.lanes:
-            lane.method.rule_for(self.params)
-        self.plain = self.lanes[0]
+        self.methods = _labelled(model, methods)
+        for entry in self.methods:
+            entry.method.rule_for(self.params)
+        self.reference = self.methods[0]
         self.prompts = unique(prompts)
         self.numbers = {prompt.id: number for number, prompt in enumerate(self.prompts)}
         for prompt in self.prompts:
             self._check_room(prompt)
         self.batches = batches(self.prompts, settings.batch_size)
         self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)
-        self.done, self.total = 0, len(self.lanes) * sum(max(len(one.turns) for one in each) for each in self.batches)
+        self.done, self.total = 0, len(self.methods) * sum(max(len(one.turns) for one in each) for each in self.batches)
         self.skipped_turns = 0
         self.samples: dict[str, dict[str, Any]] = {}
 
@@ -104,52 +104,56 @@ class _Bench:
         )
         if short.max_new_tokens < 1:
             return
-        for lane in self.lanes:
-            self._tell(lane.label, "warm-up")
+        for entry in self.methods:
+            self._tell(entry.label, "warm-up")
             batch = {prompt: self._context(prompt, []) for prompt in self.batches[0]}
-            self._answer(lane, batch, 0, short)
+            self._answer(entry, batch, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
-        found = {lane.label: {one.id: Record(one.id, one.category) for one in batch} for lane in self.lanes}
+        found = {entry.label: {one.id: Record(one.id, one.category) for one in batch} for entry in self.methods}
         live = list(batch)
         for turn in range(max(len(prompt.turns) for prompt in batch)):
-            lanes = [lane for lane in self.lanes if lane.error is None]
-            contexts = {lane.label: self._contexts(lane, live, found, turn) for lane in lanes}
+            active = [entry for entry in self.methods if entry.error is None]
+            contexts = {entry.label: self._contexts(entry, live, found, turn) for entry in active}
             due = [prompt for prompt in live if turn < len(prompt.turns)]
-            live = [prompt for prompt in due if all(prompt in contexts[lane.label] for lane in lanes)]
+            live = [prompt for prompt in due if all(prompt in contexts[entry.label] for entry in active)]
             self.skipped_turns += sum(len(prompt.turns) - turn for prompt in due if prompt not in live)
-            random.Random(f"{self.params.seed}/{number}/{turn}").shuffle(lanes)
-            for lane in lanes:
-                self._tell(lane.label, batch[0].category)
+            random.Random(f"{self.params.seed}/{number}/{turn}").shuffle(active)
+            for entry in active:
+                self._tell(entry.label, batch[0].category)
                 if live:
-                    asked = {prompt: contexts[lane.label][prompt] for prompt in live}
+                    asked = {prompt: contexts[entry.label][prompt] for prompt in live}
                     machine.reset_peak_memory()
-                    answers = self._answer(lane, asked, turn, self.settings)
+                    answers = self._answer(entry, asked, turn, self.settings)
                     peak = machine.peak_memory_mb()
                     for prompt, answer in zip(live, answers, strict=False):
-                        record = found[lane.label][prompt.id]
+                        record = found[entry.label][prompt.id]
                         record.answers.append(answer)
                         record.peak_memory_mb = max(record.peak_memory_mb, peak)
                 self.done += 1
         self._keep(batch, found)
 
     def _keep(self, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]) -> None:
-        """Compare with plain decoding, then count the batch for every method that came through it."""
-        differences = {lane.label: self._differences(lane, found) for lane in self.lanes[1:] if lane.error is None}
-        for lane in self.lanes:
-            if lane.error is None:
-                lane.records.update(found[lane.label])
-                lane.differences.update(differences.get(lane.label, {}))
+        """Compare with autoregressive decoding, then count the batch for every method that came through it."""
+        differences = {
+            entry.label: self._differences(entry, found) for entry in self.methods[1:] if entry.error is None
+        }
+        for entry in self.methods:
+            if entry.error is None:
+                entry.records.update(found[entry.label])
+                entry.differences.update(differences.get(entry.label, {}))
         for prompt in batch:
             if prompt.category not in self.samples:
                 self.samples[prompt.category] = self._sample(prompt, found)
 
-    def _differences(self, lane: Lane, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
-        if not self.params.greedy or self.plain.error is not None:
+    def _differences(self, entry: MethodRecords, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
+        if not self.params.greedy or self.reference.error is not None:
             return {}
         compared = {
-            name: first_difference(self.model.target, record, found[self.plain.label][name], self.params, self._ends)
-            for name, record in found[lane.label].items()
+            name: first_difference(
+                self.model.target, record, found[self.reference.label][name], self.params, self._ends
+            )
+            for name, record in found[entry.label].items()
         }
         return {name: difference for name, difference in compared.items() if difference is not None}
 
@@ -158,11 +162,11 @@ class _Bench:
         return frozenset() if self.settings.ignore_eos else self.model.eos_ids
 
     def _contexts(
-        self, lane: Lane, live: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]], turn: int
+        self, entry: MethodRecords, live: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]], turn: int
     ) -> dict[Prompt, tuple[int, ...]]:
         """The tokens that each prompt's turn begins with; without those that are over or have outgrown the context."""
-        own = (self.params.greedy and lane.method.lossless) or self.plain.error is not None
-        said = found[lane.label if own else self.plain.label]
+        own = (self.params.greedy and entry.method.lossless) or self.reference.error is not None
+        said = found[entry.label if own else self.reference.label]
         contexts = {}
         for prompt in live:
             if turn < len(prompt.turns):
@@ -189,34 +193,34 @@ class _Bench:
             )
 
     def _answer(
-        self, lane: Lane, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
+        self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
     ) -> list[Answer]:
         """One batch of answers; none when the method fails, which ends its part in the bench."""
-        if lane.error is not None:
+        if entry.error is not None:
             return []
         try:
             requests = [
                 Request(
                     prompt=tokens,
-                    method=lane.method,
+                    method=entry.method,
                     params=settings.seeded(self.numbers[prompt.id] * 64 + turn),
                     max_new_tokens=settings.max_new_tokens,
                     stop_ids=self._ends,
                     references=self.references,
-                    namespace=lane.namespace(settings.namespace),
+                    namespace=entry.namespace(settings.namespace),
                 )
                 for prompt, tokens in asked.items()
             ]
             return answer_together(self.model.target, requests)
         except Exception as error:  # one method's fault must not cost the others their figures
-            lane.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            entry.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             return []
 
     def _sample(self, prompt: Prompt, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
         texts = {
-            lane.label: self.model.tokenizer.decode(found[lane.label][prompt.id].answers[0].tokens)
-            for lane in self.lanes
-            if lane.error is None and found[lane.label][prompt.id].answers
+            entry.label: self.model.tokenizer.decode(found[entry.label][prompt.id].answers[0].tokens)
+            for entry in self.methods
+            if entry.error is None and found[entry.label][prompt.id].answers
         }
         cut = {label: text[:_SAMPLE_CHARACTERS] for label, text in texts.items()}
         return {"id": prompt.id, "category": prompt.category, "prompt": prompt.turns[0], "answers": cut}
@@ -226,11 +230,7 @@ class _Bench:
             self.on_progress(Progress(self.done, self.total, method, category, self._rates()))
 
     def _rates(self) -> dict[str, float | None]:
-        rates = {}
-        for lane in self.lanes:
-            parts = [record.decode_rate for record in lane.records.values()]
-            rates[lane.label] = ratio(sum(tokens for tokens, _ in parts), sum(seconds for _, seconds in parts))
-        return rates
+        return {entry.label: total_rate(entry.rates()) for entry in self.methods}
 
     def result(self, *, complete: bool) -> dict[str, Any]:
         """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""
@@ -251,21 +251,21 @@ class _Bench:
                 **self.model.info,
             },
             "settings": settings,
-            "methods": [lane.describe(self.plain, compared=greedy, seed=seed) for lane in self.lanes],
-            "per_prompt": per_prompt(self.lanes),
+            "methods": [method_row(entry, self.reference, compared=greedy, seed=seed) for entry in self.methods],
+            "per_prompt": prompt_rows(self.methods),
             "samples": list(self.samples.values()),
         }
         cleaned: dict[str, Any] = plain_figures(found)
         return cleaned
 
 
-def _lanes(model: Model, methods: Sequence[Method]) -> list[Lane]:
-    """Plain decoding first; methods of one name (with other settings) are told apart by a number."""
+def _labelled(model: Model, methods: Sequence[Method]) -> list[MethodRecords]:
+    """Autoregressive decoding first; methods of one name (with other settings) are told apart by a number."""
     plain = [method for method in methods if method.name == "none"][:1] or [model.method("none")]
     seen: dict[str, int] = defaultdict(int)
-    lanes = []
+    found = []
     for method in (*plain, *(method for method in methods if method.name != "none")):
         seen[method.name] += 1
         label = method.name if seen[method.name] == 1 else f"{method.name}#{seen[method.name]}"
-        lanes.append(Lane(label, method))
-    return lanes
+        found.append(MethodRecords(label, method))
+    return found

@@ -1,4 +1,4 @@
-"""What a bench is told, and what it tells while it runs."""
+"""The settings that all methods of a bench share, and the progress that it reports while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outpace.core.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What all methods share. Raises BadInput for values out of range.
+    """What all methods share. ``max_new_tokens`` is per answer. Raises BadInput for values out of range.
 
     ``namespace``: what a method learns from a prompt it keeps for the next ones, each method for itself; without one
     nothing outlives a request. ``command`` (what the user typed) and ``extra`` (settings of the methods, say) are only
@@ -57,7 +57,7 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the bench stands, told before every answer and once at the end. ``rates``: decode tok/s so far."""
+    """Where the bench stands, reported before every answer and once at the end. ``rates``: decode tokens per second."""
 
     done: int
     total: int

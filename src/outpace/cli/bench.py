@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import outpace
 from outpace.cli import options as opt
 from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods, read_texts
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.bench.settings import BenchSettings
+    from outpace.bench.bench_report import BenchReport
     from outpace.cli.session import MethodChoice
-    from outpace.prompts.prompt import Prompt
 
 _INTERRUPTED = 130
 
@@ -26,7 +24,10 @@ _INTERRUPTED = 130
 def bench(
     model: opt.ModelName = "smollm2",
     methods: Annotated[
-        str, typer.Option("--methods", metavar="A,B,C", help="Methods to compare; plain decoding (none) always runs.")
+        str,
+        typer.Option(
+            "--methods", metavar="A,B,C", help="Methods to compare; autoregressive decoding (none) always runs."
+        ),
     ] = "none,pld,sam,auto",
     prompts: Annotated[
         Path | None,
@@ -77,63 +78,63 @@ def bench(
     outputs.check()
     texts = read_texts(reference)
     try:
-        from outpace.bench.settings import BenchSettings
         from outpace.core.sampling import SamplingParams
         from outpace.prompts.questions import load_prompts
 
         questions = load_prompts(prompts, limit)
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=biases,
-            seed=seed,
-        )
+        sampling: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": biases,
+            "seed": seed,
+        }
         names = [name.strip() for name in methods.split(",") if name.strip()]
-        choice = choose_methods(["none", *names] if names else [], param, rule, params)
-        settings = BenchSettings(
+        choice = choose_methods(["none", *names] if names else [], param, rule, SamplingParams(**sampling))
+        report = _run(
+            machine,
+            choice,
+            prompts=questions,
             max_new_tokens=max_new_tokens,
-            params=params,
             batch_size=batch_size,
             ignore_eos=ignore_eos,
             references=texts,
             namespace=namespace or "",
             command=shlex.join(["outpace", *sys.argv[1:]]),
-            extra={
-                "method_settings": choice.settings,
-                "rule": rule,
-                "draft_models": draft_model or [],
-                "datastore": datastore and str(datastore),
-                "heads": [str(folder) for folder in head or ()],
-            },
+            **sampling,
         )
-        result = _run(machine, choice, questions, settings)
     except KeyboardInterrupt:
-        result = _nothing()
-    from outpace.bench.html import write_html
-    from outpace.bench.report import print_table
+        from outpace.bench.bench_report import BenchReport
 
-    outputs.write(result, print_table, write_html, empty=not result["methods"])
-    if not result["complete"]:
-        err().print("[yellow]interrupted[/]: the results are partial" if result["methods"] else "[yellow]interrupted")
+        report = BenchReport.empty()
+    outputs.write(
+        report.result,
+        lambda _, console: report.print(console),
+        lambda _, to: report.write_html(to),
+        empty=not report.rows,
+    )
+    if not report.complete:
+        err().print("[yellow]interrupted[/]: the results are partial" if report.rows else "[yellow]interrupted")
         raise typer.Exit(_INTERRUPTED)
 
 
-def _run(machine: Machine, choice: MethodChoice, prompts: list[Prompt], settings: BenchSettings) -> dict[str, Any]:
+def _run(machine: Machine, choice: MethodChoice, **options: Any) -> BenchReport:
     """Load, build, run with a progress bar."""
-    from outpace.bench.runner import run
+    from outpace.bench.benchmark import bench as measure
 
     model, drafts = machine.load()
-    built = choice.build(model, drafts, machine.datastore, machine.heads or ())
     with advancing() as advance:
-        return run(model, built, prompts, settings, advance)
-
-
-def _nothing() -> dict[str, Any]:
-    """The results of a bench that was interrupted before it began."""
-    empty: dict[str, Any] = {"version": outpace.__version__, "complete": False}
-    return {**empty, "machine": {}, "model": {}, "settings": {}, "methods": []}
+        return measure(
+            model,
+            choice.settings,
+            rule=choice.rule,
+            draft_model=drafts,
+            datastore=machine.datastore,
+            head=machine.heads or (),
+            on_progress=advance,
+            **options,
+        )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-import outpace
 from outpace.cli import options as opt
 from outpace.cli.output import Outputs, advancing, err
 from outpace.cli.session import Machine, choose_methods
@@ -22,7 +21,8 @@ _INTERRUPTED = 130
 def bench_peers(
     model: opt.ModelName = "smollm2",
     methods: Annotated[
-        str, typer.Option("--methods", metavar="A,B", help="outpace's methods; plain decoding (none) always runs.")
+        str,
+        typer.Option("--methods", metavar="A,B", help="outpace's methods; autoregressive decoding (none) always runs."),
     ] = "none,sam,auto",
     peers: Annotated[
         str | None,
@@ -77,8 +77,8 @@ def bench_peers(
     outputs = Outputs(json, html)
     outputs.check()
     try:
-        from outpace.bench.peers.comparison import Settings, prepare
-        from outpace.bench.peers.table import choose
+        from outpace.bench.peers.comparison import ComparisonSettings, prepare
+        from outpace.bench.peers.libraries import choose
         from outpace.core.sampling import SamplingParams
         from outpace.prompts.questions import load_prompts
 
@@ -86,7 +86,7 @@ def bench_peers(
         questions = load_prompts(prompts, limit)
         names = choose_methods(["none", *(_names(methods) or ())], None, None, SamplingParams()).names
         wanted = _names(dtypes)
-        settings = Settings(
+        settings = ComparisonSettings(
             model=model,
             peers=chosen,
             methods=tuple(names),
@@ -105,22 +105,21 @@ def bench_peers(
         for one in comparison.plan.skipped:
             err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
         with advancing() as advance:
-            result = comparison.run(advance)
+            report = comparison.run(advance)
     except KeyboardInterrupt:
-        result = _nothing()
-    from outpace.bench.peers.page import write_html
-    from outpace.bench.peers.report import print_table
+        from outpace.bench.peers.peers_report import PeersReport
 
-    outputs.write(result, print_table, write_html, empty=not result["ours"])
-    if not result["complete"]:
-        err().print("[yellow]interrupted[/]: the results are partial" if result["ours"] else "[yellow]interrupted")
+        report = PeersReport.empty()
+    outputs.write(
+        report.result,
+        lambda _, console: report.print(console),
+        lambda _, to: report.write_html(to),
+        empty=not report.rows,
+    )
+    if not report.complete:
+        err().print("[yellow]interrupted[/]: the results are partial" if report.rows else "[yellow]interrupted")
         raise typer.Exit(_INTERRUPTED)
 
 
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _nothing() -> dict[str, Any]:
-    """The results of a comparison that was interrupted before it began."""
-    return {"version": outpace.__version__, "complete": False, "peers": [], "ours": [], "ratio_to_best_peer": None}

@@ -112,7 +112,7 @@ def _measured(
     from outpace.bench.head_evaluation import evaluate, head_facts
     from outpace.bench.head_subjects import bigram_subjects, head_subjects, own_answers, untrained_subjects
     from outpace.bench.head_subjects import choose_methods as fitting
-    from outpace.bench.rows import plain_figures
+    from outpace.bench.results import plain_figures
     from outpace.cli.session import choose_methods
     from outpace.heads.shipped import load_any
     from outpace.heads.untrained import as_training_begins
@@ -170,7 +170,7 @@ _NOTES = {
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    from outpace.bench.words import number, percent, times
+    from outpace.bench.figure_text import number, percent, times
 
     shares = [f"{percent(share).removesuffix(' %')}" for share in row["per_position_acceptance"][:_DEPTHS]]
     bounds = row["speedup_ci95"]
@@ -190,7 +190,7 @@ def _named(row: dict[str, Any]) -> str:
 
 def _by_category(rows: list[dict[str, Any]], categories: list[str]) -> Table:
     """Tokens per forward by task."""
-    from outpace.bench.words import number
+    from outpace.bench.figure_text import number
 
     table = Table(box=None, pad_edge=False)
     table.add_column("tok/fwd by task", no_wrap=True)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from outpace.bench.figure_text import percent
+from outpace.bench.peers.cpu_contention import NOTED
 from outpace.bench.peers.entries import Question
-from outpace.bench.peers.others import NOTED
-from outpace.bench.peers.plan import Job, Plan, available, context_for, make_plan
-from outpace.bench.peers.results import compared
-from outpace.bench.peers.runner import Run
-from outpace.bench.peers.table import Peer
+from outpace.bench.peers.libraries import Peer
+from outpace.bench.peers.peer_rows import compared
+from outpace.bench.peers.peers_report import PeersReport
+from outpace.bench.peers.processes import Job, Plan, available, context_for, make_plan
+from outpace.bench.peers.round_robin import RoundRobin
 from outpace.bench.peers.weights import Weights, find, float_of, precisions
-from outpace.bench.rows import plain_figures
+from outpace.bench.results import plain_figures
 from outpace.bench.settings import Progress
-from outpace.bench.words import percent
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.version import __version__
@@ -31,7 +31,7 @@ _WARM_UP = "Describe a quiet morning in a harbour town. Then say the same again 
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ComparisonSettings:
     """What the user asked for. ``dtypes`` None takes the defaults."""
 
     model: str
@@ -51,7 +51,7 @@ class Settings:
 class Comparison:
     """Everything found and encoded; nothing is started yet."""
 
-    settings: Settings
+    settings: ComparisonSettings
     plan: Plan
     job: Job
     dtypes: tuple[str, ...]
@@ -59,10 +59,10 @@ class Comparison:
     warm_up: Question
     notes: tuple[str, ...]
 
-    def run(self, on_progress: Callable[[Progress], None] | None = None) -> dict[str, Any]:
-        """Measure, and return the JSON object. Ctrl-C ends it early, with ``complete`` false."""
+    def run(self, on_progress: Callable[[Progress], None] | None = None) -> PeersReport:
+        """Measure, and return the results. Ctrl-C ends it early, with ``complete`` false."""
         drafts = [self.job.draft] if self.job.draft else []
-        work = Run(
+        work = RoundRobin(
             self.plan,
             self.questions,
             self.warm_up,
@@ -74,7 +74,7 @@ class Comparison:
         )
         return self._result(work.go(), work.others.share)
 
-    def _result(self, complete: bool, others: float | None) -> dict[str, Any]:
+    def _result(self, complete: bool, others: float | None) -> PeersReport:
         weights = self.job.weights
         told = {peer.name: {one.name: dict(one.settings) for one in peer.configs} for peer in self.settings.peers}
         noted = asdict(replace(self.settings, peers=())) | {
@@ -88,7 +88,7 @@ class Comparison:
             "ignore_eos": True,
             "turns": "the first of each prompt",
         }
-        noted.pop("vllm_python")  # a report may be shared, and paths are nobody's business
+        noted.pop("vllm_python")  # a report may be shared, and should hold no paths
         found = {
             "version": __version__,
             "complete": complete,
@@ -100,8 +100,7 @@ class Comparison:
             "skipped": self.plan.skipped,
             "notes": [*self.notes, *_busy(others)],
         }
-        cleaned: dict[str, Any] = plain_figures(found)
-        return cleaned
+        return PeersReport(plain_figures(found))
 
 
 def _busy(others: float | None) -> list[str]:
@@ -109,11 +108,11 @@ def _busy(others: float | None) -> list[str]:
         return []
     return [
         f"Other programs took {percent(others)} of the CPUs while this ran. Libraries whose threads spin lose most by "
-        "that: these rates do not compare. Run it again on an idle machine."
+        "that: these rates cannot be compared. Run it again on an idle machine."
     ]
 
 
-def prepare(settings: Settings, prompts: Sequence[Prompt]) -> Comparison:
+def prepare(settings: ComparisonSettings, prompts: Sequence[Prompt]) -> Comparison:
     """Find what is installed, convert the weights, encode the prompts. Raises BadInput for what cannot work."""
     pythons, skipped = available(settings.peers, settings.vllm_python)
     if not pythons:

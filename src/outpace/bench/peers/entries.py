@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outpace.bench.statistics import Rate
+from outpace.bench.statistics import Rate, total_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,13 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """How it is called where there is one word for it."""
+        """Its name on one line; those of outpace differ by precision too."""
         return f"{self.name} {self.config} {self.precision}" if self.ours else f"{self.name} {self.config}"
 
     def rates(self, ids: Iterable[str]) -> list[Rate]:
         """Tokens and seconds of the prompts that it answered."""
         return [self.answers[one].rate for one in ids if one in self.answers]
+
+    def decode_rate(self, ids: Iterable[str]) -> float | None:
+        """Tokens per second after the first, over these prompts; None where it answered none."""
+        return total_rate(self.rates(ids))

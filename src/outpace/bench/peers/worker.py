@@ -1,4 +1,4 @@
-"""The runner's end of a worker: start it, ask it, outlive whatever becomes of it. The other is ``workers/serve.py``."""
+"""Worker: a library's process, as the comparison starts and asks it. Its own side is ``workers/serve.py``."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def environment(threads: int, *, foreign: bool, offline: bool) -> dict[str, str]
 
     A worker that waits for its turn must not take time from the one that is measured. Threads that never spin would
     decode slower, so they may for some microseconds, as outpace's own do. ``foreign``: another interpreter, which our
-    packages must not leak into. ``offline``: the weights are on this machine, so nobody has to ask the network.
+    packages must not leak into. ``offline``: the weights are on this machine, and no library needs the network.
     """
     found = dict(os.environ)
     for name in ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):

@@ -1,4 +1,4 @@
-"""The comparison: prompt by prompt, every row in turn, one at a time, in an order that rotates.
+"""Every library answers a prompt in turn, one at a time, before the next prompt; the order rotates.
 
 Before the first prompt every row answers one that is not counted and not among the others. A process that dies or does
 not answer in time ends its rows' part; the others go on.
@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from time import sleep
 from typing import TypeVar
 
+from outpace.bench.peers.cpu_contention import CpuContention
 from outpace.bench.peers.entries import Answer, Entry, Question
-from outpace.bench.peers.others import Others
-from outpace.bench.peers.plan import Plan, Seat
-from outpace.bench.peers.process import Worker, WorkerError, environment
+from outpace.bench.peers.processes import Plan, WorkerProcess
+from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.bench.settings import Progress
-from outpace.core.metrics import ratio
 
 Item = TypeVar("Item")
 
@@ -31,7 +30,7 @@ def rotated(items: Sequence[Item], by: int) -> list[Item]:
 
 
 @dataclass(slots=True)
-class Run:
+class RoundRobin:
     """Asks the plan's processes. ``go`` fills the entries' answers; Ctrl-C ends it early, with whole prompts only."""
 
     plan: Plan
@@ -43,14 +42,14 @@ class Run:
     offline: bool = False
     on_progress: Callable[[Progress], None] | None = None
     done: int = 0
-    others: Others = field(default_factory=Others)
+    others: CpuContention = field(default_factory=CpuContention)
     _workers: dict[Entry, Worker] = field(default_factory=dict)
 
     def go(self) -> bool:
-        """Whether it came to its end."""
+        """Ask everything; False where Ctrl-C ended it early."""
         try:
-            for seat in self.plan.seats:
-                self._start(seat)
+            for process in self.plan.processes:
+                self._start(process)
             for entry in self.plan.entries:
                 self._ask(entry, self.warm_up, min(self.length, _WARMUP_TOKENS), "warm-up")
             for number, question in enumerate(self.questions):
@@ -63,22 +62,22 @@ class Run:
                 worker.close()
         return True
 
-    def _start(self, seat: Seat) -> None:
-        self._tell(seat.entries[0].name, "loading")
+    def _start(self, process: WorkerProcess) -> None:
+        self._tell(process.entries[0].name, "loading")
         try:
-            around = environment(self.threads, foreign=seat.foreign, offline=self.offline)
-            worker = Worker(seat.command, around, self.timeout)
+            around = environment(self.threads, foreign=process.foreign, offline=self.offline)
+            worker = Worker(process.command, around, self.timeout)
         except OSError as error:
-            _fail(seat.entries, f"cannot start {seat.command[0]}: {error.strerror}")
+            _fail(process.entries, f"cannot start {process.command[0]}: {error.strerror}")
             return
-        self._workers |= dict.fromkeys(seat.entries, worker)
+        self._workers |= dict.fromkeys(process.entries, worker)
         try:
-            reply = worker.ask({"do": "load", "settings": seat.settings})
+            reply = worker.ask({"do": "load", "settings": process.settings})
         except WorkerError as error:
             worker.end()
-            _fail(seat.entries, str(error))
+            _fail(process.entries, str(error))
             return
-        for entry in seat.entries:
+        for entry in process.entries:
             entry.version, entry.precision = reply["version"], reply["precision"]
             entry.error = entry.error or reply["failed"].get(entry.config)
 
@@ -91,7 +90,7 @@ class Run:
                 found[entry] = answer
             self.done += 1
         self.others.end()
-        for entry, answer in found.items():  # only now: an interrupted round counts for nobody
+        for entry, answer in found.items():  # only now: an interrupted round is not counted
             entry.answers[question.id] = answer
 
     def _ask(self, entry: Entry, question: Question, length: int, what: str) -> Answer | None:
@@ -114,7 +113,7 @@ class Run:
 
     def _tell(self, label: str, what: str) -> None:
         if self.on_progress is not None:
-            rates = {one.label: _rate(one) for one in self.plan.entries}
+            rates = {one.label: one.decode_rate(one.answers) for one in self.plan.entries}
             total = len(self.plan.entries) * len(self.questions)
             self.on_progress(Progress(self.done, total, label, what, rates))
 
@@ -123,8 +122,3 @@ def _fail(entries: Sequence[Entry], why: str) -> None:
     """The first reason counts."""
     for entry in entries:
         entry.error = entry.error or why
-
-
-def _rate(entry: Entry) -> float | None:
-    rates = entry.rates(entry.answers)
-    return ratio(sum(tokens for tokens, _ in rates), sum(seconds for _, seconds in rates))

@@ -1,7 +1,7 @@
-"""How much of the machine other programs took while a comparison ran: what the table cannot show by itself.
+"""How much CPU time other programs took while a comparison ran.
 
-Libraries whose threads spin while they wait for each other lose most where another program wants a core, and those
-whose threads sleep lose little. A comparison on a busy machine ranks that, not their speed.
+Libraries whose threads spin while they wait for each other lose most where another program needs a core, and those
+whose threads sleep lose little. A comparison on a busy machine therefore ranks waiting strategies, not speed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from outpace.core.metrics import ratio
 
 NOTED = 0.05
-"""Share of the CPUs' time from which on it is told."""
+"""Share of the CPUs' time from which on the report has a note about it."""
 
 
-class Others:
+class CpuContention:
     """Adds up, round by round, the CPU time that was not that of this process and its workers."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Others:
         self._busy, self._began = _busy(), perf_counter()
 
     def end(self) -> None:
-        """It ended. One in which a process ended too is left out, for that one's time cannot be told any more."""
+        """The round ended. It is left out if a worker ended during it, whose CPU time is then no longer known."""
         now, busy, own = perf_counter(), _busy(), _own([pid for pid in self._own if pid != psutil.Process().pid])
         if own.keys() == self._own.keys():
             self._spent += max(0.0, busy - self._busy - (sum(own.values()) - sum(self._own.values())))
@@ -40,7 +40,7 @@ class Others:
 
     @property
     def share(self) -> float | None:
-        """Of the time of all CPUs; None before the first round."""
+        """What others took, as a share of the time of all CPUs; None before the first round."""
         return ratio(self._spent, self._seconds * (psutil.cpu_count() or 1))
 
 

@@ -1,32 +1,33 @@
-"""From answers to the JSON object: a row for everybody, and how outpace compares.
+"""From answers to the JSON object: a row for every library and configuration, and how outpace compares with the others.
 
 Rates, waits and intervals are those of :mod:`outpace.core.metrics` and :mod:`outpace.bench.statistics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from outpace.bench.columns import row_of
 from outpace.bench.peers.entries import Entry, Question
+from outpace.bench.peers.peer_columns import COLUMNS, Answered
 from outpace.bench.statistics import Rate, speedup, speedup_interval
-from outpace.core.metrics import ratio
 
 Measure = Callable[[Entry, Sequence[str]], list[Rate]]
 
 PLAIN = {"none", "plain"}
+"""Configurations that do not speculate."""
 
 
 def compared(entries: Sequence[Entry], questions: Sequence[Question]) -> dict[str, Any]:
-    """The rows and the three ratios. A row that failed is shown, and is nobody's best."""
+    """The rows and the three ratios. A row that failed is shown, and is not compared."""
     ids = [question.id for question in questions if any(question.id in entry.answers for entry in entries)]
     groups: dict[str, list[str]] = {}
     for question in questions:
         if question.id in ids:
             groups.setdefault(question.category, []).append(question.id)
     reference = next((one for one in entries if one.ours and one.config == "none" and not one.error), None)
-    rows = {entry: _row(entry, ids, groups, reference) for entry in entries}
+    rows = {entry: row_of(COLUMNS, Answered(entry, ids, groups, reference)) for entry in entries}
     mine = [entry for entry in entries if entry.ours and not entry.error and entry.answers]
     theirs = [entry for entry in entries if not entry.ours and not entry.error and entry.answers]
     best = _fastest(mine, ids)
@@ -41,31 +42,11 @@ def compared(entries: Sequence[Entry], questions: Sequence[Question]) -> dict[st
     }
 
 
-def _row(entry: Entry, ids: Sequence[str], groups: dict[str, list[str]], reference: Entry | None) -> dict[str, Any]:
-    answers = [entry.answers[one] for one in ids if one in entry.answers]
-    return {
-        "name": entry.name,
-        "config": entry.config,
-        "version": entry.version,
-        "precision": entry.precision,
-        "decode_tokens_per_second": _rate(entry, ids),
-        "ci95": _interval(entry, ids),
-        "ttft_ms": ratio(sum(answer.ttft_ms for answer in answers), len(answers)),
-        "by_category": {name: _rate(entry, chosen) for name, chosen in groups.items()},
-        "error": entry.error,
-        "by_category_ci95": {name: _interval(entry, chosen) for name, chosen in groups.items()},
-        "prompts": len(answers),
-        "tokens": sum(len(answer.tokens) for answer in answers),
-        "memory_mb": max((answer.memory_mb for answer in answers if answer.memory_mb), default=None),
-        "agreement": _agreement(entry, reference, ids),
-    }
-
-
 def _against(
     mine: Entry | None,
     theirs: Sequence[Entry],
     ids: Sequence[str],
-    groups: dict[str, list[str]],
+    groups: Mapping[str, Sequence[str]],
     measure: Measure,
     pick: Callable[[Sequence[Entry], Sequence[str]], Entry | None],
 ) -> dict[str, Any]:
@@ -103,39 +84,10 @@ def _waits(entry: Entry, ids: Sequence[str]) -> list[Rate]:
     return [(entry.answers[one].ttft_ms, 1.0) for one in ids if one in entry.answers]
 
 
-def _rate(entry: Entry, ids: Sequence[str]) -> float | None:
-    rates = entry.rates(ids)
-    return ratio(sum(tokens for tokens, _ in rates), sum(seconds for _, seconds in rates))
-
-
-def _interval(entry: Entry, ids: Sequence[str]) -> list[float] | None:
-    """Bootstrap over prompts, of one rate: its ratio to one token a second."""
-    rates = entry.rates(ids)
-    bounds = speedup_interval(rates, [(1.0, 1.0)] * len(rates), seed=0)
-    return list(bounds) if bounds else None
-
-
 def _fastest(entries: Sequence[Entry], ids: Sequence[str]) -> Entry | None:
-    rates = {entry: rate for entry in entries if (rate := _rate(entry, ids)) is not None}
+    rates = {entry: rate for entry in entries if (rate := entry.decode_rate(ids)) is not None}
     return max(rates, key=lambda entry: rates[entry], default=None)
 
 
 def _soonest(entries: Sequence[Entry], ids: Sequence[str]) -> Entry | None:
     return min(entries, key=lambda entry: sum(wait for wait, _ in _waits(entry, ids)), default=None)
-
-
-def _agreement(entry: Entry, reference: Entry | None, ids: Sequence[str]) -> dict[str, Any] | None:
-    """Prompts answered as outpace's plain decoding answers them, and the mean share before the first difference."""
-    if reference is None or entry is reference:
-        return None
-    pairs = [
-        (entry.answers[one].tokens, reference.answers[one].tokens)
-        for one in ids
-        if one in entry.answers and one in reference.answers
-    ]
-    shares = [
-        sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*pair, strict=False))) / len(pair[1])
-        for pair in pairs
-    ]
-    same = sum(one == other for one, other in pairs)
-    return {"same": same, "of": len(pairs), "prefix": ratio(sum(shares), len(shares))}

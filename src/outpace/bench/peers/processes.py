@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.peers.entries import Entry
-from outpace.bench.peers.table import Config, Peer
+from outpace.bench.peers.libraries import Config, Peer
 from outpace.bench.peers.weights import Weights
 from outpace.core.errors import BadInput
 
@@ -26,7 +26,7 @@ _SPARE = 32  # tokens of context that drafts may use beyond the answer
 
 
 @dataclass(slots=True)
-class Seat:
+class WorkerProcess:
     """One process and the entries that it answers for."""
 
     entries: list[Entry]
@@ -37,17 +37,17 @@ class Seat:
 
 @dataclass(slots=True)
 class Plan:
-    """All seats, the rows in the order of the table, and the peers that are not there."""
+    """All processes, all rows (``entries``), and the peers that are not installed (``skipped``)."""
 
-    seats: list[Seat] = field(default_factory=list)
+    processes: list[WorkerProcess] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)
 
-    def sit(self, seat: Seat) -> None:
-        """Add a process; entries that cannot run have their error already, and need none."""
-        self.entries += seat.entries
-        if any(entry.error is None for entry in seat.entries):
-            self.seats.append(seat)
+    def add(self, process: WorkerProcess) -> None:
+        """Add a process and its rows. It is not started where none of its rows can run."""
+        self.entries += process.entries
+        if any(entry.error is None for entry in process.entries):
+            self.processes.append(process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,20 @@ def make_plan(
     job: Job, dtypes: Sequence[str], methods: Sequence[str], peers: Mapping[str, str], skipped: list[dict[str, str]]
 ) -> Plan:
     """Ours, a process a dtype; then the peers, a process a configuration. ``peers``: interpreter by peer's name."""
-    from outpace.bench.peers.table import PEERS
+    from outpace.bench.peers.libraries import PEERS
 
     plan = Plan(skipped=skipped)
     for dtype in dtypes:
         entries = [Entry(OURS, method, ours=True, precision=dtype) for method in methods]
         settings = job.settings({method: {} for method in methods}, dtype)
-        plan.sit(Seat(entries, _command(sys.executable, "ours.py"), settings))
+        plan.add(WorkerProcess(entries, _command(sys.executable, "ours.py"), settings))
     for name, python in peers.items():
         peer = PEERS[name]
         for config in peer.configs:
             if not config.draft or job.draft is not None:
                 entry = Entry(name, config.name, ours=False, error=_obstacle(peer, config, job))
                 settings = job.settings({config.name: config.settings}, job.dtype)
-                plan.sit(Seat([entry], _command(python, peer.worker), settings, foreign=peer.own_python))
+                plan.add(WorkerProcess([entry], _command(python, peer.worker), settings, foreign=peer.own_python))
     return plan
 
 

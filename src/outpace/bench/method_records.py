@@ -1,0 +1,83 @@
+"""What one method did in a bench so far, and the part of it that one row of the result is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from outpace.bench.differences import Difference
+from outpace.bench.records import Record
+from outpace.bench.statistics import Rate, repeated_ngrams
+from outpace.core.metrics import ratio, total
+from outpace.engine.method import Method
+
+
+@dataclass(slots=True)
+class MethodRecords:
+    """One method: its records and first differences by the prompt's id. ``error`` ended its part in the bench."""
+
+    label: str
+    method: Method
+    records: dict[str, Record] = field(default_factory=dict)
+    differences: dict[str, Difference] = field(default_factory=dict)
+    error: str | None = None
+
+    def namespace(self, name: str) -> str:
+        """Its own part of the bench's namespace, so that no method learns from another; "" without one."""
+        return name and f"{name}/{self.label}"
+
+    def rates(self) -> list[Rate]:
+        """(tokens after the first, seconds after the first) of every prompt."""
+        return [record.decode_rate for record in self.records.values()]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Some prompts of one method beside those of autoregressive decoding: what a row's columns are read from.
+
+    ``compared``: whether answers were compared token by token. ``seed``: of the bootstrap.
+    """
+
+    of: MethodRecords
+    records: Sequence[Record]
+    autoregressive: MethodRecords
+    compared: bool
+    seed: int
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The figures of :mod:`outpace.core.metrics`, over all answers."""
+        return total(record.metrics for record in self.records).figures()
+
+    @cached_property
+    def pairs(self) -> tuple[list[Rate], list[Rate]]:
+        """Decode rates of the prompts that both answered: the method's, and autoregressive decoding's."""
+        both = [(one, self.autoregressive.records[one.prompt]) for one in self.records if self._paired(one)]
+        return [ours.decode_rate for ours, _ in both], [theirs.decode_rate for _, theirs in both]
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Mean time to the first token, in milliseconds, over the answers that have one."""
+        waits = [answer.ttft for record in self.records for answer in record.answers if answer.tokens]
+        return ratio(1e3 * sum(waits), len(waits))
+
+    @property
+    def repeated_ngrams(self) -> float | None:
+        """Share of the answers' 4-grams that occurred before in the same answer."""
+        counts = [repeated_ngrams(answer.tokens) for record in self.records for answer in record.answers]
+        return ratio(sum(seen for seen, _ in counts), sum(count for _, count in counts))
+
+    @property
+    def identical(self) -> dict[str, int] | None:
+        """Prompts with identical answers, prompts compared, near ties; None where answers were not compared."""
+        if not self.compared:
+            return None
+        prompts = [one.prompt for one in self.records if self._paired(one)]
+        found = [self.of.differences[prompt] for prompt in prompts if prompt in self.of.differences]
+        ties = sum(difference.near_tie for difference in found)
+        return {"same": len(prompts) - len(found), "of": len(prompts), "near_ties": ties}
+
+    def _paired(self, record: Record) -> bool:
+        return record.prompt in self.autoregressive.records
