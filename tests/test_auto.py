@@ -28,8 +28,8 @@ from outpace.drafting.base import Drafter
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder, Generation, Request
 from outpace.engine.method import Method
-from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry

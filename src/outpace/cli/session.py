@@ -145,10 +145,10 @@ class Machine:
 
             open_datastore(self.datastore)
         if self.heads:
-            from outpace.heads.shipped import kind_at
+            from outpace.heads.head_folder import open_head
 
             for folder in self.heads:
-                kind_at(folder)
+                open_head(folder)
 
     def load(self) -> tuple[Model, tuple[Model, ...]]:
         """The model, and the draft models that were named. The thread count is set first: packing depends on it."""

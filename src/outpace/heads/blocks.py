@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import HeadConfig
+from outpace.heads.head_config import HeadConfig
 
 
 def turns(positions: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.heads.feature_net import Net
-from outpace.heads.runner import Rows
+from outpace.heads.head_runner import Rows
 from outpace.targets.base import Sequence, Target, TreeScores
 
 CHUNK = 512

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Head
+from outpace.heads.head_runner import HeadRunner, Out, Rows
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, Out, Rows
 from outpace.targets.base import Target
 
 
 class Entering(NamedTuple):
-    """Rows on their way into a stack, as :class:`outpace.heads.runner.Rows` has them. ``beside``: whether the stack
+    """Rows on their way into a runner, as :class:`outpace.heads.head_runner.Rows` has them. ``beside``: whether it
     reads the rows' tokens itself."""
 
     states: Tensor
@@ -37,7 +37,7 @@ class Net(ABC):
         """``lm_head``: scores the words where the stack does not."""
         self.target = target
         self.aux_hidden_state_layers: tuple[int, ...] = head.config.aux_hidden_state_layers
-        self.ids: list[int] = head.words.ids.tolist()
+        self.ids: list[int] = head.draft_vocabulary.d2t.tolist()
         self.vocab_size = target.vocab_size
         self._lm_head = lm_head
 

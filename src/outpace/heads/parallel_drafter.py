@@ -62,7 +62,7 @@ class HeadsDrafter(FromMarginals):
     """Drafts what parallel heads say of the target's newest state: trees of ``k`` tokens a head, or chains."""
 
     def __init__(self, head: ParallelHeads, target: Target, k: int, *, by_rank: bool = False) -> None:
-        super().__init__(head.words.ids, k)
+        super().__init__(head.draft_vocabulary.d2t, k)
         self.target = target
         self.heads: int = head.options.heads
         (self._tap,) = self.aux_hidden_state_layers = head.config.aux_hidden_state_layers

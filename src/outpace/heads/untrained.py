@@ -10,8 +10,10 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from outpace.heads.base import Head, TargetFacts, find_kind, plan
+from outpace.heads.base import Head
 from outpace.heads.checkpoint import new_head
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.targets.base import Target
 
 _MOST_WORDS = 2048
@@ -64,7 +66,7 @@ def as_training_begins(head: Head, target: Target, seed: int = 0) -> Head:
     """The same head before its first training step: another network of its configuration and words."""
     from outpace.heads.base import teacher_of
 
-    ids: Tensor = head.words.ids.cpu()
+    ids: Tensor = head.draft_vocabulary.d2t.cpu()
     with torch.random.fork_rng(devices=[]):
         fresh = new_head(head.config, target, ids, seed)
         fresh.initialise(target, teacher_of(target, fresh, torch.device("cpu")))

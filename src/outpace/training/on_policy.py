@@ -81,7 +81,7 @@ class OnPolicy:
 
     def sampled(self, batch: Batch, seed: int) -> list[tuple[int, list[int]]]:
         """For each row where its answer begins, and what the draft LM writes there: all rows together."""
-        head, ids = self.head, self.head.words.ids
+        head, ids = self.head, self.head.draft_vocabulary.d2t
         device, dtype = head.norm.weight.device, head.norm.weight.dtype
         draws = torch.Generator(device).manual_seed(seed)
         starts = batch.answer.int().argmax(1).clamp_min(1).to(device)
@@ -94,7 +94,7 @@ class OnPolicy:
         going = [limit > 0 for limit in limits]
         where = starts[:, None]
         while any(going):
-            shares = head.words(states).float().softmax(-1)
+            shares = head.draft_vocabulary(states).float().softmax(-1)
             tokens = ids[torch.multinomial(shares, 1, generator=draws)]
             for row, token in enumerate(tokens[:, 0].tolist()):
                 if going[row]:

@@ -110,8 +110,8 @@ class Trainer:
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         trained = dict(self._trained())
-        matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("words.")]
-        others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("words.")]
+        matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("draft_vocabulary.")]
+        others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("draft_vocabulary.")]
         # The network is bfloat16 throughout, and learns on float32 copies: small steps are not lost to rounding.
         self._copies = [(one, one.detach().float().clone().requires_grad_()) for one in trained.values()]
         masters = {id(one): copy for one, copy in self._copies}
@@ -285,7 +285,7 @@ class Trainer:
             "optimisers": [one.state_dict() for one in self.optimisers],
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "config": self._settings(),
-            "words": self.head.words.ids,
+            "words": self.head.draft_vocabulary.d2t,
             "length": self._length(),
         }
         try:
@@ -315,7 +315,7 @@ class Trainer:
             raise BadInput(
                 f"{self.folder / STATE} is of a run with other settings; give the same ones, or another folder"
             )
-        if "words" in state and not torch.equal(state["words"].cpu(), self.head.words.ids.cpu()):
+        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
         with torch.no_grad():
             for (name, _), (_, copy) in zip(self._trained(), self._copies, strict=True):

@@ -25,9 +25,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high, shapes
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high, shapes
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.targets.base import Target
 
@@ -54,8 +56,8 @@ class DFlash(Head):
     Options = DFlashOptions
     paper = "Chen et al. 2026, arXiv 2602.06036"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, config.epsilon)
@@ -158,7 +160,7 @@ class DFlash(Head):
         said, place = teacher.target_probs(batch)
         found = self.blocks(context, teacher.embedding[batch.tokens.gather(1, anchors)], anchors)
         # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
-        known = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        known = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         total, weights = torch.zeros((), device=context.device), 0.0
         figures: dict[str, Tensor] = {}
         last = known.shape[1] - 1
@@ -166,7 +168,7 @@ class DFlash(Head):
             at = anchors + step
             alive = alive & (at <= last) & known.gather(1, at.clamp_max(last))
             there = place.gather(1, (at - 1).clamp_max(last))[alive]
-            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.words, said, there)
+            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.draft_vocabulary, said, there)
             weight = math.exp(-(step - 1) / self.options.gamma)
             total, weights = total + weight * loss, weights + weight
             figures[f"agree_{step}"] = hits

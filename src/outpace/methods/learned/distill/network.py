@@ -18,9 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, shared_out
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, shared_out
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy, soft_divergence
 from outpace.heads.pruned import decoder_spec_of, take_layers
 from outpace.targets.base import Target
@@ -47,8 +49,8 @@ class DraftLm(Head):
     Options = DraftLmOptions
     paper = "Zhou et al. 2024, arXiv 2310.08461"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.epsilon)
         initialised(self)
@@ -103,7 +105,7 @@ class DraftLm(Head):
         kept = shifted(batch.answer, 1).flatten().nonzero()[:, 0]
         chosen, places = states.flatten(0, 1)[kept], place.flatten()[kept]
         if self.options.divergence == "fkl":
-            loss, hits = soft_cross_entropy(chosen, self.words, said, places)
+            loss, hits = soft_cross_entropy(chosen, self.draft_vocabulary, said, places)
         else:
-            loss, hits = soft_divergence(self.options.divergence, chosen, self.words, said, places)
+            loss, hits = soft_divergence(self.options.divergence, chosen, self.draft_vocabulary, said, places)
         return {"loss": loss, "agree_1": hits}

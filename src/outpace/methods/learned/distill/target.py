@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.heads.head_runner import HeadRunner, head_spec
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, head_spec
 from outpace.methods.learned.distill.network import DraftLm
 from outpace.targets.base import SubGraph, Target
 from outpace.targets.rows import Plan, RowTarget
@@ -26,18 +26,18 @@ class HeadTarget(RowTarget):
 
     def __init__(self, head: DraftLm, target: Target) -> None:
         device = getattr(target, "device", torch.device("cpu"))
-        factored = head.words.rank > 0
+        factored = head.draft_vocabulary.rank > 0
         plan = head_spec(
             head.config,
             list(head.layers),  # type: ignore[arg-type]
-            rows=None if factored else head.words.rows,
+            rows=None if factored else head.draft_vocabulary.rows,
             final_norm=None if factored else head.norm,
             device=device,
         )
         self._inner = HeadRunner(plan, target).inner
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._target = target
-        self.words: Tensor = head.words.ids.to(device)
+        self.words: Tensor = head.draft_vocabulary.d2t.to(device)
         self.dtype = self._inner.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
         self.num_layers = self._inner.num_layers

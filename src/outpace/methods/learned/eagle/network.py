@@ -17,9 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.heads.unrolled import gathered, spread, unrolled
 
@@ -42,8 +44,8 @@ class Eagle(Head):
     Options = EagleOptions
     paper = "Li et al. 2024, arXiv 2401.15077"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=self.options.bias)
         self.layers = nn.ModuleList([DecoderLayer(config, first_norm=False)])
@@ -59,7 +61,7 @@ class Eagle(Head):
         features = teacher.normed(batch).to(self.fc.weight.dtype)
         said, place = teacher.target_probs(batch)
         # Row t reads token t + 1, foretells the feature there and says token t + 2.
-        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         rows = shifted(wanted, 2).flatten().nonzero()[:, 0]
         read = features
         if self.training and self.options.noise:
@@ -75,6 +77,6 @@ class Eagle(Head):
         foretold = layer.feed(stream + attended)
         right = shifted(features, 1).flatten(0, 1)[rows]
         distance = functional.smooth_l1_loss(foretold.float(), right.float()) if len(rows) else foretold.sum() * 0.0
-        words, hits = soft_cross_entropy(foretold, self.words, said, shifted(place, 1).flatten()[rows])
+        words, hits = soft_cross_entropy(foretold, self.draft_vocabulary, said, shifted(place, 1).flatten()[rows])
         loss = self.options.feature_weight * distance + self.options.word_weight * words
         return {"loss": loss, "feature": distance.detach(), "words": words.detach(), "agree_1": hits}

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from outpace.heads.base import Head
 from outpace.heads.feature_net import Entering, Net
+from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of, norm_of
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, head_spec, matrix_of, norm_of
 from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
@@ -28,19 +28,19 @@ class Eagle3Net(Net):
     """Rows are states; attention reads their tokens' embeddings beside them."""
 
     def __init__(self, head: Any, target: Target) -> None:
-        layer, factored = head.layers[0], bool(head.words.rank)
+        layer, factored = head.layers[0], bool(head.draft_vocabulary.rank)
         # What is handed on, and what the layer adds to, may be behind a norm.
         drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
         lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
         super().__init__(head, target, lm_head)
         aux_hidden_state_layers = (
-            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
+            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.fc_norm])) if drifting else None
         )
         behind = norm_of(layer.hidden_norm, self._where) if before else None
         plan = head_spec(
             head.config,
             [layer],
-            rows=None if factored else head.words.rows,
+            rows=None if factored else head.draft_vocabulary.rows,
             final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,

@@ -21,9 +21,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.heads.unrolled import Pair, gathered, spread, unrolled
 from outpace.targets.base import Target
@@ -51,8 +53,8 @@ class Eagle3(Head):
     Options = Eagle3Options
     paper = "Li et al. 2025, arXiv 2503.01840"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         layer = DecoderLayer(config, inputs=2 * hidden)
@@ -60,7 +62,7 @@ class Eagle3(Head):
         self.layers = nn.ModuleList([layer])
         self.norm = nn.RMSNorm(hidden, config.epsilon)
         if self.options.norms == "attdrift":
-            self.tap_norms = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
         initialised(self)
 
     @classmethod
@@ -75,7 +77,7 @@ class Eagle3(Head):
     def fused(self, states: list[Tensor]) -> Tensor:
         """The target's states of one token, (..., hidden) each, as the state that the next token's row begins with."""
         if self.options.norms == "attdrift":
-            states = [norm(one) for norm, one in zip(self.tap_norms, states, strict=True)]
+            states = [norm(one) for norm, one in zip(self.fc_norm, states, strict=True)]
         found: Tensor = self.fc(torch.cat(states, -1).to(self.fc.weight.dtype))
         return found
 
@@ -91,7 +93,7 @@ class Eagle3(Head):
         state = self.fused([batch.states[tap] for tap in self.config.aux_hidden_state_layers]).flatten(0, 1)
         said, place = teacher.target_probs(batch)
         # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
-        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         where = torch.arange(shape[1], device=state.device).expand(shape).flatten()
         alive = shifted(wanted, 2).flatten()
         rows = torch.arange(len(alive), device=state.device)
@@ -121,7 +123,7 @@ class Eagle3(Head):
             attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
             stream = layer.feed(state + attended)
             there = shifted(place, 1 + step).flatten()[rows]
-            loss, hits = soft_cross_entropy(self.norm(stream), self.words, said, there)
+            loss, hits = soft_cross_entropy(self.norm(stream), self.draft_vocabulary, said, there)
             total = total + self.options.decay**step * loss
             weights += self.options.decay**step
             found[f"agree_{step + 1}"] = hits

@@ -27,9 +27,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high, shared_out
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high, shared_out
+from outpace.heads.kinds import kind
 from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
 from outpace.heads.pruned import decoder_spec_of, take_layers
 from outpace.targets.base import Target
@@ -67,15 +69,15 @@ class Masks(NamedTuple):
 
 @kind("pard2")
 class Pard2(Head):
-    """Weights: ``fc`` over the normed taps (``tap_norms``), ``mask``, ``layers.0``, ..., ``norm``."""
+    """Weights: ``fc`` over the normed taps (``fc_norm``), ``mask``, ``layers.0``, ..., ``norm``."""
 
     Options = Pard2Options
     paper = "An et al. 2026, arXiv 2605.08632"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
-        self.tap_norms = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         self.mask = nn.Parameter(0.02 * torch.randn(hidden))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
@@ -106,7 +108,7 @@ class Pard2(Head):
 
     def fused(self, states: list[Tensor]) -> Tensor:
         """The target's states of one token, (..., hidden) each, as what the next token's row carries."""
-        normed = [norm(one.to(self.fc.weight.dtype)) for norm, one in zip(self.tap_norms, states, strict=True)]
+        normed = [norm(one.to(self.fc.weight.dtype)) for norm, one in zip(self.fc_norm, states, strict=True)]
         found: Tensor = self.fc(torch.cat(normed, -1))
         return found
 
@@ -143,7 +145,7 @@ class Pard2(Head):
         kept = right.flatten().nonzero()[:, 0]
         losses, hits = weighted_cross_entropy(
             states.flatten(0, 1)[kept],
-            self.words,
+            self.draft_vocabulary,
             said,
             torch.take_along_dim(place, where, 1).flatten()[kept],
             weights.flatten()[kept],
@@ -175,7 +177,7 @@ class Pard2(Head):
 
         0 for tokens that are no words, 1 outside of answers: nobody asked.
         """
-        words = self.words.places(self.config.target.vocab_size)[batch.tokens[:, 1:]]
+        words = self.draft_vocabulary.t2d(self.config.target.vocab_size)[batch.tokens[:, 1:]]
         given = said.p[place[:, :-1], words.clamp_min(0)].float() * (words >= 0)
         found = torch.ones_like(batch.tokens, dtype=torch.float32)
         found[:, 1:] = torch.where(batch.answer[:, 1:], given, 1.0)
