@@ -125,7 +125,7 @@ def test_training_lowers_the_loss_towards_what_can_be_known(kind: str) -> None:
     found = head.losses(batch, teacher_for(target, head))
     last = batch.tokens[:, 2:-1].flatten()
     best = -(steps[last] @ steps * (steps[last] @ steps).log()).sum(-1).mean()
-    states = head.said(torch.stack([target.table((int(token),)) for token in last]))[:, 0]
+    states = head.predicted_states(torch.stack([target.table((int(token),)) for token in last]))[:, 0]
     said = (states @ rows.T).log_softmax(-1)
     loss = -(steps[last] @ steps * said).sum(-1).mean()
     assert float(loss) < float(best) + 0.15
@@ -152,7 +152,9 @@ def test_each_head_is_asked_for_the_token_that_it_will_be_drafted_for(shape: str
                     state = batch.states[target.num_layers][row, at]
                     before = batch.states[target.num_layers][row, at + 1 + index]
                     p = (rows @ before).softmax(-1).bfloat16().float()
-                    losses.append(-(p * head.draft_vocabulary(head.said(state[None])[0, index]).log_softmax(-1)).sum())
+                    losses.append(
+                        -(p * head.draft_vocabulary(head.predicted_states(state[None])[0, index]).log_softmax(-1)).sum()
+                    )
         weight = head.options.decay**index
         total, weights = total + weight * float(sum(losses)) / max(1, len(losses)), weights + weight
     assert float(head.losses(batch, teacher)["loss"]) == pytest.approx(total / weights, rel=1e-5)
@@ -164,7 +166,7 @@ def test_a_medusa_head_begins_as_the_targets_own() -> None:
     assert isinstance(head, Medusa)
     states = torch.randn(4, VOCAB)
     for index in range(3):
-        assert torch.equal(head.draft_vocabulary(head.said(states)[:, index]), target.head(states))
+        assert torch.equal(head.draft_vocabulary(head.predicted_states(states)[:, index]), target.head(states))
 
 
 def test_settings_that_do_not_exist_are_named() -> None:
@@ -188,7 +190,7 @@ def test_the_network_runs_as_it_was_trained(shape: str, precision: str) -> None:
             if weight.dim() == 1:
                 weight.normal_()
     states = torch.randn(5, target.hidden_size)
-    found, expected = head.beside(target)(states), head.said(states)
+    found, expected = head.beside(target)(states), head.predicted_states(states)
     close = {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.03}[precision]
     assert float((found - expected).abs().max()) < close * float(expected.abs().max())
 
@@ -196,7 +198,7 @@ def test_the_network_runs_as_it_was_trained(shape: str, precision: str) -> None:
 def best_words(target: TableTarget, head: ParallelHeads, before: Seq[int]) -> Tensor:
     """(heads, words): each head's logits when the last committed token is the one after ``before``."""
     with torch.no_grad():
-        found: Tensor = head.draft_vocabulary(head.said(target.table(tuple(before))[None])[0])
+        found: Tensor = head.draft_vocabulary(head.predicted_states(target.table(tuple(before))[None])[0])
     return found
 
 

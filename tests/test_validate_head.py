@@ -34,10 +34,10 @@ KINDS = ["eagle3", "eagle", "medusa", "dflash", "draft-lm"]
 LAYOUT = {"eagle3": "speculators", "eagle": "eagle", "medusa": "medusa", "dflash": "speculators", "draft-lm": "hf"}
 
 
-def made(kind: str, **options: Any) -> Any:
+def made(kind: str, rank: int = 0, **options: Any) -> Any:
     """A random head of the toy model, which knows what it was made for."""
     target = toy().target
-    head = random_head([kind], target, vocabulary=20, options=options)
+    head = random_head([kind], target, vocabulary=20, rank=rank, options=options)
     head.config = head.config.model_copy(update={"target": facts(target, "toy")})
     return head
 
@@ -152,6 +152,26 @@ def test_the_command_prints_the_checks_and_its_exit_code_tells(cli: Run, folder:
     assert (ran.code, told["ok"]) == (2, False)
     assert ran.err.splitlines() == ["error: keys: lacks tensor fc.weight"]
     refused(cli("validate-head", "nowhere"), "no such folder")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_head_of_an_earlier_version_is_read(kind: str, tmp_path: Path) -> None:
+    head, folder, former = made(kind, rank=4), tmp_path / "head", {"draft_vocabulary.d2t": "words.ids"}
+    save(head, folder, {})
+    config = json.loads((folder / "config.json").read_text())
+    config["taps"] = config.pop("aux_hidden_state_layers")
+    (folder / "config.json").write_text(json.dumps(config))
+    before = load_file(folder / "model.safetensors")
+    former |= {
+        name: name.replace("draft_vocabulary.", "words.") for name in ("draft_vocabulary.down", "draft_vocabulary.up")
+    }
+    former |= {name: name.replace("fc_norm.", "tap_norms.") for name in before if name.startswith("fc_norm.")}
+    assert former.keys() <= before.keys()
+    save_file({former.get(name, name): value for name, value in before.items()}, folder / "model.safetensors")
+    after = open_head(folder).load(toy().target).state_dict()
+    assert before.keys() == after.keys()
+    assert [name for name, value in before.items() if not torch.equal(after[name], value.to(after[name].dtype))] == []
+    assert validate(folder, toy(), tokens=8).ok
 
 
 @pytest.mark.parametrize("kind", KINDS)

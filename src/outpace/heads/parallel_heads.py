@@ -19,17 +19,17 @@ Network = Callable[[Tensor], Tensor]
 
 
 class ParallelHeads(Head):
-    """What both kinds share: which token each head is to say, and how wrong it is."""
+    """What ``medusa`` and ``bpd`` share: which token each head predicts, and its loss."""
 
     matrix_rate = 0.06
-    """One layer between the target's state and its LM head, which begins as nothing: it has further to go."""
+    """Their one layer between the target's state and its LM head begins at zero, and so has further to go."""
 
     @classmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:  # noqa: ARG003
         return (layers,)
 
     @abstractmethod
-    def said(self, normed: Tensor) -> Tensor:
+    def predicted_states(self, normed: Tensor) -> Tensor:
         """(n, heads, hidden), ready for the LM head, of states (n, hidden) behind the target's final norm."""
 
     @abstractmethod
@@ -37,19 +37,19 @@ class ParallelHeads(Head):
         """The same network with its matrices packed as the target's are."""
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
-        said, place = teacher.target_probs(batch)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        targets, place = teacher.target_probs(batch)
+        # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
         wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         # A draft begins behind a token of which no state is known: a state's first draft token is two positions on.
         first = alive = shifted(wanted, 2)
         normed = teacher.norm(batch.states[teacher.final][first])
-        states = self.said(normed.to(next(self.parameters()).dtype))
+        states = self.predicted_states(normed.to(next(self.parameters()).dtype))
         total, weights = torch.zeros((), device=normed.device), 0.0
         found: dict[str, Tensor] = {}
         for index in range(self.options.heads):
             alive = alive & shifted(wanted, 2 + index)
             places = shifted(place, 1 + index)[alive]
-            loss, hits = soft_cross_entropy(states[alive[first], index], self.draft_vocabulary, said, places)
+            loss, hits = soft_cross_entropy(states[alive[first], index], self.draft_vocabulary, targets, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight
             found[f"agree_{index + 1}"] = hits

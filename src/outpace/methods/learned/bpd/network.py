@@ -1,6 +1,6 @@
 """The network of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115): one layer for all heads.
 
-Its outputs are each added to the target's last state. It is as wide as the dial for size says, whatever the number of
+Its outputs are each added to the target's last state. Its width follows ``--size`` alone, whatever the number of
 heads.
 """
 
@@ -23,7 +23,7 @@ class BpdOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    heads: int = Field(4, ge=1, le=16, description="positions to come that are said at once")
+    heads: int = Field(4, ge=1, le=16, description="positions that are predicted at once")
     decay: float = Field(1.0, gt=0.0, le=1.0, description="weight of a position's loss relative to the one before")
 
 
@@ -42,7 +42,7 @@ class Bpd(ParallelHeads):
         for weight in (self.inner.bias, self.outer.weight, self.outer.bias):
             nn.init.zeros_(weight)
 
-    def said(self, normed: Tensor) -> Tensor:
+    def predicted_states(self, normed: Tensor) -> Tensor:
         added: Tensor = self.outer(functional.relu(self.inner(normed)))
         return normed[:, None] + added.view(len(normed), self.options.heads, -1)
 

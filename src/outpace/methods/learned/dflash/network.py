@@ -2,18 +2,18 @@
 
 A block is the last committed token and masks for the tokens to come. Its rows see each other, and the target's states
 of all tokens before the block: three of the target's layers, fused by a linear layer, enter every layer's keys and
-values beside those of the rows. Row ``j`` says the token ``j`` after the last committed one, without knowing what the
-rows between turn out to be.
+values beside those of the rows. Row ``j`` predicts the token ``j`` positions after the last committed one, without the
+tokens between.
 
 The last committed token has no state yet when a block is drafted, and training hides it as well: a block that begins at
 token ``a`` sees the states of tokens before ``a``. Blocks of one conversation are trained side by side, from random
 beginnings in the target's answers. Errors early in a block waste all that follows, so they weigh more: a position's
 weight falls by e over ``gamma`` positions.
 
-Ours, beside the paper: labels are the target's distributions and not its tokens; the mask is an embedding of its own,
-since most targets have no mask token; words may be a reduced vocabulary; ``causal`` blocks, in which a row sees the
-rows before it alone, so that a shorter draft is the beginning of a longer one. Layers share one width: more of them
-are narrower, and a size of the dial is about as many weights with any number.
+Unlike in the paper, labels are the target's distributions and not its tokens; the mask is an embedding of its own,
+since most targets have no mask token; the draft vocabulary may be reduced; in ``causal`` blocks a row sees only the
+rows before it, so that a shorter draft is the beginning of a longer one. More layers are narrower: a ``--size`` has
+about as many weights with any number of them.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ class DFlash(Head):
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         anchors, alive = self.anchors(batch.answer)
-        context = self.context([batch.states[tap] for tap in self.config.aux_hidden_state_layers])
-        said, place = teacher.target_probs(batch)
+        context = self.context([batch.states[layer] for layer in self.config.aux_hidden_state_layers])
+        targets, place = teacher.target_probs(batch)
         found = self.blocks(context, teacher.embedding[batch.tokens.gather(1, anchors)], anchors)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
         known = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         total, weights = torch.zeros((), device=context.device), 0.0
         figures: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ class DFlash(Head):
             at = anchors + step
             alive = alive & (at <= last) & known.gather(1, at.clamp_max(last))
             there = place.gather(1, (at - 1).clamp_max(last))[alive]
-            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.draft_vocabulary, said, there)
+            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.draft_vocabulary, targets, there)
             weight = math.exp(-(step - 1) / self.options.gamma)
             total, weights = total + weight * loss, weights + weight
             figures[f"agree_{step}"] = hits

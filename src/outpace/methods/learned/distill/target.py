@@ -1,4 +1,4 @@
-"""A draft LM as a target of its own, for all that drafts with a draft model; it borrows the real target's embedding."""
+"""HeadTarget: a draft LM as a target, for methods that draft with a draft model; it borrows the target's embedding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outpace.targets.rows import Plan, RowTarget
 
 
 class HeadTarget(RowTarget):
-    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd)."""
+    """A draft LM as a target: it reads the target's tokens; its logits (rows, Vd) are over its draft vocabulary."""
 
     whole = False
 
@@ -37,7 +37,7 @@ class HeadTarget(RowTarget):
         self._inner = HeadRunner(plan, target).inner
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._target = target
-        self.words: Tensor = head.draft_vocabulary.d2t.to(device)
+        self.d2t: Tensor = head.draft_vocabulary.d2t.to(device)
         self.dtype = self._inner.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
         self.num_layers = self._inner.num_layers
@@ -46,13 +46,13 @@ class HeadTarget(RowTarget):
 
     @cached_property
     def word_list(self) -> list[int]:
-        """The target's id of each word."""
-        return list(self.words.tolist())
+        """The target's id of each draft token."""
+        return list(self.d2t.tolist())
 
     def widened(self, logits: Tensor) -> Tensor:
-        """(n, Vd) as (n, V): what it cannot say is impossible."""
+        """Logits (n, Vd) as (n, V): -inf for tokens outside of the draft vocabulary."""
         wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
-        wide[:, self.words] = logits
+        wide[:, self.d2t] = logits
         return wide
 
     def run(

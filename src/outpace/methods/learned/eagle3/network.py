@@ -3,14 +3,14 @@
 A row holds a token and the state before it: at first the target's own three states, fused by a linear layer, later what
 the drafter itself made for the row before. Its attention reads the token's embedding and that state, each behind its
 norm, side by side. Training unrolls the drafter over its own outputs ("training-time test"), and asks for the target's
-distribution alone: no state is to be matched. Words are a reduced vocabulary.
+distribution only, not for its states. The draft vocabulary is a reduced one.
 
 ``norms="attdrift"`` places two norms otherwise (Attention Drift, Eldenk et al. 2026, arXiv 2605.09992): an RMSNorm on
 each captured state before they are fused, and the final norm's output handed on to the next row, so that states keep
 their size along a chain.
 
-Ours: which row is asked for what. Steps after the first run the rows alone that drafting can reach: behind the prompt,
-and behind tokens that are in the vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
+Ours: steps after the first run only the rows that drafting can reach, after the prompt and after tokens of the draft
+vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Eagle3(Head):
         layer: Any = self.layers[0]
         attention = layer.self_attn
         shape = batch.tokens.shape
-        state = self.fused([batch.states[tap] for tap in self.config.aux_hidden_state_layers]).flatten(0, 1)
-        said, place = teacher.target_probs(batch)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
+        state = self.fused([batch.states[layer] for layer in self.config.aux_hidden_state_layers]).flatten(0, 1)
+        targets, place = teacher.target_probs(batch)
+        # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
         wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         where = torch.arange(shape[1], device=state.device).expand(shape).flatten()
         alive = shifted(wanted, 2).flatten()
@@ -102,7 +102,7 @@ class Eagle3(Head):
         found: dict[str, Tensor] = {}
         total, weights = torch.zeros((), device=state.device), 0.0
         for step in range(self.options.steps):
-            # Row t reads token t + 1 + step and says token t + 2 + step. All rows of the first step are seen later on.
+            # Row t reads token t + 1 + step and predicts token t + 2 + step. Later steps see all rows of the first.
             alive = alive & shifted(wanted, 2 + step).flatten()
             chosen = alive[rows].nonzero()[:, 0]
             if step:
@@ -123,7 +123,7 @@ class Eagle3(Head):
             attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
             stream = layer.feed(state + attended)
             there = shifted(place, 1 + step).flatten()[rows]
-            loss, hits = soft_cross_entropy(self.norm(stream), self.draft_vocabulary, said, there)
+            loss, hits = soft_cross_entropy(self.norm(stream), self.draft_vocabulary, targets, there)
             total = total + self.options.decay**step * loss
             weights += self.options.decay**step
             found[f"agree_{step + 1}"] = hits

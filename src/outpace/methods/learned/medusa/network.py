@@ -1,16 +1,11 @@
-"""Parallel heads on the target's last state: several positions are said at once, none knowing what the others become.
+"""Medusa-1 (Cai et al. 2024, arXiv 2401.10774): parallel heads on the target's last hidden state, which stays frozen.
 
-What they read is the state behind the target's final norm, what its own LM head reads. Head k, from 0, says the token
-k + 2 positions on: the next one is the target's own business. All score the same words.
+Head k, from 0, reads the state behind the target's final norm, as the target's LM head does, and predicts the token k +
+2 positions on, without the tokens between (the target itself predicts the next one). Each head is a stack of residual
+blocks x + SiLU(W x + b) that begin as the identity, so that every head begins as the target's LM head.
 
-``medusa`` (Medusa-1, the target stays as it is: Cai et al. 2024, arXiv 2401.10774): each head is a stack of residual
-blocks x + SiLU(W x + b), which begin as the identity, so that every head begins as the target's LM head. ``bpd``
-(blockwise parallel decoding: Stern et al. 2018, arXiv 1811.03115): one feed-forward layer for all heads together, whose
-outputs are each added to the state.
-
-Ours, beside the papers: heads learn the target's distribution, not its token alone; an LM head is not each head's own.
-The feed-forward layer of ``bpd`` is as wide as the dial for size says, whatever the number of heads; a ``medusa`` head
-grows by ``layers``.
+Unlike in the paper, heads learn the target's distribution instead of its token, and share one LM head. A head grows by
+``layers``.
 """
 
 from __future__ import annotations
@@ -67,7 +62,7 @@ class Medusa(ParallelHeads):
         depth, blocks = self.options.layers, [one for one in self.blocks.modules() if isinstance(one, nn.Linear)]
         return [blocks[start : start + depth] for start in range(0, len(blocks), depth)]
 
-    def said(self, normed: Tensor) -> Tensor:
+    def predicted_states(self, normed: Tensor) -> Tensor:
         found = []
         for blocks in self.chains():
             state = normed
