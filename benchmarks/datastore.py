@@ -77,7 +77,7 @@ def look_up(place: str, count: int, seed: int) -> dict[str, float]:
     """Opening the file, and microseconds a lookup: the search, and the search with 64 continuations of 10 tokens."""
     import numpy as np
 
-    from outpace.datastore import open_datastore
+    from outpace.datastore.store import open_datastore
 
     began = time.perf_counter()
     store = open_datastore(place)

@@ -28,7 +28,7 @@ from outpace.drafting.dynamic_tree import DynamicTree
 from outpace.engine.decoder import Decoder
 from outpace.heads import committed_rows, feature_drafter
 from outpace.heads.feature_drafter import FeatureDrafter
-from outpace.heads.runner import HeadRunner
+from outpace.heads.head_runner import HeadRunner
 from outpace.methods.learned.feature_method import FeatureSettings
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts

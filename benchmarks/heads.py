@@ -41,7 +41,8 @@ from outpace.bench.settings import BenchSettings
 from outpace.cli.output import advancing, to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.heads.shipped import load_any, shipped
+from outpace.heads.head_folder import open_head
+from outpace.heads.shipped import shipped
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find
 from outpace.model import Model
@@ -73,7 +74,7 @@ def subjects_of(
     facts: dict[str, dict[str, Any]] = {}
     for one in named:
         folder, settings = split_settings(one)
-        head = load_any(folder, model.target)
+        head = open_head(folder).load(model.target)
         methods = choose_methods(head.config.kind, None)
         kinds = {method: taken(method, settings) for method in methods}
         again = any(one["kind"] == head.config.kind for one in facts.values())
@@ -220,7 +221,7 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     model = outpace.load(options.model, dtype=options.dtype)
     prompts = load_prompts(options.prompts, options.limit)
-    folders = [*options.head, *(map(str, shipped(model.target)) if options.shipped else ())]
+    folders = [*options.head, *([str(one.files.path) for one in shipped(model.target)] if options.shipped else ())]
     subjects, facts = subjects_of(model, folders, not options.no_untrained, options.seed)
     compared, left_out = others(model, options.others, [split_settings(one)[0] for one in folders])
     fitted: str | None = None

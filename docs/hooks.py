@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.registry import rules
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
-from outpace.heads.base import kinds
-from outpace.heads.layouts.base import layouts
+from outpace.heads.kinds import kinds
+from outpace.heads.layouts.registry import layouts
 from outpace.methods.registry import drafting_with, methods
 
 KINDS = {
@@ -68,8 +69,8 @@ def layouts_table() -> str:
     """Every layout of other engines, and the kinds of heads that it is read and written for."""
     rows = ["| layout | heads | |", "|---|---|---|"]
     rows += [
-        f"| `{name}` | {', '.join(f'`{kind}`' for kind in layout.kinds)} | {'' if layout.writes else 'read only'} |"
-        for name, layout in layouts().items()
+        f"| `{name}` | {', '.join(f'`{one.kind}`' for one in same)} | {'' if same[0].writes else 'read only'} |"
+        for name, same in ((name, list(group)) for name, group in groupby(layouts(), key=lambda one: one.name))
     ]
     return "\n".join(rows)
 

@@ -89,7 +89,7 @@ class Written:
                 found.append(sum(w * v[group] for w, v in zip(scores.softmax(0), values, strict=True)))
             stream = state + attention.o_proj(torch.cat(found))
             stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
-            logits.append(head.words(head.norm(stream) if head.kind == "eagle3" else stream))
+            logits.append(head.draft_vocabulary(head.norm(stream) if head.kind == "eagle3" else stream))
             state = head.handed_on(stream) if head.kind == "eagle3" else stream
         return torch.stack(logits[len(tokens) - 2 :])
 

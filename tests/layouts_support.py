@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.heads.layouts.base import About, write
+from outpace.heads.layouts.base import About
+from outpace.heads.layouts.registry import write
 from outpace.heads.untrained import random_head
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model

@@ -29,8 +29,8 @@ from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry

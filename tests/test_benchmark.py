@@ -13,7 +13,7 @@ import outpace.loading
 from cli_support import toy
 from outpace.bench.benchmark import bench
 from outpace.core.errors import BadInput
-from outpace.prompts.questions import Prompt
+from outpace.prompts.prompt import Prompt
 
 
 def test_methods_by_name_with_their_settings(tmp_path: Path) -> None:

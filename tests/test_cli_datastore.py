@@ -14,7 +14,7 @@ import pytest
 
 import outpace.loading
 from cli_support import Letters, Run, refused
-from outpace.datastore import open_datastore
+from outpace.datastore.store import open_datastore
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 
 import outpace
 from cli_support import Run, refused, toy
-from outpace.heads.base import find_kind, plan
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.kinds import find_kind, plan
 
 PROMPT = "abcabcabc"
 

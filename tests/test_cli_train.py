@@ -175,7 +175,7 @@ def test_a_full_disk_and_memory_are_said_in_one_line(
 
 
 def test_names_of_methods_stand_for_the_heads_they_use() -> None:
-    from outpace.heads.base import kinds
+    from outpace.heads.kinds import kinds
 
     for named in ("eagle2", "ddtree", "distill"):
         kind, method = train._kind_and_method(named)

@@ -20,7 +20,9 @@ from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.heads.base import Batch, TargetFacts, Teacher, find_kind, plan
+from outpace.heads.base import Batch, Teacher
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.learned.dflash.drafter import DFlashDrafter, DFlashState
 from outpace.methods.learned.dflash.network import DFlash
@@ -71,7 +73,7 @@ def said(head: DFlash, target: Target, tokens: Seq[int], depth: int | None = Non
     context = head.context([states[tap][None] for tap in head.config.aux_hidden_state_layers])
     embedded = target.embed(torch.tensor(tokens[-1:])).float()[None]
     found = head.blocks(context, embedded, torch.tensor([[len(tokens) - 1]]))[0, 0, 1:]
-    logits: Tensor = head.words(found)[:depth]
+    logits: Tensor = head.draft_vocabulary(found)[:depth]
     return logits
 
 
@@ -172,7 +174,7 @@ def texts(target: TableTarget, rows: int, length: int, prompt: int = 2) -> Batch
 
 def teacher_for(target: TableTarget, head: DFlash) -> Teacher:
     every = torch.eye(target.vocab_size)
-    return Teacher(every, every[head.words.ids], lambda states: states, target.num_layers)
+    return Teacher(every, every[head.draft_vocabulary.d2t], lambda states: states, target.num_layers)
 
 
 @cache
@@ -242,7 +244,7 @@ def test_the_loss_asks_for_the_target_s_words_at_their_places() -> None:
     batch.answer[1, 5:] = batch.real[1, 5:] = False
     found = head.losses(batch, teacher)
     anchors, alive = head.anchors(batch.answer)
-    words = set(head.words.ids.tolist())
+    words = set(head.draft_vocabulary.d2t.tolist())
     losses: dict[int, list[float]] = {1: [], 2: []}
     for row in range(8):
         for anchor in anchors[row][alive[row]].tolist():
@@ -252,7 +254,7 @@ def test_the_loss_asks_for_the_target_s_words_at_their_places() -> None:
                 at = anchor + step
                 if at >= 8 or not batch.answer[row, at] or tokens[at] not in words:
                     break
-                p = target.table(tuple(tokens[:at]))[head.words.ids].softmax(-1)
+                p = target.table(tuple(tokens[:at]))[head.draft_vocabulary.d2t].softmax(-1)
                 losses[step].append(float(-(p * logits[step - 1].log_softmax(-1)).sum()))
     means = [sum(losses[step]) / len(losses[step]) for step in (1, 2)]
     assert len(losses[2]) < len(losses[1]) < 8 * 6  # some tokens are not among the words, and end their blocks

@@ -18,8 +18,10 @@ from outpace.core.tree import TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import DynamicTree
 from outpace.drafting.model_drafter import DraftModel, ModelDraftState
-from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
+from outpace.heads.base import parameters, teacher_of
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.losses import DIVERGENCES, TeacherTargets, soft_divergence
 from outpace.heads.pruned import even, important, take_layers
 from outpace.heads.untrained import random_head
@@ -105,7 +107,7 @@ def test_what_runs_beside_a_target_is_what_was_trained(kind: str, rank: int) -> 
     draft.prefill([sequence])
     scores = draft.score([(sequence, TokenTree.chain(tokens[4:]))])[0]
     states, _ = head(target.embed(torch.tensor(tokens))[None].clone().float())
-    near(scores.logits, head.words(states)[0, 3:])
+    near(scores.logits, head.draft_vocabulary(states)[0, 3:])
 
 
 def test_tokens_one_by_one_are_the_causal_forward() -> None:
@@ -253,7 +255,7 @@ def test_as_many_layers_as_the_target_has_are_the_target() -> None:
     tokens = torch.randint(50, (1, 20), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         states, _ = head(model.model.embed_tokens(tokens))
-        near(head.words(states), model(input_ids=tokens, use_cache=False).logits)
+        near(head.draft_vocabulary(states), model(input_ids=tokens, use_cache=False).logits)
 
 
 def test_layers_are_taken_evenly_and_the_neurons_that_matter_stay() -> None:
@@ -342,7 +344,7 @@ def test_on_policy_batches_are_the_drafters_text_with_the_targets_labels() -> No
         assert size == start + 9
         for at in range(start, size):
             states, _ = head(target.embed(torch.tensor(tokens[:at]))[None])
-            assert tokens[at] == int(head.words.ids[head.words(states[0, -1]).argmax()])
+            assert tokens[at] == int(head.draft_vocabulary.d2t[head.draft_vocabulary(states[0, -1]).argmax()])
         for at in range(size - 1):  # what the target says there, in its own words
             torch.testing.assert_close(batch.states[4][row, at], target.table(tuple(tokens[: at + 1])).bfloat16())
     assert torch.isfinite(head.losses(batch, data.teacher)["loss"])

@@ -99,7 +99,7 @@ def test_samples_come_with_the_rows_that_they_were_drawn_from(name: str) -> None
     rows = written.rows(tokens, fused[:-1], tree.tokens[:2])
     for at, logits in enumerate(rows):
         whole = torch.full((12,), -torch.inf)
-        whole[head.words.ids] = logits
+        whole[head.draft_vocabulary.d2t] = logits
         naive = autoregressive_distribution(lambda _, whole=whole: whole, params, (*tokens, *tree.tokens[:at]), 1)  # type: ignore[misc]
         right = torch.tensor([naive.get((token,), 0.0) for token in range(12)])
         torch.testing.assert_close(tree.q_rows[at].dense(12), right, atol=1e-5, rtol=0)

@@ -78,12 +78,14 @@ def batch_of(
 
 def teacher_for(target: Target, head: Any) -> Teacher:
     every = torch.arange(target.vocab_size)
-    return Teacher(target.embed(every), target.lm_head_rows(head.words.ids), lambda rows: rows, target.num_layers)
+    return Teacher(
+        target.embed(every), target.lm_head_rows(head.draft_vocabulary.d2t), lambda rows: rows, target.num_layers
+    )
 
 
 def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int], steps: int) -> list[float]:
     """Cross entropy of every step, decoding row by row."""
-    written, words = Written(head, target), set(head.words.ids.tolist())
+    written, words = Written(head, target), set(head.draft_vocabulary.d2t.tolist())
     losses: list[list[float]] = [[] for _ in range(steps)]
     for row, prompt in zip(rows, prompts, strict=True):
         states = true_states(target, row, sorted({*head.config.aux_hidden_state_layers, target.num_layers}))
@@ -96,7 +98,7 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
             for step, one in enumerate(logits):
                 if last + 1 + step >= len(row) or row[last + 1 + step] not in words:
                     break  # nothing to be asked for, or nothing that could be drafted
-                said = target.lm_head_rows(head.words.ids) @ states[target.num_layers][last + step]
+                said = target.lm_head_rows(head.draft_vocabulary.d2t) @ states[target.num_layers][last + step]
                 losses[step].append(float(-(said.softmax(-1) * one.log_softmax(-1)).sum()))
     return [sum(one) / max(len(one), 1) for one in losses]
 

@@ -21,8 +21,9 @@ from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
-from outpace.heads.base import Head, find_kind, plan
+from outpace.heads.base import Head
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.registry import drafting_with
 from outpace.model import Model
@@ -154,7 +155,7 @@ def test_the_untrained_baseline_is_the_same_network_without_what_it_learned() ->
     fresh = as_training_begins(trained, model.target, seed=1)
     assert torch.equal(torch.random.get_rng_state(), state), "measuring must not change what is random elsewhere"
     assert fresh.config == trained.config
-    assert fresh.words.ids.tolist() == trained.words.ids.tolist()
+    assert fresh.draft_vocabulary.d2t.tolist() == trained.draft_vocabulary.d2t.tolist()
     pairs = list(zip(fresh.parameters(), trained.parameters(), strict=True))
     assert pairs
     assert not any(torch.equal(one, other) for one, other in pairs)
@@ -302,10 +303,10 @@ def test_a_damaged_provenance_is_said(folder: Path) -> None:
 @pytest.mark.parametrize("vocab_size", [3, 4, 5])
 def test_toy_heads_differ_in_what_they_can_draft(vocab_size: int) -> None:
     heads = [toy_head(("eagle3",), vocab_size, number) for number in range(4)]
-    assert [len(head.words) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
+    assert [len(head.draft_vocabulary) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
     assert [head.config.rank for head in heads] == [0, 0, 2, 0]
     assert [head.config.options["norms"] for head in heads] == ["attdrift", "attdrift", "attdrift", "eagle3"]
-    assert heads[1].words.ids.tolist() == list(range(1, vocab_size))
+    assert heads[1].draft_vocabulary.d2t.tolist() == list(range(1, vocab_size))
     assert toy_head(("eagle3",), vocab_size, 0) is heads[0]
 
 

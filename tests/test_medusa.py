@@ -20,7 +20,9 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.heads.base import Batch, Head, TargetFacts, Teacher, find_kind, plan
+from outpace.heads.base import Batch, Head, Teacher
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.parallel_drafter import HeadsDrafter, ParallelState, rank_prior
 from outpace.heads.parallel_heads import ParallelHeads
 from outpace.heads.untrained import as_training_begins, random_head
@@ -72,7 +74,9 @@ def decoded(target: Target, requests: Seq[Request]) -> list[Generation]:
 
 def teacher_for(target: TableTarget, head: Head) -> Teacher:
     every = torch.eye(target.vocab_size)
-    return Teacher(embedding=every, rows=every[head.words.ids], norm=lambda states: states, final=target.num_layers)
+    return Teacher(
+        embedding=every, rows=every[head.draft_vocabulary.d2t], norm=lambda states: states, final=target.num_layers
+    )
 
 
 def texts(target: TableTarget, rows: int, length: int, prompt: int = 3, seed: int = 0) -> Batch:
@@ -98,8 +102,7 @@ def trained(kind: str) -> tuple[TableTarget, ParallelHeads, list[float]]:
     facts = TargetFacts(name="toy", hidden_size=VOCAB, vocab_size=VOCAB, num_layers=target.num_layers, fingerprint=[])
     config = plan(find_kind(kind), facts, size="large", options={"heads": 3})
     head = random_head([kind], target)
-    words = as_training_begins(head, target).words
-    fresh = find_kind(kind)(config, words)
+    fresh = find_kind(kind)(config, as_training_begins(head, target).draft_vocabulary)
     teacher, batch = teacher_for(target, fresh), texts(target, 12, 40)
     optimiser = torch.optim.Adam(fresh.parameters(), lr=0.03)
     losses = []
@@ -138,7 +141,7 @@ def test_each_head_is_asked_for_the_token_that_it_will_be_drafted_for(shape: str
     head = head_of(shape, target)
     teacher, batch = teacher_for(target, head), texts(target, 5, 9)
     batch.answer[1, 7:] = False  # a shorter row
-    rows, words = teacher.rows, set(head.words.ids.tolist())
+    rows, words = teacher.rows, set(head.draft_vocabulary.d2t.tolist())
     total = weights = 0.0
     for index in range(head.options.heads):
         losses = []
@@ -150,7 +153,9 @@ def test_each_head_is_asked_for_the_token_that_it_will_be_drafted_for(shape: str
                     state = batch.states[target.num_layers][row, at]
                     before = batch.states[target.num_layers][row, at + 1 + index]
                     p = (rows @ before).softmax(-1).bfloat16().float()
-                    losses.append(-(p * head.words(head.predicted(state[None])[0, index]).log_softmax(-1)).sum())
+                    losses.append(
+                        -(p * head.draft_vocabulary(head.predicted(state[None])[0, index]).log_softmax(-1)).sum()
+                    )
         weight = head.options.decay**index
         total, weights = total + weight * float(sum(losses)) / max(1, len(losses)), weights + weight
     assert float(head.losses(batch, teacher)["loss"]) == pytest.approx(total / weights, rel=1e-5)
@@ -162,7 +167,7 @@ def test_a_medusa_head_begins_as_the_targets_own() -> None:
     assert isinstance(head, Medusa)
     states = torch.randn(4, VOCAB)
     for index in range(3):
-        assert torch.equal(head.words(head.predicted(states)[:, index]), target.lm_head(states))
+        assert torch.equal(head.draft_vocabulary(head.predicted(states)[:, index]), target.lm_head(states))
 
 
 def test_settings_that_do_not_exist_are_named() -> None:
@@ -194,7 +199,7 @@ def test_the_network_runs_as_it_was_trained(shape: str, precision: str) -> None:
 def best_words(target: TableTarget, head: ParallelHeads, before: Seq[int]) -> Tensor:
     """(heads, words): each head's logits when the last committed token is the one after ``before``."""
     with torch.no_grad():
-        found: Tensor = head.words(head.predicted(target.table(tuple(before))[None])[0])
+        found: Tensor = head.draft_vocabulary(head.predicted(target.table(tuple(before))[None])[0])
     return found
 
 
@@ -211,7 +216,7 @@ def test_every_draft_reads_the_state_of_the_token_before_the_last(shape: str) ->
     [generation] = decoded(target, [Request(prompt, method, params, max_new_tokens=200, trace=True)])
     lengths, drafted = set(), 0
     for one in generation.rounds:
-        expected = head.words.ids[best_words(target, head, committed[:-1]).argmax(-1)].tolist()
+        expected = head.draft_vocabulary.d2t[best_words(target, head, committed[:-1]).argmax(-1)].tolist()
         assert one.tree.tokens == expected[: len(one.tree)]  # what is too unlikely is left out
         lengths.add(len(one.path))
         drafted += len(one.tree)
@@ -247,7 +252,7 @@ def test_medusas_tree_holds_the_likeliest_combinations_first() -> None:
     assert tree.is_deterministic and len(tree) == 10
     assert tree.path_acceptance_probs == sorted(tree.path_acceptance_probs, reverse=True)
     assert max(tree.depths) > 1 and len(tree.children(ROOT)) > 1
-    ranked = head.words.ids[best_words(target, head, (3,)).argsort(-1, descending=True)].tolist()
+    ranked = head.draft_vocabulary.d2t[best_words(target, head, (3,)).argsort(-1, descending=True)].tolist()
     for node, token in enumerate(tree.tokens):
         assert token in ranked[tree.depths[node] - 1][:4]
 
@@ -369,7 +374,7 @@ class ByHand:
 
     def expected(self) -> list[int]:
         before = self.sequence.tokens[:-1]
-        best: list[int] = self.head.words.ids[best_words(self.target, self.head, before).argmax(-1)].tolist()
+        best: list[int] = self.head.draft_vocabulary.d2t[best_words(self.target, self.head, before).argmax(-1)].tolist()
         return best[:2]
 
     def round(self, tree: TokenTree, path: tuple[int, ...], token: int, cut: int | None = None) -> None:

@@ -13,8 +13,10 @@ from torch import Tensor
 from distill_support import PARAMS, TARGETS, answers, aux_layers_of, context, law_error, text, trained
 from outpace.controllers.base import Budget
 from outpace.core.sampling import SamplingParams
-from outpace.heads.base import TargetFacts, find_kind, parameters, plan, teacher_of
+from outpace.heads.base import parameters, teacher_of
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
 from outpace.heads.untrained import random_head
 from outpace.methods.learned.pard2.drafter import CATCH_UP, RECENT, Pard2Drafter, Pard2State
@@ -91,7 +93,7 @@ def module_rows(head: Pard2, target: Target, tokens: Seq[int], count: int, *, fe
     )
     hung = (head.mask + carried[:, last]).expand(1, count - 1, -1)
     states = head.run(embedded + carried, hung, masks)
-    found: Tensor = head.words(head.norm(states[0, last:]))
+    found: Tensor = head.draft_vocabulary(head.norm(states[0, last:]))
     return found
 
 
@@ -250,7 +252,7 @@ def test_weights_are_the_products_of_the_targets_probabilities() -> None:
     teacher = teacher_of(target, head, torch.device("cpu"))
     said, place = teacher.target_probs(batch)
     certain = head.certain(batch, said, place)
-    ids = head.words.ids.tolist()
+    ids = head.draft_vocabulary.d2t.tolist()
     expected = torch.ones(3, 24)
     for row in range(3):
         for at in batch.answer[row].nonzero()[:, 0].tolist():
@@ -296,7 +298,7 @@ def test_it_learns_to_look_ahead_with_states_and_without(weights: str) -> None:
     tokens = batch.tokens[0, :12].tolist()
     for features in (True, False):
         rows = drafted_rows(Pard2Drafter(head, target, features=features), target, tokens, 3)
-        assert head.words.ids[rows.argmax(-1)].tolist() == batch.tokens[0, 12:15].tolist()
+        assert head.draft_vocabulary.d2t[rows.argmax(-1)].tolist() == batch.tokens[0, 12:15].tolist()
 
 
 def test_an_evaluation_gives_the_same_figures_twice() -> None:

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, rms_norm
 
 from eagle_support import head_of
 from outpace.core.errors import OutpaceError
-from outpace.heads.runner import HeadRunner, Rows, head_spec, matrix_of, norm_of
+from outpace.heads.head_runner import HeadRunner, Rows, head_spec, matrix_of, norm_of
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
 from outpace.targets.dense import binding
@@ -53,7 +53,7 @@ def test_an_entry_makes_states_of_wider_rows(target: Target, norms: tuple[bool, 
     plan = head_spec(
         head.config,
         [layer],
-        rows=head.words.rows,
+        rows=head.draft_vocabulary.rows,
         final_norm=head.norm,
         first_norms=[layer.hidden_norm],
         second_norm=layer.input_layernorm,
@@ -80,7 +80,7 @@ def test_states_come_out_behind_the_norm_where_they_are_handed_on_so(target: Tar
         head_spec(
             head.config,
             [head.layers[0]],
-            rows=head.words.rows,
+            rows=head.draft_vocabulary.rows,
             final_norm=head.norm,
             first_norms=[head.layers[0].hidden_norm],
             second_norm=head.layers[0].input_layernorm,

@@ -268,7 +268,7 @@ def test_conversations_without_a_log_are_not_asked_again(tmp_path: Path, prompts
 
 
 def test_layers_of_all_kinds_hold_each_kinds_own() -> None:
-    from outpace.heads.base import kinds
+    from outpace.heads.kinds import kinds
 
     found = layers_of_all_kinds(toy().target)
     assert found[-1] == toy().target.num_layers

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import outpace.training.trainer as trainer_module
 from outpace.core.errors import BadInput
-from outpace.heads.base import Batch, Head, HeadConfig, TargetFacts, Teacher
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.training.run_state import STATE, read_state
 from outpace.training.trainer import Schedule, Trainer
 
@@ -34,7 +35,7 @@ class Guess(Head):
         return ()
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
-        rows = self.words(self.map(teacher.embedding[batch.tokens[:, :-1]].to(self.map.weight.dtype)))
+        rows = self.draft_vocabulary(self.map(teacher.embedding[batch.tokens[:, :-1]].to(self.map.weight.dtype)))
         loss = nn.functional.cross_entropy(rows.flatten(0, 1).float(), batch.tokens[:, 1:].flatten())
         if self.training:
             self.calls += 1

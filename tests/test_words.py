@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dense_support import PRECISIONS, target_of
-from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
-from outpace.heads.checkpoint import load, save
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import save
 from outpace.heads.draft_vocabulary import DraftVocabulary, factored
+from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.heads.head_folder import open_head
+from outpace.heads.kinds import find_kind
 from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.losses import (
     DIVERGENCES,
@@ -51,7 +54,7 @@ def test_borrowed_rows_are_neither_trained_nor_stored_and_the_others_are_both() 
     names = {form: {name for name, _ in words_of(form).named_parameters()} for form in FORMS}
     assert names == {"borrowed": set(), "own": {"rows"}, "low rank": {"down", "up"}}
     assert {form: words_of(form).own for form in FORMS} == {"borrowed": False, "own": True, "low rank": True}
-    stored = {form: {*words_of(form).state_dict()} - {"ids"} for form in FORMS}
+    stored = {form: {*words_of(form).state_dict()} - {"d2t"} for form in FORMS}
     assert stored == names
 
 
@@ -95,7 +98,7 @@ def test_factors_share_the_size_evenly() -> None:
 
 @given(st.lists(st.integers(0, 59), unique=True, min_size=1))
 def test_places_say_which_word_a_token_is(ids: list[int]) -> None:
-    places = DraftVocabulary(torch.tensor(ids), rows_of(0, len(ids))).places(60).tolist()
+    places = DraftVocabulary(torch.tensor(ids), rows_of(0, len(ids))).t2d(60).tolist()
     assert [places[token] for token in ids] == list(range(len(ids)))
     assert all(places[token] == -1 for token in set(range(60)) - set(ids))
 
@@ -105,9 +108,11 @@ def test_a_low_rank_head_is_stored_and_loaded_whole(tmp_path: Path) -> None:
     head = random_head(["medusa"], target, vocabulary=9, rank=4)
     head.config.target.fingerprint = _fingerprint(target)
     save(head, tmp_path, {})
-    again, states = load(tmp_path, target), torch.randn(3, 12)
-    torch.testing.assert_close(again.words(states), head.words(states), atol=0.05, rtol=0.05)  # stored in bfloat16
-    assert torch.equal(again.words.ids, head.words.ids)
+    again, states = open_head(tmp_path).load(target), torch.randn(3, 12)
+    torch.testing.assert_close(
+        again.draft_vocabulary(states), head.draft_vocabulary(states), atol=0.05, rtol=0.05
+    )  # stored in bfloat16
+    assert torch.equal(again.draft_vocabulary.d2t, head.draft_vocabulary.d2t)
 
 
 def _fingerprint(target: Target) -> list[float]:

@@ -67,8 +67,9 @@ class Model:
         head: str | Path | Sequence[str | Path] | None = None,
     ) -> Context:
         """What a method is built from, for those who supply something else of it: see :meth:`method`."""
-        from outpace.datastore import open_datastore
-        from outpace.heads.shipped import find_head, kind_at, measured
+        from outpace.datastore.store import open_datastore
+        from outpace.heads.head_folder import open_head
+        from outpace.heads.shipped import find_head, measured
         from outpace.methods.registry import Context
 
         heads = [head] if isinstance(head, str | Path) else list(head or ())
@@ -86,7 +87,7 @@ class Model:
             models=named,
             tokenizer=self.tokenizer,
             head=lambda *kinds: find_head(kinds, heads, self.target),
-            heads=tuple(kind_at(Path(one)) for one in heads),
+            heads=tuple(open_head(one).kind for one in heads),
             has_draft=bool(models),
             measured=lambda method, kind: measured(method, kind, heads, self.target),
         )

@@ -17,7 +17,8 @@ from outpace.bench.settings import BenchSettings, Progress
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.model import Model
-from outpace.prompts.questions import Prompt, load_prompts, stratified
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import load_prompts, stratified
 
 
 def bench(

@@ -1,6 +1,6 @@
 """What a trained head is worth: accepted length by position and by task, by decoding with the target.
 
-    subjects = head_subjects(model, load_any(Path("my_head"), model.target), {"eagle3": {}})
+    subjects = head_subjects(model, open_head("my_head").load(model.target), {"eagle3": {}})
     result = evaluate(model, subjects, load_prompts(), BenchSettings(max_new_tokens=64))
     print(result["drafters"][0]["mean_acceptance_length"])
 

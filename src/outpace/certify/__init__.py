@@ -90,7 +90,6 @@ def _context(
 ) -> tuple[Context, list[str]]:
     """What the method is built from, and a list that will hold the kinds of the untrained heads that it was given."""
     from outpace.heads.base import Head
-    from outpace.heads.checkpoint import read_config
     from outpace.heads.shipped import shipped
     from outpace.heads.untrained import random_head
 
@@ -98,7 +97,7 @@ def _context(
     untrained: list[str] = []
 
     def some_head(*kinds: str) -> Head:
-        if head or any(read_config(folder).kind in kinds for folder in shipped(model.target)):
+        if head or any(one.kind in kinds for one in shipped(model.target)):
             return context.head(*kinds)
         untrained.append(kinds[0])
         return random_head(kinds, model.target)

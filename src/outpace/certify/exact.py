@@ -36,7 +36,8 @@ from outpace.core.sampling import SamplingParams
 from outpace.datastore import Datastore
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.heads.base import Head, find_kind
+from outpace.heads.base import Head
+from outpace.heads.kinds import find_kind
 from outpace.heads.untrained import other_choices, random_head
 from outpace.methods.registry import Context, build
 from outpace.model import Model

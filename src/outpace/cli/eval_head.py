@@ -72,10 +72,10 @@ def eval_head(
     machine = Machine(model, None, dtype, device, threads)
     from outpace.bench.settings import BenchSettings
     from outpace.core.sampling import SamplingParams
-    from outpace.heads.shipped import kind_at
+    from outpace.heads.head_folder import open_head
     from outpace.prompts.questions import load_prompts
 
-    kind_at(folder)  # what is no head is said before a model is loaded for it
+    open_head(folder)  # what is no head is said before a model is loaded for it
     machine.check()
     questions = load_prompts(prompts, limit)
     settings = BenchSettings(
@@ -114,11 +114,11 @@ def _measured(
     from outpace.bench.head_subjects import choose_methods as fitting
     from outpace.bench.results import plain_figures
     from outpace.cli.session import choose_methods
-    from outpace.heads.shipped import load_any
+    from outpace.heads.head_folder import open_head
     from outpace.heads.untrained import as_training_begins
 
     model, _ = machine.load()
-    head = load_any(folder, model.target)
+    head = open_head(folder).load(model.target)
     names = fitting(head.config.kind, method)
     chosen = choose_methods(names, param, None, settings.params).settings
     subjects = head_subjects(model, head, chosen)

@@ -16,6 +16,7 @@ from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.validate_head import Report
+    from outpace.heads.head_folder import HeadFolder
     from outpace.heads.layouts.base import About
     from outpace.model import Model
 
@@ -44,15 +45,14 @@ def export_head(
     device: opt.Device = None,
 ) -> None:
     """Write a head as other engines load it, with all that it borrows from its model."""
-    machine = _checked(folder, model, threads, dtype, device)
-    from outpace.heads.layouts.base import find_layout, write
+    machine, opened = _checked(folder, model, threads, dtype, device)
     from outpace.heads.layouts.files import check_new
-    from outpace.heads.shipped import kind_at, load_any
+    from outpace.heads.layouts.registry import find_layout, write
 
-    find_layout(layout, kind_at(folder))
+    find_layout(layout, opened.kind)
     check_new(output)
     loaded, _ = machine.load()
-    head = load_any(folder, loaded.target)
+    head = opened.load(loaded.target)
     write(head, loaded.target, output, layout, _about(folder, loaded, verifier or HUB.get(model, model)))
     _written(output, {"kind": head.kind, "layout": layout, "model": verifier or HUB.get(model, model)}, json)
 
@@ -67,19 +67,17 @@ def import_head(
     device: opt.Device = None,
 ) -> None:
     """Read a head of another engine's layout and keep it as outpace has it: small, and bound to its model."""
-    machine = _checked(folder, model, threads, dtype, device)
-    from outpace.heads.checkpoint import is_ours, read_provenance, save
-    from outpace.heads.layouts.base import detect, read
+    machine, opened = _checked(folder, model, threads, dtype, device)
+    from outpace.heads.checkpoint import read_provenance, save
     from outpace.heads.layouts.files import check_new, new_folder
 
-    if is_ours(folder):
+    if opened.own:
         raise BadInput(f"the head at '{folder}' is of outpace's own layout already; use it with --head")
-    found = detect(folder)
     check_new(output)
     loaded, _ = machine.load()
-    head = read(folder, loaded.target)
+    head = opened.load(loaded.target)
     with new_folder(output) as place:
-        about = {"imported": found[0].name if found else "", "from": folder.name}
+        about = {"imported": opened.layout.name, "from": folder.name}
         save(head, place, (read_provenance(folder) or {}) | about)
     _written(output, {"kind": head.kind, "layout": "outpace", "model": model}, json)
 
@@ -114,14 +112,15 @@ def validate_head(
         raise BadInput(f"{wrong[0].name}: {wrong[0].message}")
 
 
-def _checked(folder: Path, model: str, threads: int | None, dtype: str | None, device: str | None) -> Machine:
-    """What can be said before a model is loaded."""
+def _checked(
+    folder: Path, model: str, threads: int | None, dtype: str | None, device: str | None
+) -> tuple[Machine, HeadFolder]:
+    """The machine and the opened head: what can be wrong with them is said before a model is loaded."""
     machine = Machine(model, None, dtype, device, threads)
     machine.check()
-    from outpace.heads.shipped import kind_at
+    from outpace.heads.head_folder import open_head
 
-    kind_at(folder)
-    return machine
+    return machine, open_head(folder)
 
 
 def _about(folder: Path, model: Model, name: str) -> About:

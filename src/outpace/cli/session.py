@@ -141,14 +141,14 @@ class Machine:
         for name in (self.model, *(self.draft_models or ())):
             resolve(name)
         if self.datastore is not None:
-            from outpace.datastore import open_datastore
+            from outpace.datastore.store import open_datastore
 
             open_datastore(self.datastore)
         if self.heads:
-            from outpace.heads.shipped import kind_at
+            from outpace.heads.head_folder import open_head
 
             for folder in self.heads:
-                kind_at(folder)
+                open_head(folder)
 
     def load(self) -> tuple[Model, tuple[Model, ...]]:
         """The model, and the draft models that were named. The thread count is set first: packing depends on it."""

@@ -166,7 +166,7 @@ def train(
 
 def _kind_and_method(named: str) -> tuple[str, str]:
     """The kind of head that was named, itself or by a method that drafts with it; and a method to use it with."""
-    from outpace.heads.base import kinds
+    from outpace.heads.kinds import kinds
     from outpace.methods.registry import drafting_with, methods
 
     if named not in kinds():
@@ -194,7 +194,8 @@ def _checked(
     cache_bytes: float | None,
 ) -> dict[str, Any]:
     """The head's own settings. Raises BadInput for what can be told to be wrong before a model is loaded."""
-    from outpace.heads.base import TargetFacts, find_kind, plan
+    from outpace.heads.head_config import TargetFacts
+    from outpace.heads.kinds import find_kind, plan
 
     head = find_kind(kind)
     for option, value, least in (("--tokens", tokens, 1), ("--rank", rank, 0), ("--vocabulary", vocabulary, 0)):

@@ -15,7 +15,7 @@ from outpace.cli.output import err
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.heads.base import HeadConfig
+    from outpace.heads.head_config import HeadConfig
     from outpace.model import Model
     from outpace.prompts.overlap import Overlap
     from outpace.prompts.sources import Source
@@ -50,8 +50,8 @@ class Job:
 
     def run(self, model: Model) -> dict[str, Any]:
         """Data, training, the head on disk. Returns its provenance."""
-        from outpace.heads.base import find_kind, plan
         from outpace.heads.checkpoint import facts
+        from outpace.heads.kinds import find_kind, plan
         from outpace.training.data import layers_of_all_kinds, open_folder
 
         config = plan(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import HeadConfig
+from outpace.heads.head_config import HeadConfig
 from outpace.targets.rotary import angles, rotate, turns
 
 

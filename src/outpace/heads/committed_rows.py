@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.drafting.base import DraftState
 from outpace.heads.feature_net import Net
-from outpace.heads.runner import HeadRunner, Rows
+from outpace.heads.head_runner import HeadRunner, Rows
 
 CHUNK = 512
 """Most rows of one request that one forward makes."""

@@ -28,8 +28,8 @@ from outpace.drafting.calibration import Calibration, Prior
 from outpace.drafting.namespaces import Namespaces
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_roots, make_rows
 from outpace.heads.feature_net import Net
+from outpace.heads.head_runner import Rows
 from outpace.heads.level_cost import LevelCost
-from outpace.heads.runner import Rows
 from outpace.targets.base import Sequence
 
 SHORT = 8

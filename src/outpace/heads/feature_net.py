@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Head
+from outpace.heads.head_runner import HeadRunner, Out, Rows
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, Out, Rows
 from outpace.targets.base import Target
 
 
 class Entering(NamedTuple):
-    """Rows on their way into the layers, as :class:`outpace.heads.runner.Rows` has them.
+    """Rows on their way into the layers, as :class:`outpace.heads.head_runner.Rows` has them.
 
     ``beside``: whether the layers read the embeddings of the rows' tokens too.
     """
@@ -39,7 +39,7 @@ class Net(ABC):
         """``lm_head``: gives the logits where ``runner`` does not."""
         self.target = target
         self.aux_hidden_state_layers: tuple[int, ...] = head.config.aux_hidden_state_layers
-        self.ids: list[int] = head.words.ids.tolist()
+        self.ids: list[int] = head.draft_vocabulary.d2t.tolist()
         self.vocab_size = target.vocab_size
         self._lm_head = lm_head
 

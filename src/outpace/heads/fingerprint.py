@@ -1,7 +1,7 @@
 """A target's fingerprint: some numbers of its forward, equal up to rounding in whatever precision it is loaded.
 
-Twelve tokens, spread over the vocabulary, are run; a spread of the last state's components and of the embeddings is
-compared by direction. Another precision of the same weights turns these by little, other weights by far more.
+Twelve tokens, evenly spaced over the vocabulary, are run; evenly spaced components of their embeddings and of the last
+state are compared by their cosine. Another precision of the same weights changes it little, other weights far more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from outpace.core.tree import TokenTree
-from outpace.heads.incompatible import IncompatibleHead
 from outpace.targets.base import Target
 
 _TOKENS, _COMPONENTS = 12, 48
@@ -31,7 +30,7 @@ _PROBED: WeakKeyDictionary[Target, list[float]] = WeakKeyDictionary()
 
 
 def probe(target: Target) -> list[float]:
-    """What a target's weights do, in a few numbers. Computed once: weights stay as they are."""
+    """A target's fingerprint. Computed once for each target: its weights do not change."""
     if target not in _PROBED:
         _PROBED[target] = _probed(target)
     return _PROBED[target]
@@ -77,24 +76,3 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
 def alike(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether two probes are of the same weights."""
     return all(cosine >= ALIKE for cosine in cosines(one, other))
-
-
-def check(
-    target: Target, hidden_size: int, vocab_size: int, num_layers: int, fingerprint: Sequence[float], what: str
-) -> None:
-    """Raise BadInput when ``what`` was made for another target, and say in what it differs."""
-    for name, theirs, ours in (
-        ("hidden size", hidden_size, target.hidden_size),
-        ("vocabulary", vocab_size, target.vocab_size),
-        ("number of layers", num_layers, target.num_layers),
-    ):
-        if theirs != ours:
-            raise IncompatibleHead(
-                f"{what} was made for another target: its {name} is {theirs}, this model's {ours}", "target"
-            )
-    if not alike(fingerprint, probe(target)):
-        raise IncompatibleHead(
-            f"{what} was made for other weights than this model's, though the sizes agree; "
-            "train one for this model (outpace train)",
-            "fingerprint",
-        )

@@ -1,4 +1,4 @@
-"""Unfit: why a head does not load, and which of the checks found it."""
+"""IncompatibleHead: why a head does not load, and which of the checks failed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CheckName = Literal[
     "fingerprint",
     "decoding",
 ]
-"""What is checked of a head, in order."""
+"""What ``outpace validate-head`` checks, in the order of its report."""
 
 
 class IncompatibleHead(BadInput):
-    """A head that is damaged, or does not fit its target. ``check``: what it does not pass."""
+    """A head that is damaged, or does not fit its target. ``check``: the check that failed."""
 
     def __init__(self, message: str, check: CheckName) -> None:
         super().__init__(message)

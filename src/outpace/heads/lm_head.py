@@ -1,8 +1,8 @@
-"""LmHead: a head's words as they are scored beside a target, whatever their form; and the single matrix, Product.
+"""LmHead: a head's LM head as it runs beside a target, whatever its form; and Product, one matrix.
 
-Rows that are borrowed or trained are one product; a low-rank LM head (SlimSpec, Plaksin et al. 2026) is two: hidden to
-rank, a small one in PyTorch, and rank to words, where nearly all of the work is. The large product runs on the compiled
-kernels beside a fast target, in PyTorch beside any other.
+Borrowed or trained rows are one product. A low-rank LM head (SlimSpec, Plaksin et al. 2026) is two: hidden to rank, a
+small one in PyTorch, and rank to vocabulary, where nearly all of the work is. The large product runs on the compiled
+kernels beside a target that runs on them, in PyTorch beside any other.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import Head, HeadConfig
-from outpace.heads.runner import HeadRunner, head_spec
+from outpace.heads.base import Head
+from outpace.heads.head_config import HeadConfig
+from outpace.heads.head_runner import HeadRunner, head_spec
 from outpace.targets.base import Target
 
 
 class Product:
     """Rows (n, inputs) times a matrix (outputs, inputs), behind a norm if there is one: (n, outputs) float32.
 
-    A stack without layers: in the precision that a head is packed in beside ``target``.
+    A HeadRunner without layers: in the precision that a head is packed in beside ``target``.
     """
 
     def __init__(self, config: HeadConfig, weight: Tensor, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
@@ -30,7 +31,7 @@ class Product:
 
     @property
     def device(self) -> torch.device:
-        """Where rows are wanted."""
+        """The device that rows must be on."""
         return self._runner.device
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -38,31 +39,31 @@ class Product:
 
 
 class LmHead:
-    """States to logits over the head's words.
+    """States (n, hidden) to logits (n, Vd) over the head's draft vocabulary.
 
-    For drafters whose layers do not end in their own stack's LM head::
+    For drafters whose runner does not compute the logits itself::
 
         self.lm_head = LmHead(head, target, norm=head.norm)    # norm=None where states are normed already
-        out = stack.run(batch, logits=False)                   # stack_plan(..., rows=None) without final_norm
+        out = runner.run(batch, logits=False)                  # head_spec(..., rows=None) without final_norm
         logits = self.lm_head(torch.cat([one.states for one in out]))
-        tokens = head.words.ids[logits.argmax(-1)]
+        tokens = head.draft_vocabulary.d2t[logits.argmax(-1)]
 
-    A drafter that has a stack needs this for ``head.words.rank > 0`` alone: rows otherwise go into the stack itself,
-    whose last product then overlaps with its layers.
+    A drafter with layers needs it for a low-rank LM head (``head.draft_vocabulary.rank > 0``) only: other rows go into
+    the runner's own forward (``head_spec(..., rows=...)``).
     """
 
     def __init__(self, head: Head, target: Target, *, norm: nn.RMSNorm | None = None) -> None:
         """``norm``: what stands before the LM head."""
-        words = head.words
+        vocabulary = head.draft_vocabulary
         self._down: Tensor | None = None
         self._epsilon: float | None = None
-        if not words.rank:
-            self._product = Product(head.config, words.rows, target, norm=norm)
+        if not vocabulary.rank:
+            self._product = Product(head.config, vocabulary.rows, target, norm=norm)
             return
-        self._product = Product(head.config, words.up, target)
-        down = words.down.detach().float()
+        self._product = Product(head.config, vocabulary.up, target)
+        down = vocabulary.down.detach().float()
         if norm is not None:
-            # A norm's weights multiply columns of the first product: what is left of it is a factor for each row.
+            # The norm's weights are multiplied into the columns of the first matrix; its factor for each row remains.
             self._epsilon = head.config.epsilon if norm.eps is None else norm.eps
             down = down * norm.weight.detach().float()
         self._down = down.to(self._product.device)

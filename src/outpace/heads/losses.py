@@ -1,4 +1,9 @@
-"""Losses between what the target says and what a drafter says, as parts that heads put together."""
+"""Losses between the target's distributions and a drafter's logits, of which heads compose their own.
+
+Forward KL has a backward pass of its own, straight from states: the logits over a vocabulary and their gradients would
+be the largest tensors of a training step. The other divergences are those of DistillSpec (Zhou et al. 2024, arXiv
+2310.08461, section 4).
+"""
 
 from __future__ import annotations
 
@@ -17,25 +22,25 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """KL(p || q), up to p's entropy which no drafter can change: cross entropy with soft labels. (n,)"""
+    """KL(p || q) plus p's entropy, which no drafter can change: cross entropy with soft labels. (n,)"""
     return -(target.float().softmax(-1) * draft.float().log_softmax(-1)).sum(-1)
 
 
 def reverse_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """KL(q || p): the drafter is punished for what the target would not say. (n,)"""
+    """KL(q || p): punishes probability of the drafter where the target has none. (n,)"""
     q = draft.float().log_softmax(-1)
     return (q.exp() * (q - target.float().log_softmax(-1))).sum(-1)
 
 
 def jensen_shannon(target: Tensor, draft: Tensor) -> Tensor:
-    """The mean of both KLs to the mixture; symmetric and bounded by log 2. (n,)"""
+    """The mean of the KLs of p and q to their mixture; symmetric and bounded by log 2. (n,)"""
     p, q = target.float().log_softmax(-1), draft.float().log_softmax(-1)
     mixture = torch.logaddexp(p, q) - 0.6931471805599453
     return 0.5 * ((p.exp() * (p - mixture)).sum(-1) + (q.exp() * (q - mixture)).sum(-1))
 
 
 def total_variation(target: Tensor, draft: Tensor) -> Tensor:
-    """1 - sum(min(p, q)): the very probability that rejection sampling rejects a draft token. (n,)"""
+    """1 - sum(min(p, q)): the probability that rejection sampling rejects a draft token. (n,)"""
     return 0.5 * (target.float().softmax(-1) - draft.float().softmax(-1)).abs().sum(-1)
 
 
@@ -52,9 +57,10 @@ _LEAST = 1e-9
 
 
 class TeacherTargets:
-    """What the target says at n places, over the words of a head: ``p`` (n, Vd) bfloat16, ``best`` (n,) long.
+    """The target's distributions at n positions, over a head's draft vocabulary.
 
-    Computed once, and looked up by every step of an unrolled drafter.
+    ``p`` (n, Vd) bfloat16; ``best`` (n,) long: the likeliest draft token. Computed once, and read by every step of an
+    unrolled drafter.
     """
 
     def __init__(self, normed: Tensor, rows: Tensor) -> None:
@@ -69,10 +75,10 @@ class TeacherTargets:
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Weighted forward KL straight from states: logits live some hundred rows at a time, and so do their gradients.
+    """Weighted forward KL straight from states; logits and their gradients are held for ROWS rows at a time.
 
-    ``weights`` (n,): of each row in the sum. Gives the sum, and (n,) bool where both would say the same word.
-    Of a vocabulary of thousands, logits and their gradients are by far the largest tensors of a training step.
+    ``states`` (n, hidden), ``rows`` (Vd, hidden), ``p`` (n, Vd), ``best`` (n,), ``weights`` (n,) of rows in the sum.
+    Returns the sum, and (n,) bool: where target and drafter have the same likeliest token.
     """
 
     @staticmethod
@@ -86,13 +92,13 @@ class _SoftCrossEntropy(torch.autograd.Function):
         for start in range(0, len(states), ROWS):
             some, labels = states[start : start + ROWS], p[start : start + ROWS]
             narrow = functional.linear(some, rows)
-            # Asked this way because argmax is slow on CPUs, and the maximum is not.
-            said = narrow.gather(-1, best[start : start + ROWS, None])[:, 0]
-            hits[start : start + ROWS] = said >= narrow.amax(-1)
+            # Compared this way because argmax is slow on CPUs, and the maximum is not.
+            its_logit = narrow.gather(-1, best[start : start + ROWS, None])[:, 0]
+            hits[start : start + ROWS] = its_logit >= narrow.amax(-1)
             q = narrow.float().log_softmax(-1)
             share = weights[start : start + ROWS, None]
             total -= (q * labels).sum(-1) @ share[:, 0]
-            # Labels are rounded, and so do not sum to one exactly.
+            # Labels are rounded to bfloat16, and so do not sum to one exactly.
             slope = q.exp_().mul_(labels.sum(-1, keepdim=True, dtype=torch.float32)).sub_(labels)
             slope = slope.mul_(share).to(rows.dtype)
             to_states[start : start + ROWS] = slope @ rows
@@ -110,38 +116,39 @@ class _SoftCrossEntropy(torch.autograd.Function):
 
 
 def soft_cross_entropy(
-    states: Tensor, rows: Tensor | DraftVocabulary, said: TeacherTargets, places: Tensor
+    states: Tensor, rows: Tensor | DraftVocabulary, targets: TeacherTargets, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean forward KL of ``states @ rows.T`` to what was said at ``places``, and agreement. Up to the target's entropy.
+    """Mean cross entropy of ``states @ rows.T`` with the target's distributions at ``places``, and agreement.
 
-    ``states`` (n, hidden) behind the drafter's norm; ``rows`` (Vd, hidden), borrowed or trained, or the head's words,
-    which are quicker where their rank is low; ``places`` (n,) indices into ``said``. Both results are scalars.
+    Forward KL up to the target's entropy. ``states`` (n, hidden) behind the drafter's norm; ``rows``: the LM head (Vd,
+    hidden), or the draft vocabulary, which is faster where its rank is low; ``places`` (n,) long: rows of ``targets``.
+    Both results are scalars; agreement is the share of rows with the same likeliest token.
     """
-    mean, hits = weighted_cross_entropy(states, rows, said, places, torch.ones(len(states), device=states.device))
+    mean, hits = weighted_cross_entropy(states, rows, targets, places, torch.ones(len(states), device=states.device))
     return mean, hits.float().mean() if len(hits) else states.new_zeros(())
 
 
 def weighted_cross_entropy(
-    states: Tensor, rows: Tensor | DraftVocabulary, said: TeacherTargets, places: Tensor, weights: Tensor
+    states: Tensor, rows: Tensor | DraftVocabulary, targets: TeacherTargets, places: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`soft_cross_entropy`, a mean by ``weights`` (n,), and (n,) bool: where both would say the same word."""
+    """As :func:`soft_cross_entropy`, a mean by ``weights`` (n,), and (n,) bool: the same likeliest token."""
     if not len(states):
         return states.sum() * 0.0, torch.zeros(0, dtype=torch.bool, device=states.device)
     if isinstance(rows, DraftVocabulary):
         states, rows = rows.factors(states)
     shares = (weights / weights.sum().clamp_min(_LEAST)).float()
     found: tuple[Tensor, Tensor] = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states, rows.to(states.dtype), said.p[places], said.best[places], shares
+        states, rows.to(states.dtype), targets.p[places], targets.best[places], shares
     )
     return found
 
 
 def soft_divergence(
-    name: str, states: Tensor, rows: Tensor | DraftVocabulary, said: TeacherTargets, places: Tensor
+    name: str, states: Tensor, rows: Tensor | DraftVocabulary, targets: TeacherTargets, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean divergence of ``states @ rows.T`` to what was said at ``places``, and agreement: scalars.
+    """Mean divergence ``name`` (one of DIVERGENCES) of ``states @ rows.T`` to the target's distributions at ``places``.
 
-    ``name``: one of DIVERGENCES. :func:`soft_cross_entropy` is quicker where it will do.
+    And agreement; arguments as :func:`soft_cross_entropy`'s, which is faster for forward KL.
     """
     if not len(states):
         return states.sum() * 0.0, states.new_zeros(())
@@ -150,16 +157,16 @@ def soft_divergence(
     narrow = rows.to(states.dtype)
     with torch.no_grad():
         best = torch.cat([functional.linear(part, narrow).argmax(-1) for part in torch.split(states, ROWS)])
-    return _divergences(name, states, narrow, said, places).mean(), (best == said.best[places]).float().mean()
+    return _divergences(name, states, narrow, targets, places).mean(), (best == targets.best[places]).float().mean()
 
 
-def _divergences(name: str, states: Tensor, rows: Tensor, said: TeacherTargets, places: Tensor) -> Tensor:
-    """(n,). Logits live a few hundred rows at a time, and are computed again on the way back."""
+def _divergences(name: str, states: Tensor, rows: Tensor, targets: TeacherTargets, places: Tensor) -> Tensor:
+    """(n,). Logits are held for ROWS rows at a time, and are computed again in the backward pass."""
     divergence = DIVERGENCES[name]
 
     def some(part: Tensor, matrix: Tensor, labels: Tensor) -> Tensor:
-        # Shares below are as good as none, and KL the other way would be infinite.
+        # Smaller probabilities count as _LEAST: reverse KL would be infinite.
         return divergence(labels.float().clamp_min(_LEAST).log(), functional.linear(part, matrix))
 
     parts = zip(torch.split(states, ROWS), torch.split(places, ROWS), strict=True)
-    return torch.cat([checkpoint(some, part, rows, said.p[where], use_reentrant=False) for part, where in parts])
+    return torch.cat([checkpoint(some, part, rows, targets.p[where], use_reentrant=False) for part, where in parts])

@@ -43,7 +43,7 @@ class HeadsDrafter(FromMarginals[ParallelState]):
     """
 
     def __init__(self, head: ParallelHeads, target: Target, topk: int, *, by_rank: bool = False) -> None:
-        super().__init__(head.words.ids, topk)
+        super().__init__(head.draft_vocabulary.d2t, topk)
         self.target = target
         self.heads: int = head.options.heads
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers

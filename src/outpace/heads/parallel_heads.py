@@ -39,7 +39,7 @@ class ParallelHeads(Head):
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         targets, place = teacher.target_probs(batch)
         # A token outside the draft vocabulary cannot be learned, and nothing is drafted after one.
-        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         # A draft begins after a token whose state is not known yet: the first draft token is two positions on.
         first = alive = shifted(wanted, 2)
         normed = teacher.norm(batch.states[teacher.final][first])
@@ -49,7 +49,7 @@ class ParallelHeads(Head):
         for index in range(self.options.heads):
             alive = alive & shifted(wanted, 2 + index)
             places = shifted(place, 1 + index)[alive]
-            loss, hits = soft_cross_entropy(states[alive[first], index], self.words, targets, places)
+            loss, hits = soft_cross_entropy(states[alive[first], index], self.draft_vocabulary, targets, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight
             found[f"agree_{index + 1}"] = hits

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig
 from outpace.heads.blocks import DecoderLayer
+from outpace.heads.head_config import HeadConfig
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec
 from outpace.targets.rotary import angles
 

@@ -1,4 +1,4 @@
-"""Heads that have learned nothing: what certification drafts with, and what training is compared with."""
+"""Untrained heads: certification drafts with them, and evaluation compares trained ones with them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from outpace.heads.base import Head, TargetFacts, find_kind, plan
+from outpace.heads.base import Head, teacher_of
 from outpace.heads.checkpoint import new_head
+from outpace.heads.head_config import TargetFacts
+from outpace.heads.kinds import find_kind, plan
 from outpace.targets.base import Target
 
-_MOST_WORDS = 2048
+_MOST_TOKENS = 2048
 
 
 def random_head(
@@ -22,14 +24,14 @@ def random_head(
     target: Target,
     *,
     seed: int = 0,
-    vocabulary: int = _MOST_WORDS,
+    vocabulary: int = _MOST_TOKENS,
     rank: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> Head:
-    """A tiny head of the first of ``kinds`` with lively random weights, for a target of any size.
+    """A tiny head of the first of ``kinds`` with large random weights, for a target of any size.
 
-    Lively: what it drafts depends on every token and state that it reads, which small weights would hide from a test.
-    Its words are the last ``vocabulary`` tokens of the target. The target is not run.
+    Large: its drafts then depend on every token and state that it reads, which small weights would hide from a test.
+    Its draft vocabulary is the last ``vocabulary`` tokens of the target. The target is not run.
     """
     facts = TargetFacts(
         name="any",
@@ -50,7 +52,7 @@ def random_head(
 
 
 def other_choices(options: type[BaseModel]) -> dict[str, Any]:
-    """Settings of a kind with every choice made otherwise than by default: switches, and words out of a list."""
+    """Settings of a kind with every choice made otherwise than by default: switches, and values out of a list."""
     found: dict[str, Any] = {}
     for name, field in options.model_fields.items():
         if field.annotation is bool:
@@ -61,10 +63,8 @@ def other_choices(options: type[BaseModel]) -> dict[str, Any]:
 
 
 def as_training_begins(head: Head, target: Target, seed: int = 0) -> Head:
-    """The same head before its first training step: another network of its configuration and words."""
-    from outpace.heads.base import teacher_of
-
-    ids: Tensor = head.words.ids.cpu()
+    """The same head before its first training step: another network of its configuration and vocabulary."""
+    ids: Tensor = head.draft_vocabulary.d2t.cpu()
     with torch.random.fork_rng(devices=[]):
         fresh = new_head(head.config, target, ids, seed)
         fresh.initialise(target, teacher_of(target, fresh, torch.device("cpu")))

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput
-from outpace.heads.base import kinds
 from outpace.heads.fingerprint import alike, probe
+from outpace.heads.kinds import kinds
 from outpace.model import Model
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.prompt import Prompt

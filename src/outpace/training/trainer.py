@@ -262,7 +262,7 @@ class Trainer:
             "optimisers": self.optimiser.state(),
             "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
             "config": self._settings(),
-            "words": self.head.words.ids,
+            "words": self.head.draft_vocabulary.d2t,
             "length": self._length(),
         }
         write_state(self.folder, state)
@@ -285,7 +285,7 @@ class Trainer:
             raise BadInput(
                 f"{self.folder / STATE} is of a run with other settings; give the same ones, or another folder"
             )
-        if "words" in state and not torch.equal(state["words"].cpu(), self.head.words.ids.cpu()):
+        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
         self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}

@@ -1,4 +1,4 @@
-"""Folders of other layouts: tensors are read from whatever holds them, and a folder is written whole or not at all."""
+"""The files of a head's folder: tensors are read from every format in use; a folder is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_folder, read_json
+from outpace.heads.checkpoint import CONFIG, WEIGHTS
 from outpace.heads.incompatible import IncompatibleHead
 
-CONFIG = "config.json"
 _NAMES = (
-    "model.safetensors",
+    WEIGHTS,
     "model.safetensors.index.json",
     "medusa_lm_head.safetensors",
     "pytorch_model.bin",
@@ -30,7 +31,7 @@ _NAMES = (
     "medusa_lm_head.pt",
 )
 _ASIDE = ("token_map.pt", "mask_embedding.pt", "trainer.pt", "training_args.bin")
-"""Files that lie beside weights and hold none."""
+"""Files beside the weights that hold none."""
 
 
 @dataclass(slots=True)
@@ -39,11 +40,13 @@ class Package:
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-    weights: str = "model.safetensors"
+    weights: str = WEIGHTS
     json: dict[str, Any] = field(default_factory=dict)
     """Further JSON files by name."""
     saved: dict[str, Any] = field(default_factory=dict)
     """What ``torch.save`` is to write, tensors and numbers alone, by file name."""
+    also: Callable[[Path], object] | None = None
+    """Writes further files into the folder."""
 
 
 def check_new(folder: Path) -> None:
@@ -65,11 +68,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise BadInput(f"cannot write '{folder}': {error}") from error
 
 
-def write_folder(folder: Path, package: Package, also: Callable[[Path], object] | None = None) -> None:
-    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be.
-
-    ``also`` writes what else belongs there.
-    """
+def write_folder(folder: Path, package: Package) -> None:
+    """The folder with all of ``package``, under its name when it is complete. Raises BadInput where it cannot be."""
     with new_folder(folder) as place:
         tensors = {name: value.detach().cpu().contiguous() for name, value in package.tensors.items()}
         save_file(tensors, place / package.weights, metadata={"format": "pt"})
@@ -77,30 +77,44 @@ def write_folder(folder: Path, package: Package, also: Callable[[Path], object] 
             (place / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name, value in package.saved.items():
             torch.save(value, place / name)
-        if also is not None:
-            also(place)
+        if package.also is not None:
+            package.also(place)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder: safetensors, an index of several, or a pickle that holds nothing but weights."""
-    path = _weights_of(folder)
-    if path.name.endswith(".index.json"):
-        return _sharded(folder, path)
-    return _one_file(path)
+class HeadFiles:
+    """A folder of a head: ``path``, ``config`` (its ``config.json``), and its tensors, read when they are asked for."""
 
+    def __init__(self, path: Path) -> None:
+        """Raises BadInput for no folder, and for one without a ``config.json`` that can be read."""
+        if not path.is_dir():
+            raise BadInput(f"there is no head at '{path}': no such folder")
+        if not (path / CONFIG).exists():
+            raise BadInput(f"there is no head at '{path}': it has no {CONFIG}")
+        self.path = path
+        self.config = read_json(path / CONFIG)
 
-def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of a folder's tensors."""
-    path = _weights_of(folder)
-    if path.name.endswith(".index.json"):
-        return frozenset(map(str, read_json(path).get("weight_map") or ()))
-    if path.suffix == ".safetensors":
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors: of safetensors, of an index of several files, or of a pickle that holds nothing but weights.
+
+        Raises IncompatibleHead for files that are missing or damaged.
+        """
+        path = _weights_of(self.path)
+        return _sharded(self.path, path) if path.name.endswith(".index.json") else _one_file(path)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the tensors, without reading them where the format allows it. Raises as ``tensors`` does."""
+        path = _weights_of(self.path)
+        if path.name.endswith(".index.json"):
+            return frozenset(map(str, read_json(path).get("weight_map") or ()))
+        if path.suffix != ".safetensors":
+            return frozenset(self.tensors)
         try:
             with safe_open(path, "pt") as file:
                 return frozenset(file.keys())
         except (SafetensorError, OSError) as error:
             raise IncompatibleHead(f"{path} is damaged or cut short ({error})", "weights") from error
-    return frozenset(_one_file(path))
 
 
 def _weights_of(folder: Path) -> Path:
@@ -115,7 +129,9 @@ def _weights_of(folder: Path) -> Path:
             raise IncompatibleHead(
                 f"'{folder}' holds several files of weights and no index ({found[0].name}, ...)", "weights"
             )
-    raise IncompatibleHead(f"there are no weights at '{folder}': no *.safetensors, *.bin or *.pt", "weights")
+    raise IncompatibleHead(
+        f"there are no weights at '{folder}': it has no {WEIGHTS}, nor other *.safetensors, *.bin or *.pt", "weights"
+    )
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
@@ -137,11 +153,8 @@ def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
 def _one_file(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise IncompatibleHead(f"{path} is missing; complete the download", "weights")
-    return _pickled(path) if path.suffix in (".bin", ".pt") else safe_tensors(path)
-
-
-def safe_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises BadInput for one that is damaged."""
+    if path.suffix in (".bin", ".pt"):
+        return _pickled(path)
     try:
         found: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError) as error:

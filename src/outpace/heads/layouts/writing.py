@@ -1,4 +1,4 @@
-"""What layouts share when a head is written: what it borrowed from its target, and its layers' configuration."""
+"""What layouts share when a head is written: what it borrows from its target, and its layers' configuration."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.heads.base import HeadConfig
+from outpace.heads.base import Head
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig
 from outpace.targets.base import Target
+
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def bf16(value: Tensor) -> Tensor:
@@ -22,15 +25,42 @@ def embedding(target: Target) -> Tensor:
     return torch.cat([bf16(target.embed(some)) for some in torch.split(torch.arange(target.vocab_size), 4096)])
 
 
-def whole_rows(words: DraftVocabulary, target: Target) -> Tensor:
+def mapped(head: Head, target: Target) -> dict[str, Tensor]:
+    """Embedding and LM head, and for a reduced vocabulary ``d2t`` (Vd,), offsets, with ``t2d`` (V,), a mask."""
+    d2t = head.draft_vocabulary.d2t.cpu()
+    found = {EMBEDDING: embedding(target), LM_HEAD: bf16(head.draft_vocabulary.matrix)}
+    if len(d2t) < target.vocab_size:
+        t2d = torch.zeros(target.vocab_size, dtype=torch.bool)
+        t2d[d2t] = True
+        found |= {"d2t": d2t - torch.arange(len(d2t)), "t2d": t2d}
+    return found
+
+
+def in_layer_order(head: Head) -> dict[str, Tensor]:
+    """A head's own weights, for auxiliary hidden states in the order of the layers: engines collect them so."""
+    layers = head.config.aux_hidden_state_layers
+    order = sorted(range(len(layers)), key=lambda index: layers[index])
+    found = {}
+    for name, value in head.own_weights().items():
+        theirs, kept = name, value
+        if name == "fc.weight":
+            pieces = torch.split(value, head.config.hidden_size, 1)
+            kept = torch.cat([pieces[index] for index in order], 1)
+        elif name.startswith("fc_norm."):
+            theirs = f"fc_norm.{order.index(int(name.split('.')[1]))}.weight"
+        found[theirs] = bf16(kept)
+    return found
+
+
+def whole_rows(vocabulary: DraftVocabulary, target: Target) -> Tensor:
     """(V, hidden) bfloat16: an LM head over the whole vocabulary, for layouts without a vocabulary map.
 
-    A linear LM head cannot say "never". Tokens that are not among the words get the mean of the words' rows: their
-    logit is the mean of the words' logits, which no state makes the largest one.
+    A linear LM head cannot exclude tokens. Those outside of the draft vocabulary get the mean of its rows: their logit
+    is the mean of the draft tokens' logits, and so never above the largest one.
     """
-    matrix = words.matrix.detach().float().cpu()
+    matrix = vocabulary.matrix.detach().float().cpu()
     rows = matrix.mean(0).repeat(target.vocab_size, 1)
-    rows[words.ids.cpu()] = matrix
+    rows[vocabulary.d2t.cpu()] = matrix
     return bf16(rows)
 
 

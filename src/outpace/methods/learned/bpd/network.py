@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import HeadConfig, kind
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig
+from outpace.heads.kinds import kind
 from outpace.heads.lm_head import Product
 from outpace.heads.parallel_heads import Network, ParallelHeads
 from outpace.targets.base import Target
@@ -33,8 +34,8 @@ class Bpd(ParallelHeads):
     Options = BpdOptions
     paper = "Stern et al. 2018, arXiv 1811.03115"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         self.inner = nn.Linear(config.hidden_size, config.intermediate)
         self.outer = nn.Linear(config.intermediate, self.options.heads * config.hidden_size)
         nn.init.normal_(self.inner.weight, std=config.hidden_size**-0.5)

@@ -22,8 +22,8 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafting.marginals import FromMarginals, MarginalState
+from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
-from outpace.heads.runner import HeadRunner, Rows, head_spec
 from outpace.methods.learned.dflash.network import DFlash
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
@@ -72,14 +72,14 @@ class DFlashDrafter(FromMarginals[DFlashState]):
     """Drafts from blocks: chains (``topk`` = 1) of likeliest or of drawn tokens, or trees of ``topk`` tokens a row."""
 
     def __init__(self, head: DFlash, target: Target, topk: int = 1, *, sampled: bool = False) -> None:
-        super().__init__(head.words.ids, topk, sampled=sampled)
+        super().__init__(head.draft_vocabulary.d2t, topk, sampled=sampled)
         self.target = target
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers
         self.most: int = head.options.block - 1
         """Draft tokens of a block."""
-        factored = head.words.rank > 0
+        factored = head.draft_vocabulary.rank > 0
         layers: Any = head.layers
-        rows, norm = (None, None) if factored else (head.words.rows, head.norm)
+        rows, norm = (None, None) if factored else (head.draft_vocabulary.rows, head.norm)
         self._runner = HeadRunner(
             head_spec(head.config, layers, rows=rows, final_norm=norm, device=target.device), target
         )

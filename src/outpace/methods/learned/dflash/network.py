@@ -2,18 +2,18 @@
 
 A block is the last committed token and masks for the tokens to come. Its rows see each other, and the target's states
 of all tokens before the block: three of the target's layers, fused by a linear layer, enter every layer's keys and
-values beside those of the rows. Row ``j`` says the token ``j`` after the last committed one, without knowing what the
-rows between turn out to be.
+values beside those of the rows. Row ``j`` predicts the token ``j`` positions after the last committed one, without the
+tokens between.
 
 The last committed token has no state yet when a block is drafted, and training hides it as well: a block that begins at
 token ``a`` sees the states of tokens before ``a``. Blocks of one conversation are trained side by side, from random
 beginnings in the target's answers. Errors early in a block waste all that follows, so they weigh more: a position's
 weight falls by e over ``gamma`` positions.
 
-Ours, beside the paper: labels are the target's distributions and not its tokens; the mask is an embedding of its own,
-since most targets have no mask token; words may be a reduced vocabulary; ``causal`` blocks, in which a row sees the
-rows before it alone, so that a shorter draft is the beginning of a longer one. Layers share one width: more of them
-are narrower, and a size of the dial is about as many weights with any number.
+Unlike in the paper, labels are the target's distributions and not its tokens; the mask is an embedding of its own,
+since most targets have no mask token; the draft vocabulary may be reduced; in ``causal`` blocks a row sees only the
+rows before it, so that a shorter draft is the beginning of a longer one. More layers are narrower: a ``--size`` has
+about as many weights with any number of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high, shapes
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high, shapes
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.targets.base import Target
 
@@ -54,8 +56,8 @@ class DFlash(Head):
     Options = DFlashOptions
     paper = "Chen et al. 2026, arXiv 2602.06036"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, config.epsilon)
@@ -154,11 +156,11 @@ class DFlash(Head):
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         anchors, alive = self.anchors(batch.answer)
-        context = self.context([batch.states[tap] for tap in self.config.aux_hidden_state_layers])
-        said, place = teacher.target_probs(batch)
+        context = self.context([batch.states[layer] for layer in self.config.aux_hidden_state_layers])
+        targets, place = teacher.target_probs(batch)
         found = self.blocks(context, teacher.embedding[batch.tokens.gather(1, anchors)], anchors)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
-        known = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
+        known = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         total, weights = torch.zeros((), device=context.device), 0.0
         figures: dict[str, Tensor] = {}
         last = known.shape[1] - 1
@@ -166,7 +168,7 @@ class DFlash(Head):
             at = anchors + step
             alive = alive & (at <= last) & known.gather(1, at.clamp_max(last))
             there = place.gather(1, (at - 1).clamp_max(last))[alive]
-            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.words, said, there)
+            loss, hits = soft_cross_entropy(found[:, :, step][alive], self.draft_vocabulary, targets, there)
             weight = math.exp(-(step - 1) / self.options.gamma)
             total, weights = total + weight * loss, weights + weight
             figures[f"agree_{step}"] = hits

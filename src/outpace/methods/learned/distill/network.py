@@ -1,13 +1,13 @@
 """A draft LM: a small Llama of the target's own vocabulary, distilled from it (DistillSpec, Zhou et al. 2024,
 arXiv 2310.08461).
 
-It reads tokens alone, through the target's embedding, and says the target's words through the target's LM-head rows;
-both are borrowed. What it learns is what the target says after each token of an answer, by one of four divergences:
+It reads tokens only, through the target's embedding, and scores its draft vocabulary with the target's LM-head rows;
+both are borrowed. It learns the target's distribution after each token of an answer, by one of four divergences:
 forward KL, reverse KL, Jensen-Shannon and total variation. A share of the batches may continue the prompts with the
 draft LM's own samples, labelled by the target (:mod:`outpace.training.on_policy`).
 
-Ours, beside the paper: its layers begin as some of the target's, with the MLP neurons that matter most
-(:mod:`outpace.heads.pruned`), and what would be one wide MLP is shared out among its layers.
+Unlike in the paper, its layers begin as some of the target's, with the MLP neurons that matter most
+(:mod:`outpace.heads.pruned`), and the width of one MLP is divided among its layers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, shared_out
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, shared_out
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy, soft_divergence
 from outpace.heads.pruned import take_layers
 from outpace.targets.base import Target
@@ -35,9 +37,9 @@ class DraftLmOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(3, ge=1, le=32, description="how many layers it has; they share one MLP's width")
-    divergence: Literal["fkl", "rkl", "jsd", "tvd"] = Field("fkl", description="what is made small")
+    divergence: Literal["fkl", "rkl", "jsd", "tvd"] = Field("fkl", description="the divergence that is minimised")
     on_policy: float = Field(0.0, ge=0.0, le=1.0, description="share of the batches that it writes itself")
-    pruned: bool = Field(True, description="begin with layers of the target, where its weights are to be had")
+    pruned: bool = Field(True, description="begin with layers of the target, where its weights can be read")
 
 
 @kind("draft-lm")
@@ -47,8 +49,8 @@ class DraftLm(Head):
     Options = DraftLmOptions
     paper = "Zhou et al. 2024, arXiv 2310.08461"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.epsilon)
         initialised(self)
@@ -91,8 +93,8 @@ class DraftLm(Head):
         going = [limit > 0 for limit in limits]
         where = starts[:, None]
         while any(going):
-            probs = self.words(states).float().softmax(-1)
-            tokens = self.words.ids[torch.multinomial(probs, 1, generator=draws)]
+            probs = self.draft_vocabulary(states).float().softmax(-1)
+            tokens = self.draft_vocabulary.d2t[torch.multinomial(probs, 1, generator=draws)]
             for row, token in enumerate(tokens[:, 0].tolist()):
                 if going[row]:
                     texts[row].append(token)
@@ -132,11 +134,11 @@ class DraftLm(Head):
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         embedded = teacher.embedding[batch.tokens].to(self.norm.weight.dtype)
         states, _ = self(embedded)
-        said, place = teacher.target_probs(batch)
+        targets, place = teacher.target_probs(batch)
         kept = shifted(batch.answer, 1).flatten().nonzero()[:, 0]
         chosen, places = states.flatten(0, 1)[kept], place.flatten()[kept]
         if self.options.divergence == "fkl":
-            loss, hits = soft_cross_entropy(chosen, self.words, said, places)
+            loss, hits = soft_cross_entropy(chosen, self.draft_vocabulary, targets, places)
         else:
-            loss, hits = soft_divergence(self.options.divergence, chosen, self.words, said, places)
+            loss, hits = soft_divergence(self.options.divergence, chosen, self.draft_vocabulary, targets, places)
         return {"loss": loss, "agree_1": hits}

@@ -1,4 +1,4 @@
-"""A draft LM as a target of its own, for all that drafts with a draft model; it borrows the real target's embedding."""
+"""HeadTarget: a draft LM as a target, for methods that draft with a draft model; it borrows the target's embedding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.heads.head_runner import HeadRunner, head_spec
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, head_spec
 from outpace.methods.learned.distill.network import DraftLm
 from outpace.targets.base import Target
 from outpace.targets.forward_plan import ForwardPlan
@@ -21,20 +21,20 @@ from outpace.targets.row_target import RowTarget
 
 
 class HeadTarget(RowTarget):
-    """A draft LM as a target: it takes the target's tokens, and its logits are of its own ``words``, (rows, Vd).
+    """A draft LM as a target: it reads the target's tokens; its logits (rows, Vd) are over its draft vocabulary.
 
-    ``widened``: its logits are (rows, V) over the target's vocabulary, other tokens being impossible.
+    ``widened``: its logits are (rows, V) over the target's vocabulary, -inf for the other tokens.
     """
 
     whole = False
 
     def __init__(self, head: DraftLm, target: Target, *, widened: bool = False) -> None:
-        device = getattr(target, "device", torch.device("cpu"))
-        factored = head.words.rank > 0
+        self.device = target.device
+        factored = head.draft_vocabulary.rank > 0
         plan = head_spec(
             head.config,
             list(head.layers),  # type: ignore[arg-type]
-            rows=None if factored else head.words.rows,
+            rows=None if factored else head.draft_vocabulary.rows,
             final_norm=None if factored else head.norm,
             device=self.device,
         )
@@ -42,7 +42,7 @@ class HeadTarget(RowTarget):
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._target = target
         self._output: Callable[[Tensor], Tensor] = self.widened if widened else lambda logits: logits
-        self.words: Tensor = head.words.ids.to(device)
+        self.d2t: Tensor = head.draft_vocabulary.d2t.to(self.device)
         self.dtype = self._inner.dtype
         self.vocab_size, self.hidden_size = target.vocab_size, head.config.hidden_size
         self.num_layers = self._inner.num_layers
@@ -51,13 +51,13 @@ class HeadTarget(RowTarget):
 
     @cached_property
     def word_list(self) -> list[int]:
-        """The target's id of each word."""
-        return list(self.words.tolist())
+        """The target's id of each draft token."""
+        return list(self.d2t.tolist())
 
     def widened(self, logits: Tensor) -> Tensor:
-        """Logits (n, Vd) as (n, V): tokens that it does not have are impossible."""
+        """Logits (n, Vd) as (n, V): -inf for tokens outside of the draft vocabulary."""
         wide = logits.new_full((len(logits), self.vocab_size), -math.inf)
-        wide[:, self.words] = logits
+        wide[:, self.d2t] = logits
         return wide
 
     def run(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from outpace.heads.feature_net import Entering, Net
+from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, head_spec, matrix_of
 from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
@@ -28,12 +28,12 @@ class EagleNet(Net):
     """A row is an embedding and a feature side by side, joined by a linear layer before the decoder layer."""
 
     def __init__(self, head: Any, target: Target) -> None:
-        factored = bool(head.words.rank)
+        factored = bool(head.draft_vocabulary.rank)
         super().__init__(head, target, LmHead(head, target) if factored else None)
         plan = head_spec(
             head.config,
             list(head.layers),
-            rows=None if factored else head.words.rows,
+            rows=None if factored else head.draft_vocabulary.rows,
             entry=Entry(matrix_of(head.fc, self._where)),
             device=self._where,
         )

@@ -1,11 +1,11 @@
-"""EAGLE (Li et al. 2024, arXiv 2401.15077): one decoder layer that foretells the target's next feature.
+"""EAGLE (Li et al. 2024, arXiv 2401.15077): one decoder layer that predicts the target's next feature.
 
 A row holds a token's embedding and the target's feature before it, joined by a linear layer; what leaves the layer is
 the feature at the token, and the target's frozen LM head reads the next token from it. Features are the target's last
 states behind its final norm. The layer has no norm before its attention, and none behind it: as the authors' has it.
 
-Training: smooth L1 to the target's feature, and a tenth of cross entropy to what the target says; features that are
-read carry uniform noise, for at decoding they are the drafter's own. Nothing is unrolled.
+Training: smooth L1 to the target's feature, and a tenth of cross entropy with the target's distribution; features that
+are read carry uniform noise, because in decoding they are the drafter's own. Nothing is unrolled.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.heads.unrolled import gathered, spread, unrolled
 
@@ -31,7 +33,7 @@ class EagleOptions(BaseModel):
 
     bias: bool = Field(True, description="whether the layer that joins embedding and feature has a bias")
     feature_weight: float = Field(1.0, ge=0.0, description="weight of the features' smooth L1 loss")
-    word_weight: float = Field(0.1, ge=0.0, description="weight of the cross entropy of words")
+    word_weight: float = Field(0.1, ge=0.0, description="weight of the tokens' cross entropy")
     noise: float = Field(0.2, ge=0.0, description="width of the uniform noise on features that are read in training")
 
 
@@ -42,8 +44,8 @@ class Eagle(Head):
     Options = EagleOptions
     paper = "Li et al. 2024, arXiv 2401.15077"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=self.options.bias)
         self.layers = nn.ModuleList([DecoderLayer(config, first_norm=False)])
@@ -57,9 +59,9 @@ class Eagle(Head):
         layer: Any = self.layers[0]
         attention, shape = layer.self_attn, batch.tokens.shape
         features = teacher.normed(batch).to(self.fc.weight.dtype)
-        said, place = teacher.target_probs(batch)
-        # Row t reads token t + 1, foretells the feature there and says token t + 2.
-        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        targets, place = teacher.target_probs(batch)
+        # Row t reads token t + 1, predicts the feature there and token t + 2.
+        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         rows = shifted(wanted, 2).flatten().nonzero()[:, 0]
         read = features
         if self.training and self.options.noise:
@@ -72,9 +74,9 @@ class Eagle(Head):
         stream = stream[rows]
         queries = spread(attention.queries(stream[None], where[rows]), rows, shape)
         attended = attention.o_proj(gathered(unrolled(queries, (keys, values), []), rows))
-        foretold = layer.feed(stream + attended)
+        predicted = layer.feed(stream + attended)
         right = shifted(features, 1).flatten(0, 1)[rows]
-        distance = functional.smooth_l1_loss(foretold.float(), right.float()) if len(rows) else foretold.sum() * 0.0
-        words, hits = soft_cross_entropy(foretold, self.words, said, shifted(place, 1).flatten()[rows])
-        loss = self.options.feature_weight * distance + self.options.word_weight * words
-        return {"loss": loss, "feature": distance.detach(), "words": words.detach(), "agree_1": hits}
+        distance = functional.smooth_l1_loss(predicted.float(), right.float()) if len(rows) else predicted.sum() * 0.0
+        entropy, hits = soft_cross_entropy(predicted, self.draft_vocabulary, targets, shifted(place, 1).flatten()[rows])
+        loss = self.options.feature_weight * distance + self.options.word_weight * entropy
+        return {"loss": loss, "feature": distance.detach(), "words": entropy.detach(), "agree_1": hits}

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.heads.feature_net import Entering, Net
+from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of, norm_of
 from outpace.heads.lm_head import LmHead
-from outpace.heads.runner import HeadRunner, head_spec, matrix_of, norm_of
 from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
@@ -30,7 +30,7 @@ class Eagle3Net(Net):
     """
 
     def __init__(self, head: Any, target: Target) -> None:
-        layer, factored = head.layers[0], bool(head.words.rank)
+        layer, factored = head.layers[0], bool(head.draft_vocabulary.rank)
         drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
         lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
         super().__init__(head, target, lm_head)
@@ -41,7 +41,7 @@ class Eagle3Net(Net):
         plan = head_spec(
             head.config,
             [layer],
-            rows=None if factored else head.words.rows,
+            rows=None if factored else head.draft_vocabulary.rows,
             final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,

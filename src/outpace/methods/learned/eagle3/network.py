@@ -3,14 +3,14 @@
 A row holds a token and the state before it: at first the target's own three states, fused by a linear layer, later what
 the drafter itself made for the row before. Its attention reads the token's embedding and that state, each behind its
 norm, side by side. Training unrolls the drafter over its own outputs ("training-time test"), and asks for the target's
-distribution alone: no state is to be matched. Words are a reduced vocabulary.
+distribution only, not for its states. The draft vocabulary is a reduced one.
 
 ``norms="attdrift"`` places two norms otherwise (Attention Drift, Eldenk et al. 2026, arXiv 2605.09992): an RMSNorm on
 each captured state before they are fused, and the final norm's output handed on to the next row, so that states keep
 their size along a chain.
 
-Ours: which row is asked for what. Steps after the first run the rows alone that drafting can reach: behind the prompt,
-and behind tokens that are in the vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
+Ours: steps after the first run only the rows that drafting can reach, after the prompt and after tokens of the draft
+vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high
+from outpace.heads.kinds import kind
 from outpace.heads.losses import soft_cross_entropy
 from outpace.heads.unrolled import Pair, gathered, spread, unrolled
 from outpace.targets.base import Target
@@ -51,8 +53,8 @@ class Eagle3(Head):
     Options = Eagle3Options
     paper = "Li et al. 2025, arXiv 2503.01840"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         layer = DecoderLayer(config, inputs=2 * hidden)
@@ -60,7 +62,7 @@ class Eagle3(Head):
         self.layers = nn.ModuleList([layer])
         self.norm = nn.RMSNorm(hidden, config.epsilon)
         if self.options.norms == "attdrift":
-            self.tap_norms = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
         initialised(self)
 
     @classmethod
@@ -75,7 +77,7 @@ class Eagle3(Head):
     def fused(self, states: list[Tensor]) -> Tensor:
         """The target's states of one token, (..., hidden) each, as the state that the next token's row begins with."""
         if self.options.norms == "attdrift":
-            states = [norm(one) for norm, one in zip(self.tap_norms, states, strict=True)]
+            states = [norm(one) for norm, one in zip(self.fc_norm, states, strict=True)]
         found: Tensor = self.fc(torch.cat(states, -1).to(self.fc.weight.dtype))
         return found
 
@@ -88,10 +90,10 @@ class Eagle3(Head):
         layer: Any = self.layers[0]
         attention = layer.self_attn
         shape = batch.tokens.shape
-        state = self.fused([batch.states[tap] for tap in self.config.aux_hidden_state_layers]).flatten(0, 1)
-        said, place = teacher.target_probs(batch)
-        # Nobody can be taught a token that is not among the words, and nothing is drafted behind one.
-        wanted = batch.answer & (self.words.places(len(teacher.embedding))[batch.tokens] >= 0)
+        state = self.fused([batch.states[layer] for layer in self.config.aux_hidden_state_layers]).flatten(0, 1)
+        targets, place = teacher.target_probs(batch)
+        # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
+        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         where = torch.arange(shape[1], device=state.device).expand(shape).flatten()
         alive = shifted(wanted, 2).flatten()
         rows = torch.arange(len(alive), device=state.device)
@@ -100,7 +102,7 @@ class Eagle3(Head):
         found: dict[str, Tensor] = {}
         total, weights = torch.zeros((), device=state.device), 0.0
         for step in range(self.options.steps):
-            # Row t reads token t + 1 + step and says token t + 2 + step. All rows of the first step are seen later on.
+            # Row t reads token t + 1 + step and predicts token t + 2 + step. Later steps see all rows of the first.
             alive = alive & shifted(wanted, 2 + step).flatten()
             chosen = alive[rows].nonzero()[:, 0]
             if step:
@@ -121,7 +123,7 @@ class Eagle3(Head):
             attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
             stream = layer.feed(state + attended)
             there = shifted(place, 1 + step).flatten()[rows]
-            loss, hits = soft_cross_entropy(self.norm(stream), self.words, said, there)
+            loss, hits = soft_cross_entropy(self.norm(stream), self.draft_vocabulary, targets, there)
             total = total + self.options.decay**step * loss
             weights += self.options.decay**step
             found[f"agree_{step + 1}"] = hits

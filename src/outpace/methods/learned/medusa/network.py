@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.heads.base import HeadConfig, kind
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig
+from outpace.heads.kinds import kind
 from outpace.heads.lm_head import Product
 from outpace.heads.parallel_heads import Network, ParallelHeads
 from outpace.targets.base import Target
@@ -41,8 +42,8 @@ class Medusa(ParallelHeads):
     Options = MedusaOptions
     paper = "Cai et al. 2024, arXiv 2401.10774"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.blocks = nn.ModuleList(
             nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(self.options.layers))

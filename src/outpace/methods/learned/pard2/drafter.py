@@ -25,8 +25,8 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.drafting.marginals import FromMarginals, MarginalState
+from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
-from outpace.heads.runner import HeadRunner, Rows, head_spec
 from outpace.methods.learned.pard2.network import Pard2
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
@@ -62,7 +62,7 @@ class Fusion:
     """From the target's hidden states to what a row carries: each layer's normed, side by side through one product."""
 
     def __init__(self, head: Pard2, target: Target) -> None:
-        norms: list[Any] = list(head.tap_norms)
+        norms: list[Any] = list(head.fc_norm)
         weights = torch.cat([norm.weight.detach().float() for norm in norms])
         self._product = Product(head.config, head.fc.weight.detach().float() * weights, target)
         self._layers, self._epsilon = len(norms), head.config.epsilon
@@ -88,14 +88,14 @@ class Pard2Drafter(FromMarginals[Pard2State]):
     def __init__(
         self, head: Pard2, target: Target, topk: int = 1, *, features: bool = True, sampled: bool = False
     ) -> None:
-        super().__init__(head.words.ids, topk, sampled=sampled)
+        super().__init__(head.draft_vocabulary.d2t, topk, sampled=sampled)
         self.target = target
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers if features else ()
         self.most: int = head.options.ahead
         """Draft tokens of one forward."""
-        factored = head.words.rank > 0
+        factored = head.draft_vocabulary.rank > 0
         layers: Any = list(head.layers)
-        rows, norm = (None, None) if factored else (head.words.rows, head.norm)
+        rows, norm = (None, None) if factored else (head.draft_vocabulary.rows, head.norm)
         self._runner = HeadRunner(
             head_spec(head.config, layers, rows=rows, final_norm=norm, device=target.device), target
         )

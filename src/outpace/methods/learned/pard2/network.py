@@ -1,21 +1,21 @@
-"""PARD-2: a small LM that says several tokens in one forward (An et al. 2025, arXiv 2504.18583; PARD-2: An et al. 2026,
-arXiv 2605.08632).
+"""PARD-2 (An et al. 2026, arXiv 2605.08632): a small LM that predicts several tokens in one forward, after PARD (An et
+al. 2025, arXiv 2504.18583).
 
 Behind the last token stand rows of one learned mask, at the positions to come. They see the text and the masks before
-them, and each says the token after its position, so one forward drafts a whole chain.
+them, and each predicts the token after its position, so one forward drafts a whole chain.
 
 Training takes places of the text as anchors, each with masks behind it that see the text up to the anchor and no other
 anchor's masks. Later masks are dropped: of the anchors with ``k`` masks a share of ``keep`` has another (the paper's
 conditional drop, which keeps what a mask must see). Rows of the text are computed once, whatever hangs on them.
 
-Confidence-adaptive tokens: what a mask says matters only if all before it are accepted. So each row's loss is weighted
+Confidence-adaptive tokens: a mask's prediction matters only if all before it are accepted. So a row's loss is weighted
 by the product of the probabilities that the target gives to the tokens between anchor and row. A token that is not
-among the drafter's words has none: nothing behind it can be reached.
+in the draft vocabulary has probability 0: nothing after it can be reached.
 
 Two modes: a row may carry the target's states before its token, fused by a linear layer and added to the embedding;
 masks carry their anchor's. A share of the conversations is trained without, so that one drafter serves both ways.
 
-Ours, beside the paper: states stand behind a norm each instead of a fixed factor; only the target's distribution is
+Unlike in the papers, states stand behind a norm each instead of a fixed factor; only the target's distribution is
 learned, not its tokens once more; layers begin as some of the target's, for there is no small model of its family.
 """
 
@@ -27,9 +27,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from outpace.heads.base import Batch, Head, HeadConfig, Teacher, kind, low_middle_high, shared_out
+from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.head_config import HeadConfig, low_middle_high, shared_out
+from outpace.heads.kinds import kind
 from outpace.heads.losses import TeacherTargets, weighted_cross_entropy
 from outpace.heads.pruned import take_layers
 from outpace.targets.base import Target
@@ -44,12 +46,12 @@ class Pard2Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(2, ge=1, le=32, description="how many layers it has; they share one MLP's width")
-    ahead: int = Field(8, ge=1, le=32, description="tokens that one forward says")
+    ahead: int = Field(8, ge=1, le=32, description="tokens that one forward predicts")
     anchors: float = Field(0.5, gt=0.0, le=1.0, description="share of the answers' tokens that masks hang on")
     keep: float = Field(0.7, gt=0.0, le=1.0, description="share of the anchors that keep their next mask")
     weights: Literal["target", "even"] = Field("target", description="confidence-adaptive weights of tokens, or none")
     without: float = Field(0.2, ge=0.0, le=1.0, description="share of the conversations without the target's states")
-    pruned: bool = Field(True, description="begin with layers of the target, where its weights are to be had")
+    pruned: bool = Field(True, description="begin with layers of the target, where its weights can be read")
 
 
 class Masks(NamedTuple):
@@ -67,15 +69,15 @@ class Masks(NamedTuple):
 
 @kind("pard2")
 class Pard2(Head):
-    """Weights: ``fc`` over the normed taps (``tap_norms``), ``mask``, ``layers.0``, ..., ``norm``."""
+    """Weights: ``fc`` over the normed auxiliary hidden states (``fc_norm``), ``mask``, ``layers.0``, ..., ``norm``."""
 
     Options = Pard2Options
     paper = "An et al. 2026, arXiv 2605.08632"
 
-    def __init__(self, config: HeadConfig, words: DraftVocabulary) -> None:
-        super().__init__(config, words)
+    def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
+        super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
-        self.tap_norms = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
         self.mask = nn.Parameter(0.02 * torch.randn(hidden))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
@@ -106,14 +108,14 @@ class Pard2(Head):
 
     def fused(self, states: list[Tensor]) -> Tensor:
         """The target's states of one token, (..., hidden) each, as what the next token's row carries."""
-        normed = [norm(one.to(self.fc.weight.dtype)) for norm, one in zip(self.tap_norms, states, strict=True)]
+        normed = [norm(one.to(self.fc.weight.dtype)) for norm, one in zip(self.fc_norm, states, strict=True)]
         found: Tensor = self.fc(torch.cat(normed, -1))
         return found
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         dtype, tokens = self.fc.weight.dtype, batch.tokens
         carried = torch.zeros_like(batch.states[self.config.aux_hidden_state_layers[0]], dtype=dtype)
-        carried[:, 1:] = self.fused([batch.states[tap][:, :-1] for tap in self.config.aux_hidden_state_layers])
+        carried[:, 1:] = self.fused([batch.states[layer][:, :-1] for layer in self.config.aux_hidden_state_layers])
         if self.training:
             with_states = torch.rand(len(tokens), 1, 1, device=tokens.device) >= self.options.without
             carried = carried * with_states
@@ -123,11 +125,11 @@ class Pard2(Head):
         hung = self.mask.to(dtype) + torch.take_along_dim(carried, there[..., None], 1)
         states = self.norm(self.run(text, hung, masks))
 
-        said, place = teacher.target_probs(batch)
+        targets, place = teacher.target_probs(batch)
         wanted = torch.zeros_like(batch.answer)
         wanted[:, :-1] = batch.answer[:, 1:]
-        certain = self.certain(batch, said, place)
-        # The text's rows say the next token; a mask's row the token after its own position.
+        certain = self.certain(batch, targets, place)
+        # The text's rows predict the next token; a mask's row the token after its own position.
         where = torch.cat(
             [torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), there + masks.depths], 1
         )
@@ -143,8 +145,8 @@ class Pard2(Head):
         kept = right.flatten().nonzero()[:, 0]
         losses, hits = weighted_cross_entropy(
             states.flatten(0, 1)[kept],
-            self.words,
-            said,
+            self.draft_vocabulary,
+            targets,
             torch.take_along_dim(place, where, 1).flatten()[kept],
             weights.flatten()[kept],
         )
@@ -170,13 +172,13 @@ class Pard2(Head):
         none = torch.zeros(0, dtype=torch.long, device=device)
         return Masks(anchors, ranks >= 0.0, torch.cat([none, *slots]), torch.cat([none, *depths]))
 
-    def certain(self, batch: Batch, said: TeacherTargets, place: Tensor) -> Tensor:
-        """(B, T): the probability that the target gave, over the drafter's words, to each token of an answer.
+    def certain(self, batch: Batch, targets: TeacherTargets, place: Tensor) -> Tensor:
+        """(B, T): the probability that the target gave, over the draft vocabulary, to each token of an answer.
 
-        0 for tokens that are no words, 1 outside of answers: nobody asked.
+        0 for tokens outside of the draft vocabulary, 1 outside of answers.
         """
-        words = self.words.places(self.config.target.vocab_size)[batch.tokens[:, 1:]]
-        given = said.p[place[:, :-1], words.clamp_min(0)].float() * (words >= 0)
+        drafted = self.draft_vocabulary.t2d(self.config.target.vocab_size)[batch.tokens[:, 1:]]
+        given = targets.p[place[:, :-1], drafted.clamp_min(0)].float() * (drafted >= 0)
         found = torch.ones_like(batch.tokens, dtype=torch.float32)
         found[:, 1:] = torch.where(batch.answer[:, 1:], given, 1.0)
         return found

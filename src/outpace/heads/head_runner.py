@@ -1,4 +1,4 @@
-"""Stack: a head's decoder layers as they run beside a target, on the same kernels as the target's own.
+"""HeadRunner: a head's decoder layers as they run beside a target, on the same kernels as the target's own.
 
 Rows go in as states and come out as states and logits. Rows that are *kept* extend a sequence's K/V: what was
 committed. Rows of *trees* see what was kept and the rows of their tree that they name, and leave nothing behind.
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig
 from outpace.heads.blocks import DecoderLayer
+from outpace.heads.head_config import HeadConfig
 from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import DecoderSpec, Entry, LayerSpec, Matrix
 from outpace.targets.dense.graph_target import GraphTarget
@@ -27,8 +27,8 @@ from outpace.targets.row_target import RowTarget
 class Rows:
     """Rows of one sequence. ``states`` (n, hidden) enter the first layer, at ``positions`` (n).
 
-    ``entry``: they are (n, inputs) and go through the blueprint's entry first; all rows of a forward do, or none.
-    ``tokens`` (n): whose embeddings layer 0 reads beside them, in stacks that do. ``seen``: None for rows that are
+    ``entry``: they are (n, inputs) and go through the DecoderSpec's entry first; all rows of a forward do, or none.
+    ``tokens`` (n): whose embeddings layer 0 reads beside them, for layers that do. ``seen``: None for rows that are
     kept, each seeing what is before it; else for each row which rows of its tree it sees, itself among them, by index:
     the tree's earlier rows, whose K/V is ``old`` (what an earlier call gave back as ``side``), count first.
     ``old_positions``: theirs.
@@ -46,7 +46,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Out:
-    """What became of rows: ``states`` (n, hidden) as they left the last layer, before the final norm or behind it;
+    """The results of rows: ``states`` (n, hidden) as they left the last layer, before the final norm or behind it;
     ``logits`` (n, Vd); ``side``: K/V of the tree's old and new rows."""
 
     states: Tensor
@@ -55,7 +55,7 @@ class Out:
 
 
 class _Seen:
-    """What a forward asks of a tree: which rows see which."""
+    """A tree as a forward reads it: which rows see which."""
 
     def __init__(self, seen: list[list[int]], old: int) -> None:
         self._rows: list[list[int]] = [[] for _ in range(old)] + seen
@@ -71,7 +71,7 @@ class _Seen:
 
 
 class HeadRunner:
-    """The layers of a blueprint, beside ``target``: on the compiled kernels where that is, else in plain PyTorch.
+    """The layers of a DecoderSpec, beside ``target``: on the compiled kernels where that is, else in plain PyTorch.
 
     ``normed``: whether states come out behind the final norm.
     """
@@ -82,7 +82,7 @@ class HeadRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where rows are wanted."""
+        """The device that rows must be on."""
         return self.inner.device
 
     def open(self) -> Any:
@@ -149,13 +149,13 @@ def _joined(rows: list[Tensor]) -> Tensor:
 
 
 def matrix_of(linear: nn.Linear, where: torch.device) -> Matrix:
-    """A linear layer as blueprints have it, on a device."""
+    """A linear layer as a Matrix, on a device."""
     bias = None if linear.bias is None else linear.bias.detach().float().to(where)
     return Matrix(linear.weight.detach().float().to(where), bias)
 
 
 def norm_of(module: nn.Module, where: torch.device) -> Matrix:
-    """A norm's weights as blueprints have them, on a device."""
+    """A norm's weights as a Matrix, on a device."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return Matrix(weight.detach().float().to(where))
@@ -173,13 +173,13 @@ def head_spec(
     width: int = 0,
     device: torch.device | None = None,
 ) -> DecoderSpec:
-    """The blueprint of a head's layers.
+    """The DecoderSpec of a head's layers.
 
-    ``rows`` (Vd, hidden): its LM head, read behind ``final_norm``; None for a stack of which only states are wanted.
+    ``rows`` (Vd, hidden): its LM head, read behind ``final_norm``; None where only states are wanted.
     ``first_norms``: what stands before each layer's attention instead of its ``input_layernorm``. ``second_norm``: that
     of the second row, for a first layer whose attention reads two (its projections take the second row first).
     ``entry``: what rows that are not states yet go through.
-    ``width``: of states that are not as wide as the head's, in stacks without layers.
+    ``width``: of states that are not as wide as the head's, in runners without layers.
     """
     hidden = width or config.hidden_size
     where = device or torch.device("cpu")

@@ -2,8 +2,8 @@
 
 Head K's L-th block is ``K.L.linear``, and behind the last one stands an LM head of its own, ``K.{layers}.weight``.
 Heads of outpace share one, which is written once for each. vLLM's converted checkpoints call the same tensors
-``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well. ``token_map`` (with ``truncated_vocab_size``) is
-theirs: the tokens that a reduced vocabulary holds.
+``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well. ``token_map`` (with ``truncated_vocab_size``), the
+tokens of a reduced vocabulary, is theirs too.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from outpace.heads.base import Head, HeadConfig, shapes
-from outpace.heads.layouts.base import About, Foreign, Layout, Names
-from outpace.heads.layouts.files import Package
+from outpace.heads.base import Head
+from outpace.heads.draft_vocabulary import map_problem
+from outpace.heads.head_config import HeadConfig, shapes
+from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
+from outpace.heads.layouts.files import HeadFiles, Package
 from outpace.heads.layouts.reading import (
-    check_ids,
-    lm_head,
     number,
     options_of,
     refused,
@@ -30,11 +30,11 @@ from outpace.heads.layouts.reading import (
     target_facts,
     weight_names,
 )
+from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.writing import bf16, whole_rows
 from outpace.targets.base import Target
 
-_KIN = 0.5
-"""Cosine of LM heads below which they are not of one model."""
+_MAP = "token_map"
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _FROM_VLLM = (
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$"), r"\1.\2.linear.\3"),
@@ -42,18 +42,20 @@ _FROM_VLLM = (
 )
 
 
+@layout
 class MedusaLayout(Layout):
     """Medusa's layout."""
 
     name: ClassVar[str] = "medusa"
-    kinds: ClassVar[tuple[str, ...]] = ("medusa",)
+    kind: ClassVar[str] = "medusa"
 
-    def kind_of(self, config: Mapping[str, Any], names: Names) -> str | None:
-        return "medusa" if "medusa_num_heads" in config or config.get("model_type") == "medusa" else None
+    def kind_of(self, files: HeadFiles) -> str | None:
+        ours = "medusa_num_heads" in files.config or files.config.get("model_type") == "medusa"
+        return self.kind if ours else None
 
-    def express(self, head: Head, target: Target, about: About) -> Package:
-        options, rows = head.options, whole_rows(head.words, target)
-        tensors = {_theirs(name): bf16(value) for name, value in head.state_dict().items() if name[:7] == "blocks."}
+    def package(self, head: Head, target: Target, about: About) -> Package:
+        options, rows = head.options, whole_rows(head.draft_vocabulary, target)
+        tensors = {_theirs(name): bf16(value) for name, value in head.own_weights().items()}
         tensors |= {f"{index}.{options.layers}.weight": rows.clone() for index in range(options.heads)}
         config = {
             "model_type": "medusa",
@@ -64,36 +66,38 @@ class MedusaLayout(Layout):
             "vocab_size": target.vocab_size,
             "torch_dtype": "bfloat16",
         }
-        if len(head.words) < target.vocab_size:
-            tensors["token_map"] = head.words.ids.cpu().long()
-            config["truncated_vocab_size"] = len(head.words)
+        if len(head.draft_vocabulary) < target.vocab_size:
+            tensors[_MAP] = head.draft_vocabulary.d2t.cpu()
+            config["truncated_vocab_size"] = len(head.draft_vocabulary)
         return Package(config, tensors, "medusa_lm_head.safetensors")
 
-    def understand(self, config: Mapping[str, Any], tensors: dict[str, Tensor], target: Target, where: Path) -> Foreign:
+    def read(self, files: HeadFiles, target: Target) -> StoredHead:
+        config, where = files.config, files.path
         same_size("hidden size", config.get("hidden_size", target.hidden_size), target.hidden_size, where)
         same_size("vocabulary", config.get("vocab_size", target.vocab_size), target.vocab_size, where)
         heads = number(config, "medusa_num_heads", where, config.get("num_heads"))
         layers = number(config, "medusa_num_layers", where, config.get("num_hidden_layers", 1))
-        tensors = _plain(tensors, layers)
-        ids = _words(tensors, target, where)
+        tensors = _plain(files.tensors, layers)
+        ids = tensors.get(_MAP, torch.arange(target.vocab_size))
         known = HeadConfig(
-            kind="medusa",
+            kind=self.kind,
             target=target_facts(target, config.get("base_model_name_or_path")),
             aux_hidden_state_layers=(target.num_layers,),
-            vocabulary=len(ids),
+            vocabulary=ids.numel(),
             layers=layers,
-            options=options_of("medusa", {"heads": heads, "layers": layers}, where),
+            options=options_of(self.kind, {"heads": heads, "layers": layers}, where),
             **shapes(target.hidden_size, "base"),
         )
         called = {name: _theirs(name) for name in weight_names(known)}
         rows = [f"{index}.{layers}.weight" for index in range(heads)]
-        found = renamed(called, tensors, ("token_map", *rows), where)
-        for name in set(called) - set(found):  # blocks without biases
+        found = {**renamed(called, tensors, (_MAP, *rows), where), D2T: ids}
+        for name in called:  # a block may have no bias
             if name.endswith(".bias") and called[name.removesuffix("bias") + "weight"] in tensors:
-                found[name] = torch.zeros(target.hidden_size)
+                found.setdefault(name, torch.zeros(target.hidden_size))
         shared = _shared(tensors, rows, ids, where)
-        _check_rows(shared, ids, target, where)
-        return Foreign(known, found | lm_head(shared, ids, target, where, rows[0]), called)
+        if shared is not None:
+            found[ROWS] = shared
+        return StoredHead(known, found, {**called, D2T: _MAP, ROWS: rows[0]}, lm_head=shared)
 
 
 def _plain(tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -114,33 +118,13 @@ def _theirs(name: str) -> str:
     return f"{head}.{layer}.linear.{part}"
 
 
-def _words(tensors: Mapping[str, Tensor], target: Target, where: Path) -> Tensor:
-    if "token_map" not in tensors:
-        return torch.arange(target.vocab_size)
-    return check_ids(tensors["token_map"], target, where, "token_map")
-
-
 def _shared(tensors: Mapping[str, Tensor], rows: list[str], ids: Tensor, where: Path) -> Tensor | None:
-    """The LM head of all heads, for the words; None where the file has none and the target's is meant."""
+    """The LM head of all heads over the draft vocabulary; None where the file has none and the target's is meant."""
     have = [name for name in rows if name in tensors]
     if not have:
         return None
     first = tensors[have[0]]
     if len(have) != len(rows) or any(not torch.equal(tensors[name], first) for name in have[1:]):
         raise refused(where, "has an LM head of its own in each head, which is not read: here they share one")
-    if len(first) > len(ids):
-        if int(ids.max()) >= len(first):
-            raise refused(where, f"has a tensor {have[0]} of {len(first)} tokens, fewer than its token_map names")
-        first = first[ids]
-    return first
-
-
-def _check_rows(rows: Tensor | None, ids: Tensor, target: Target, where: Path) -> None:
-    """Raise BadInput for another model's LM head: its rows are all that tells, and training moves them little."""
-    if rows is None or rows.shape != (len(ids), target.hidden_size):
-        return
-    theirs, ours = rows.float(), target.lm_head_rows(ids).cpu()
-    cosine = float((theirs * ours).sum() / (theirs.norm() * ours.norm()).clamp_min(1e-12))
-    if not cosine >= _KIN:
-        said = f"was made for other weights than this model's: its LM head and the model's have cosine {cosine:.3f}"
-        raise refused(where, said, "fingerprint")
+    whole = len(first) > ids.numel() > 0 and map_problem(ids, len(first)) is None
+    return first[ids] if whole else first

@@ -1,0 +1,81 @@
+"""HeadConfig: what ``config.json`` of a head says, and the sizes that a new head gets for its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from outpace.core.errors import BadInput
+
+SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
+"""``outpace train --size``: the MLP's width as a share of the usual 8/3 of the hidden size."""
+
+
+class TargetFacts(BaseModel):
+    """The target that a head was made for; ``fingerprint`` is :func:`outpace.heads.fingerprint.probe`'s."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    fingerprint: list[float]
+
+
+class HeadConfig(BaseModel):
+    """``config.json`` of a head.
+
+    ``aux_hidden_state_layers``: the target's layers whose input it reads, counted from 0; ``num_layers`` is the output
+    of the last layer.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = 1
+    kind: str
+    target: TargetFacts
+    aux_hidden_state_layers: tuple[int, ...] = Field(
+        validation_alias=AliasChoices("aux_hidden_state_layers", "taps")  # taps: heads of outpace 0.1
+    )
+    vocabulary: int = Field(description="size of its draft vocabulary")
+    rank: int = Field(0, description="of a low-rank LM head; 0: the target's rows")
+    layers: int = 1
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    epsilon: float = 1e-5
+    rope_theta: float = 10000.0
+    context_length: int = 8192
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def hidden_size(self) -> int:
+        """Heads are as wide as their target."""
+        return self.target.hidden_size
+
+
+def shapes(hidden: int, size: str) -> dict[str, int]:
+    """Sizes of a head's layers for a target of width ``hidden``. Raises BadInput for a ``size`` that SIZES lacks."""
+    if size not in SIZES:
+        raise BadInput(f"unknown size '{size}'; known: {', '.join(SIZES)}")
+    # Rotary embeddings need an even head size; for an odd hidden size all heads together are narrower than it.
+    head_size = next((width for width in (64, 32, 16, 8, 4, 2) if hidden % width == 0), 2)
+    heads = max(1, hidden // head_size)
+    kv_heads = next(count for count in range(max(1, heads // 3), heads + 1) if heads % count == 0)
+    intermediate = max(8, round(SIZES[size] * hidden * 8 / 3 / 64) * 64)
+    return {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "intermediate": intermediate}
+
+
+def shared_out(hidden: int, size: str, layers: int) -> dict[str, int]:
+    """Sizes of ``layers`` layers whose MLPs together are as wide as that of one layer of :func:`shapes`."""
+    found = shapes(hidden, size)
+    found["intermediate"] = max(8, found["intermediate"] // layers // 32 * 32)
+    return found
+
+
+def low_middle_high(layers: int) -> tuple[int, ...]:
+    """The auxiliary layers that EAGLE-3 reads of a target of ``layers`` layers (Li et al. 2025, arXiv 2503.01840)."""
+    return tuple(sorted({min(2, layers), layers // 2, max(layers - 3, 0)}))

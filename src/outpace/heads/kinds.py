@@ -1,0 +1,82 @@
+"""The kinds of heads by name, and the configuration of a new head of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from outpace.core.errors import BadInput
+from outpace.core.plugins import import_all
+from outpace.heads.base import Head
+from outpace.heads.head_config import HeadConfig, TargetFacts
+
+H = TypeVar("H", bound=type[Head])
+_KINDS: dict[str, type[Head]] = {}
+
+
+def kind(name: str) -> Callable[[H], H]:
+    """Declare a kind of head."""
+
+    def declare(head: H) -> H:
+        head.kind = name
+        _KINDS[name] = head
+        return head
+
+    return declare
+
+
+@cache
+def discover() -> None:
+    """Import the learned methods: each declares its kind of head and the layouts that it is read from."""
+    import_all("outpace.methods.learned")
+
+
+def kinds() -> dict[str, type[Head]]:
+    """Every kind of head by name."""
+    discover()
+    return dict(sorted(_KINDS.items()))
+
+
+def find_kind(name: str) -> type[Head]:
+    """The kind of this name. Raises BadInput with the known names."""
+    if name not in kinds():
+        raise BadInput(f"unknown kind of head '{name}'; known: {', '.join(kinds())}")
+    return _KINDS[name]
+
+
+def plan(
+    head: type[Head],
+    facts: TargetFacts,
+    *,
+    size: str = "base",
+    vocabulary: int = 0,
+    rank: int = 0,
+    options: Mapping[str, Any] | None = None,
+    aux_hidden_state_layers: Seq[int] = (),
+) -> HeadConfig:
+    """The configuration of a new head of one kind. Raises BadInput for options and layers that do not exist."""
+    try:
+        settings = head.Options.model_validate(dict(options or {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(head.Options.model_fields) or "it has none"
+        where = ".".join(map(str, first["loc"])) or "options"
+        raise BadInput(f"head '{head.kind}', setting '{where}': {first['msg']} (settings: {known})") from None
+    chosen = tuple(aux_hidden_state_layers) or head.aux_layers_of(facts.num_layers, settings)
+    outside = next((layer for layer in chosen if not 0 <= layer <= facts.num_layers), None)
+    if outside is not None:
+        raise BadInput(f"layer {outside} does not exist: the target has {facts.num_layers} layers")
+    return HeadConfig(
+        kind=head.kind,
+        target=facts,
+        aux_hidden_state_layers=chosen,
+        vocabulary=min(vocabulary or facts.vocab_size, facts.vocab_size),
+        rank=rank,
+        layers=head.depth_of(settings),
+        options=settings.model_dump(),
+        **head.shapes_of(facts.hidden_size, size, settings),
+    )
