@@ -12,14 +12,13 @@ import outpace
 import outpace.methods.registry
 from cli_support import toy
 from outpace.acceptance.base import Verdict
-from outpace.api import REMEMBERED
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, methods, register
-from outpace.model import Model
+from outpace.model import REMEMBERED, Model
 from outpace.targets.base import Sequence
 
 
@@ -111,5 +110,5 @@ def test_what_a_model_remembers_is_bounded(model: Model) -> None:
     for length in range(1, REMEMBERED + 4):
         outpace.generate(model, "abc", method="pld", settings={"length": length}, namespace="mine", max_new_tokens=2)
     assert len(model.learned) == REMEMBERED
-    kept = [dict(literal_eval(key[1]))["length"] for key in model.learned]
+    kept = [dict(literal_eval(key[1]))["length"] for key in reversed(model.learned.recent())]
     assert kept == list(range(4, REMEMBERED + 4)), "the least recently used left first"

@@ -32,10 +32,6 @@ class Result:
         return self.text
 
 
-REMEMBERED = 16
-"""Methods that a model keeps for the namespaces in them; the least recently used leave first."""
-
-
 def prompt_ids(model: Model, prompt: Prompt, raw: bool = False) -> list[int]:
     """Token ids of a prompt: a text is one user turn unless ``raw``; a list of messages is a conversation."""
     if isinstance(prompt, str):
@@ -102,10 +98,7 @@ def _remembered(
         # The models are kept beside it, so that their ids stay theirs.
         built = model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore, head=heads)
         known = drafts, built
-    model.learned.pop(key, None)
-    model.learned[key] = known  # the latest last
-    while len(model.learned) > REMEMBERED:
-        del model.learned[next(iter(model.learned))]
+        model.learned.put(key, known)
     return known[1]
 
 

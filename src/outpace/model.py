@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
+from outpace.core.lru import Lru
 
 if TYPE_CHECKING:
     from outpace.acceptance.base import AcceptanceRule
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from outpace.targets.base import Target
 from outpace.models.base import ChatTokenizer
 
+REMEMBERED = 16
+"""Methods that a model keeps for the namespaces in them; the least recently used leave first."""
 _LEAST_SHARED = 0.01
 """Of the target's tokens; a draft model of single bytes has half of that, and would draft a letter at a time."""
 
@@ -29,8 +32,8 @@ class Model:
     tokenizer: ChatTokenizer
     eos_ids: frozenset[int]
     info: dict[str, Any] = field(default_factory=dict)
-    learned: dict[Any, tuple[Sequence[Model], Method]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
+    learned: Lru[Any, tuple[Sequence[Model], Method]] = field(
+        default_factory=lambda: Lru(REMEMBERED), init=False, repr=False, compare=False
     )
     """Methods that were named together with a namespace: what they learned there is theirs (:mod:`outpace.api`)."""
 

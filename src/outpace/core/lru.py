@@ -1,4 +1,4 @@
-"""Lru: a table with a bound; the least recently used entry leaves first."""
+"""Lru: a bounded table; the least recently used entry leaves first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """A table of at most ``bound`` entries; the least recently used leaves first. Reading an entry uses it."""
+    """A table of at most ``bound`` entries; the least recently used leaves first. Reading an entry uses it.
+
+    ``evicted`` counts the entries that have left for others.
+    """
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -24,20 +27,24 @@ class Lru(Generic[K, V]):
         return key in self._entries
 
     def get(self, key: K) -> V | None:
-        """The entry, which becomes the most recently used, or None."""
+        """The entry of a key, which becomes the most recently used; None where there is none."""
         value = self._entries.get(key)
         if value is not None:
             self._entries.move_to_end(key)
         return value
 
     def recent(self) -> list[K]:
-        """All keys, the most recently used first. Reading them uses none."""
+        """All keys, the most recently used first; using none."""
         return list(reversed(self._entries))
 
     def put(self, key: K, value: V) -> None:
-        """Enter or replace."""
+        """Enter or replace an entry, as the most recently used."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self.bound:
             self._entries.popitem(last=False)
             self.evicted += 1
+
+    def drop(self, key: K) -> None:
+        """Remove an entry, if it is there; it does not count as evicted."""
+        self._entries.pop(key, None)

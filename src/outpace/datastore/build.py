@@ -1,4 +1,4 @@
-"""Building a datastore: from tokenised documents to a file that is there whole or not at all."""
+"""Building a datastore from tokenised documents; its file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from outpace.datastore.layout import ENTRY_BYTES, MOST_DEPTH, MOST_TOKENS, SEPAR
 from outpace.datastore.suffixes import CHUNK, suffix_order
 
 DEPTH = 32
+"""Tokens of context that the index is sorted by, where nobody says how many."""
 Advance = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with the name of the stage, how much of it is done, and how much there is."""
 _WIDE = SEPARATORS[4]
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """The default: no progress is shown."""
 
 
 class Corpus:
@@ -41,11 +42,11 @@ class Corpus:
         self._begins = True
 
     def begin(self) -> None:
-        """What comes next belongs to another document."""
+        """Start another document."""
         self._begins = True
 
     def extend(self, tokens: Seq[int]) -> None:
-        """More tokens of the document."""
+        """Add tokens to the document."""
         if not len(tokens):
             return
         if self._begins:
@@ -57,7 +58,7 @@ class Corpus:
             self._settle()
 
     def backwards(self) -> npt.NDArray[Any]:
-        """The text as the file has it: last token first, a separator at either end. It empties the corpus.
+        """The text as the file has it, (tokens,): last token first, a separator at either end. Empties the corpus.
 
         Raises BadInput for a corpus without text, and for one that has more tokens than the index can count.
         """
@@ -122,7 +123,7 @@ def build_datastore(
 def packed(
     corpus: Corpus, fingerprint: str, model: str, depth: int = DEPTH, advance: Advance = _silent
 ) -> Iterator[bytes]:
-    """The file, block by block, its header first. It empties the corpus."""
+    """The file, block by block, its header first. Empties the corpus; raises BadInput for a bad depth or corpus."""
     if not 1 <= depth <= MOST_DEPTH:
         raise BadInput(f"the depth of a datastore must be between 1 and {MOST_DEPTH}, not {depth}")
     documents = corpus.documents

@@ -1,4 +1,4 @@
-"""From files to token ids: what a datastore is built from, read and tokenised in batches."""
+"""From files to token ids: the documents of a datastore, read and tokenised in batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH = 1 << 20
 
 
 class Encoder(Protocol):
-    """What is needed of a tokenizer; ``encode_batch``, where it has one, is used instead."""
+    """The part of a tokenizer that is used here; ``encode_batch`` is called instead where it has one."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of raw text."""
@@ -30,7 +30,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Part of a document, or all of it. ``read`` of ``size`` bytes of all files have been read."""
+    """A document or a part of one, ``begins`` the first. ``read`` of ``size`` bytes of all files are read so far."""
 
     text: str
     begins: bool
@@ -40,7 +40,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """The same, tokenised."""
+    """A :class:`TextPiece` in token ids."""
 
     tokens: Seq[int]
     begins: bool
@@ -97,7 +97,7 @@ def _encoded(batch: list[TextPiece], tokenizer: Encoder) -> Iterator[TokenPiece]
 
 
 def _whole(file: Any) -> Iterator[tuple[str, bool]]:
-    """One document, in pieces that end where a line does, or a word, as far as there are any."""
+    """One document in pieces that end at the end of a line, or of a word where lines are too long."""
     held, begins = "", True
     while block := file.read(_PIECE):
         held += block
@@ -110,7 +110,7 @@ def _whole(file: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """Where a piece of text ends: at the last end of a line among its first characters, else before the last word."""
+    """Where to cut a longer text: after the last line within ``_PIECE`` characters, else before the last word."""
     line = text.rfind("\n", 0, _PIECE) + 1
     word = text.rfind(" ", 1, _PIECE)
     return line or (word if word > 0 else _PIECE)

@@ -1,14 +1,14 @@
-"""How a datastore lies in its file.
+"""The file format of a datastore.
 
 ::
 
-    header   256 bytes, little-endian: what :class:`Header` says, closed by its own CRC-32
+    header   256 bytes, little-endian: the fields of :class:`Header`, then their CRC-32
     index    ``entries`` places in the text, 4 bytes each, little-endian, in the order of the text from there on
     text     ``tokens`` token ids, last token of the corpus first, 2 or 4 bytes each, **big-endian**
 
-The text lies backwards, and its numbers have their most significant byte first: reading on from a place is reading a
-context backwards, and comparing bytes is comparing contexts. Documents are parted by a token that no vocabulary has;
-one more stands at either end. An entry is a place before which the corpus goes on, so every match has a continuation.
+The text is stored backwards and big-endian: the bytes from a place on are the context before it, last token first, so
+that comparing bytes compares contexts. Documents are separated by a token that no vocabulary has; one more stands at
+either end. Only places with a token after them have an entry, so every match has a continuation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION = 1
 HEADER_BYTES = 256
 ENTRY_BYTES = 4
 SEPARATORS = {2: 0xFFFF, 4: 0xFFFFFFFF}
-"""Bytes a token: the token that parts documents."""
+"""The token that separates documents, by bytes a token."""
 MOST_TOKENS = 2**32 - 2
 MOST_DEPTH = 1024
 
@@ -35,7 +35,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a datastore says about itself. ``width``: bytes a token; ``depth``: tokens of context that are sorted."""
+    """The header of a datastore. ``width``: bytes a token; ``depth``: tokens of context that the index is sorted by."""
 
     width: int
     depth: int
@@ -45,7 +45,7 @@ class Header:
     fingerprint: bytes
     """SHA-256 of the tokenizer's fingerprint."""
     model: str
-    """The name that the tokenizer was loaded by, for words; at most 64 bytes of it."""
+    """The name that the tokenizer was loaded by, for messages; at most 64 bytes of it."""
     checksum: int = 0
     """CRC-32 of everything after the header."""
 

@@ -1,8 +1,8 @@
-"""Datastore: an opened corpus, where any context is looked up in a few dozen steps.
+"""Datastore: an opened corpus and its index, in which the longest known suffix of a context is found.
 
-The index holds the places of the corpus in the order of the tokens before them, read backwards. One binary search finds
-where a context would stand among them; its neighbours there share the longest part of it that occurs at all, and all
-places that share this part lie side by side. A lookup costs three binary searches whatever the length of the match.
+The index has the places of the corpus, sorted by the tokens before them, read backwards. A binary search finds where a
+context would stand among them; its neighbours there share its longest suffix that occurs at all, and all places with
+that suffix are adjacent. A lookup costs three binary searches, whatever the length of the match.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Datastore:
         self._data = data
         self._index = np.frombuffer(view, "<u4", header.entries, HEADER_BYTES)
         self._text = np.frombuffer(view, f">u{header.width}", header.tokens, header.text_at)
-        # A number out of a memory view is ready in a third of the time that one out of an array takes.
+        # Reading one number from a memory view takes a third of the time of reading it from an array.
         self._places: Any = view[HEADER_BYTES : header.text_at].cast("I") if np.little_endian else self._index
         self._key = np.dtype(f">u{header.width}")
 
@@ -83,9 +83,9 @@ class Datastore:
             )
 
     def find(self, context: Seq[int]) -> Found | None:
-        """The longest suffix of ``context`` (at most ``header.depth`` tokens) that the corpus continues, everywhere.
+        """All places of the longest suffix of ``context`` (at most ``header.depth`` tokens) that has a continuation.
 
-        None where not even the last token occurs before another one.
+        None where the last token has none.
         """
         width, data, text_at = self.header.width, self._data, self.header.text_at
         key = self._backwards(context)
@@ -106,7 +106,7 @@ class Datastore:
         return Found(length, first, stop - first)
 
     def continuations(self, found: Found, most: int, depth: int) -> list[list[int]]:
-        """What follows at up to ``most`` of the places, evenly spread over them: up to ``depth`` tokens each.
+        """The next tokens, up to ``depth`` of them, at up to ``most`` of the places found, evenly spread over them.
 
         A continuation ends with its document. The order is that of the index.
         """
@@ -127,7 +127,7 @@ class Datastore:
             stop = start
 
     def _backwards(self, context: Seq[int]) -> bytes:
-        """The last tokens of a context as they would lie in the text, up to one that the corpus cannot hold."""
+        """The bytes of a context's last tokens as the text has them, back to one that no corpus can hold."""
         end = self.header.separator
         key: list[int] = []
         for token in reversed(context[-self.header.depth :]):

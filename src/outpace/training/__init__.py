@@ -1,1 +1,1 @@
-"""Drafters that learn: data from the target itself, losses, one trainer."""
+"""Training of learned drafters: data from the target itself, and one trainer for all kinds of heads."""

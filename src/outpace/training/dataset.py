@@ -1,7 +1,7 @@
 """Batches of conversations for training: split, cut into windows, shuffled the same way for the same seed.
 
-Where a shard holds no states of a layer, or none at all, the target computes them again from the text, each time the
-conversation is read: slower, and no disk is needed.
+Where a shard has no hidden states of a layer, the target computes them again from the tokens, each time the
+conversation is read: slower, but without disk.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from outpace.training.answers import states_of
 from outpace.training.shards import Conversation, Shards
 
 HELD_OUT = 50
-"""One of so many prompts is held out."""
+"""One prompt in so many is held out."""
 OVERLAP = 32
 """Tokens of context that a window takes from the one before."""
 POOL = 4
@@ -29,7 +30,7 @@ POOL = 4
 
 
 def held_out(key: str) -> bool:
-    """Whether a prompt belongs to the held-out split: for good, whatever else is in the file."""
+    """Whether the prompt of this key belongs to the held-out split; its key alone decides."""
     return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:4], "big") % HELD_OUT == 0
 
 
@@ -37,10 +38,27 @@ def _trained_on(key: str) -> bool:
     return not held_out(key)
 
 
-class Dataset:
-    """What heads learn from. ``window``: the longest row; ``tokens``: about so many positions in a batch.
+class TrainingData(Protocol):
+    """What the trainer learns from: a :class:`Dataset`, or what stands in for one."""
 
-    ``target`` computes the states that shards lack; without one they must have them.
+    def answer_tokens(self) -> int:
+        """Tokens of answers in a pass."""
+        ...
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """One pass, the same for the same ``epoch``."""
+        ...
+
+    def held_out(self) -> Iterator[Batch]:
+        """Batches that are never trained on, the same every time."""
+        ...
+
+
+class Dataset:
+    """The conversations of ``shards`` in batches, with hidden states of ``layers``.
+
+    ``window``: tokens in a row, at most; ``tokens``: positions in a batch, about. ``target`` computes the hidden states
+    that shards lack; without it a shard that lacks some raises BadInput.
     """
 
     def __init__(
@@ -58,7 +76,7 @@ class Dataset:
     def words(self, count: int, vocab_size: int, always: Sequence[int] = ()) -> Tensor:
         """The ``count`` tokens that the target's answers use most, ``always`` among them; ascending (count,) long.
 
-        Ties go to lower ids: in byte-level vocabularies the commoner ones.
+        Ties go to lower ids, which are the more frequent ones in byte-level vocabularies.
         """
         uses = torch.zeros(vocab_size, dtype=torch.long)
         for path in self.shards.paths:
@@ -68,7 +86,7 @@ class Dataset:
         return uses.argsort(descending=True, stable=True)[:count].sort().values
 
     def answer_tokens(self) -> int:
-        """How many of the target's tokens are trained on."""
+        """Tokens of answers in the training split."""
         return sum(len(one.answer) for path in self.shards.paths for one in self.shards.read(path, wanted=_trained_on))
 
     def train(self, epoch: int) -> Iterator[Batch]:
@@ -87,19 +105,22 @@ class Dataset:
             yield from self._batches(list(self._windows(path, True)), random.Random(0))
 
     def _windows(self, path: Path, wanted: bool) -> Iterator[tuple[Conversation, int, int]]:
-        """Conversations with the part of each that makes a row; a long one makes several."""
+        """(conversation, start, stop) of every row, in tokens; a long conversation makes several rows that overlap.
+
+        ``wanted``: of the held-out split, or of the training split.
+        """
         found = list(self.shards.read(path, self.layers, held_out if wanted else _trained_on))
         self._complete(path, found)
         for one in found:
             start, end = 0, len(one.tokens)
             while start + OVERLAP < end or start == 0:
                 stop = min(end, start + self.window)
-                if stop > len(one.prompt):  # a part of the prompt alone has nothing to be learned from
+                if stop > len(one.prompt):  # a window within the prompt has no answer to learn
                     yield one, start, stop
                 start += self.window - OVERLAP
 
     def _complete(self, path: Path, found: list[Conversation]) -> None:
-        """Let the target compute the states that are missing. Raises BadInput where there is none to do it."""
+        """Let the target compute the hidden states that are missing. Raises BadInput where there is no target."""
         missing = sorted({layer for one in found for layer in self.layers if layer not in one.states})
         if not missing:
             return
@@ -109,7 +130,7 @@ class Dataset:
             one.states |= states
 
     def _batches(self, windows: list[tuple[Conversation, int, int]], order: random.Random) -> Iterator[Batch]:
-        windows = sorted(windows, key=lambda one: one[2] - one[1])  # rows of a batch are about equally long
+        windows = sorted(windows, key=lambda one: one[2] - one[1])  # rows of about the same length, for little padding
         groups: list[list[tuple[Conversation, int, int]]] = [[]]
         for one in windows:
             if groups[-1] and (len(groups[-1]) + 1) * (one[2] - one[1]) > self.tokens:
@@ -131,7 +152,7 @@ class Dataset:
             size = stop - start
             tokens[row, :size] = torch.tensor(one.tokens[start:stop])
             real[row, :size] = True
-            # What an earlier window has asked for is context here.
+            # Answer tokens that the window before has predicted are context here.
             answer[row, max(len(one.prompt) - start, OVERLAP if start else 0) : size] = True
             for layer, rows in one.states.items():
                 states[layer][row, :size] = rows[start:stop]

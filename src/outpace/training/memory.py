@@ -1,4 +1,4 @@
-"""What long runs do about memory."""
+"""Memory in long runs: returning what is freed to the system, and telling when it has run out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 def _trim() -> Any:
     try:
         return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # no glibc: its allocator has no such call, or no need of it
+    except (OSError, AttributeError, TypeError):  # not glibc: there is no such call
         return None
 
 
 def give_back() -> None:
-    """Return freed memory to the system, where the C library keeps it in pieces.
+    """Return freed memory to the system, where the C library (glibc) would keep it.
 
-    Batches of many shapes leave holes of many sizes: a run on the CPU grew from 1 GB to 5 GB by them.
+    Batches of many shapes fragment the heap: a run on the CPU grew from 1 GB to 5 GB without this.
     """
     trim = _trim()
     if trim is not None:
@@ -26,6 +26,6 @@ def give_back() -> None:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory is at its end, on whatever device."""
+    """Whether an error says that memory has run out, on any device."""
     said = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said

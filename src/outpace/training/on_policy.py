@@ -20,7 +20,7 @@ import torch
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
-from outpace.training.dataset import Dataset
+from outpace.training.dataset import TrainingData
 from outpace.training.shards import Conversation
 
 MOST = 128
@@ -28,14 +28,14 @@ MOST = 128
 
 
 class OnPolicy:
-    """A dataset of which a ``share`` of the training batches has answers of ``head``. Stands in for a :class:`Dataset`.
+    """Training data of which a ``share`` of the batches has answers of ``head``.
 
     ``stop_ids``: the tokens that end an answer; ``most``: tokens of one.
     """
 
     def __init__(
         self,
-        data: Dataset,
+        data: TrainingData,
         head: Head,
         teacher: Teacher,
         target: Target,
@@ -81,8 +81,8 @@ class OnPolicy:
 
 
 def with_on_policy(
-    data: Dataset, head: Head, teacher: Teacher, target: Target, stop_ids: frozenset[int] = frozenset()
-) -> Dataset | OnPolicy:
+    data: TrainingData, head: Head, teacher: Teacher, target: Target, stop_ids: frozenset[int] = frozenset()
+) -> TrainingData:
     """What a head is trained on: ``data``, with on-policy batches where the head asks for a share of them."""
     share = head.on_policy_share
     return OnPolicy(data, head, teacher, target, share=share, stop_ids=stop_ids) if share else data

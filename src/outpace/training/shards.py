@@ -1,12 +1,12 @@
-"""Conversations of a target on disk, with the hidden states that drafters read: files that are complete or not there.
+"""Conversations of a target on disk, with the hidden states that drafters read, in files of some hundred each.
 
-A folder holds ``manifest.json`` (which target, which layers) and shards ``part-00000.safetensors`` of some hundred
-conversations each. A shard is written under another name and renamed, so a kill at any moment loses one shard at most,
-and a second run goes on where the first one stopped. Tensors of a shard:
+A folder has ``manifest.json`` (which target, which layers) and shards ``part-00000.safetensors``. A shard appears
+whole or not at all, so a kill loses one at most, and a second run goes on where the first one stopped. Tensors of a
+shard of c conversations with n tokens together:
 
-``tokens`` (n) int32, prompts and answers end to end; ``starts`` (conversations + 1) int64; ``answers`` (conversations)
-int64, where in ``tokens`` each answer begins; ``state.L`` (n, hidden) bfloat16, the residual stream entering layer L at
-each token; absent from shards beyond the byte budget. The metadata's ``keys`` name the prompts.
+``tokens`` (n,) int32, prompts and answers end to end; ``starts`` (c + 1,) int64, where in ``tokens`` each conversation
+begins; ``answers`` (c,) int64, where each answer begins; ``state.L`` (n, hidden) bfloat16, the residual stream entering
+layer L at each token, absent from shards beyond the byte budget. The metadata's ``keys`` are the prompts' keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class Conversation:
-    """A prompt and the target's answer. ``states[layer]``: (tokens, hidden), in any float type; may be empty."""
+    """A prompt and the target's answer, in tokens.
+
+    ``states[layer]``: (tokens, hidden) of prompt and answer, in any float type; may be empty.
+    """
 
     key: str
     prompt: list[int]
@@ -48,7 +51,7 @@ class Shards:
     """The conversations in a folder. Raises BadInput for a folder that belongs to something else."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """``about``: what makes conversations fit together (target, layers); a folder of another kind is refused."""
+        """``about``: what all conversations of a folder have in common (target, layers), as in its manifest."""
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,16 +77,16 @@ class Shards:
 
     @property
     def paths(self) -> list[Path]:
-        """Shards in order."""
+        """The files of all shards, in order."""
         return sorted(self.folder.glob("part-*.safetensors"))
 
     @property
     def bytes(self) -> int:
-        """On disk."""
+        """Size of all shards on disk."""
         return sum(path.stat().st_size for path in self.paths)
 
     def keys(self) -> list[str]:
-        """Prompts that are answered, in order."""
+        """The keys of all prompts, in order. Raises BadInput for a damaged shard."""
         return [key for path in self.paths for key in self._metadata(path)]
 
     def _metadata(self, path: Path) -> list[str]:
@@ -95,7 +98,7 @@ class Shards:
             raise BadInput(f"{path} is damaged ({error}); delete it, and run again to make it anew") from error
 
     def answer_tokens(self) -> int:
-        """How many tokens the target has written."""
+        """Tokens of all answers."""
         total = 0
         for path in self.paths:
             with safe_open(path, "pt") as file:
@@ -104,7 +107,7 @@ class Shards:
         return total
 
     def append(self, conversations: Sequence[Conversation]) -> Path:
-        """Write one more shard: whole, or not at all."""
+        """Write one more shard, whole or not at all, and return its path. Raises BadInput where the disk is full."""
         starts = torch.tensor([0, *(len(one.tokens) for one in conversations)]).cumsum(0)
         tensors = {
             "tokens": torch.tensor([token for one in conversations for token in one.tokens], dtype=torch.int32),
@@ -130,9 +133,9 @@ class Shards:
     def read(
         self, path: Path, layers: Sequence[int] = (), wanted: Callable[[str], bool] = lambda _: True
     ) -> Iterator[Conversation]:
-        """The conversations of one shard whose key is ``wanted``; ``states`` of ``layers`` where the shard has them.
+        """The conversations of one shard whose key is ``wanted``, with states of ``layers`` where the shard has them.
 
-        States are read a conversation at a time: what is not wanted costs neither time nor memory.
+        States are read one conversation at a time, and not for those that are not wanted.
         """
         keys = self._metadata(path)
         with safe_open(path, "pt") as file:

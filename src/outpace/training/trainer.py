@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
+from outpace.training.dataset import TrainingData
 from outpace.training.memory import give_back
 from outpace.training.optimiser import Optimiser
 from outpace.training.run_state import STATE, read_state, write_state
@@ -78,22 +79,6 @@ class Progress:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-class Data(Protocol):
-    """Training data: a :class:`outpace.training.dataset.Dataset`, or what stands in for one."""
-
-    def answer_tokens(self) -> int:
-        """Tokens of answers in a pass."""
-        ...
-
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """One pass, the same for the same ``epoch``."""
-        ...
-
-    def held_out(self) -> Iterator[Batch]:
-        """Batches that are never trained on, the same every time."""
-        ...
-
-
 Watch = Callable[[Progress, float], None]
 """Called after every step with the progress and the share of the run that is done."""
 
@@ -105,7 +90,7 @@ class Trainer:
     """
 
     def __init__(
-        self, head: Head, teacher: Teacher, data: Data, folder: Path, schedule: Schedule, device: torch.device
+        self, head: Head, teacher: Teacher, data: TrainingData, folder: Path, schedule: Schedule, device: torch.device
     ) -> None:
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
         self.schedule, self.device = schedule, device

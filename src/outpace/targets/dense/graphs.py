@@ -6,7 +6,6 @@ records operations on the CPU and replays them on the same memory.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outpace.core.lru import Lru
 from outpace.targets.dense.lanes import Lane
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -91,8 +91,8 @@ class Graphs:
 
     def __init__(self, capture: Capture | None, limit: int = LIMIT) -> None:
         self.counts = Counts()
-        self._capture, self._limit = capture, limit
-        self._steps: OrderedDict[tuple[object, int], Step] = OrderedDict()
+        self._capture = capture
+        self._steps: Lru[tuple[object, int], Step] = Lru(limit)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -102,10 +102,8 @@ class Graphs:
         key = (buffer, bucket)
         found = self._steps.get(key)
         if found is None:
-            found = self._steps[key] = make()
-            if len(self._steps) > self._limit:
-                self._steps.popitem(last=False)
-        self._steps.move_to_end(key)
+            found = make()
+            self._steps.put(key, found)
         return found
 
     def run(self, step: Step, work: Callable[[], Tensor], rows: int) -> Tensor:
@@ -130,5 +128,6 @@ class Graphs:
 
     def forget(self, buffer: object) -> None:
         """The buffer goes, and its graphs with it."""
-        for key in [key for key in self._steps if key[0] is buffer]:
-            del self._steps[key]
+        for key in self._steps.recent():
+            if key[0] is buffer:
+                self._steps.drop(key)
