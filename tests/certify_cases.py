@@ -24,7 +24,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "pld": [{"length": 1}],
     "hetvocab": [{"algorithm": "slem"}, {"algorithm": "slrs"}],
     "specinfer": [{"expansion": "top-k", "branching": (2, 1)}],
-    "santilli": [{"mode": "gs", "block": 3}],
+    "jacobi": [{"mode": "gs", "block": 3}],
     "mcsjd": [{"restart": False, "guess": "pad"}],
     "lookahead": [{"text": False}],
     "metasd": [{"policy": "exp3"}],

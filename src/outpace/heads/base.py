@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
+from outpace.core.validation import known_fields, validated
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.losses import TeacherTargets
 from outpace.targets.base import Target
@@ -220,15 +221,11 @@ def plan(
     aux_hidden_state_layers: Seq[int] = (),
 ) -> HeadConfig:
     """The configuration of a new head of one kind. Raises BadInput for options and layers that do not exist."""
-    from pydantic import ValidationError
 
-    try:
-        settings = head.Options.model_validate(dict(options or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(head.Options.model_fields) or "it has none"
-        where = ".".join(map(str, first["loc"])) or "options"
-        raise BadInput(f"head '{head.kind}', setting '{where}': {first['msg']} (settings: {known})") from None
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"head '{head.kind}', setting '{key}': {reason} (settings: {known_fields(head.Options)})")
+
+    settings = validated(head.Options, options or {}, refusal)
     chosen = tuple(aux_hidden_state_layers) or head.aux_layers_of(facts.num_layers, settings)
     outside = next((tap for tap in chosen if not 0 <= tap <= facts.num_layers), None)
     if outside is not None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.files import appearing, read_json, write_atomically
+from outpace.core.validation import validated
 from outpace.heads.base import Head, HeadConfig, TargetFacts, find_kind
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.fingerprint import check, probe
@@ -93,11 +93,7 @@ def read_config(folder: Path) -> HeadConfig:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict) or "kind" not in found:
         raise BadInput(f"{path} is not the configuration of a head, of outpace or of a layout that is read")
-    try:
-        config = HeadConfig.model_validate(found)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadInput(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    config = validated(HeadConfig, found, lambda key, reason: BadInput(f"{path}, {key}: {reason}"))
     if config.format != FORMAT:
         raise BadInput(f"{path} is of format {config.format}, and this outpace reads format {FORMAT}; update it")
     return config

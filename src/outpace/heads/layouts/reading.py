@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from outpace.core.validation import validated
 from outpace.heads.base import HeadConfig, TargetFacts, find_kind
 from outpace.heads.checkpoint import distinct, facts
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -95,11 +95,11 @@ def decoder_shapes(config: Mapping[str, Any], target: Target, where: Path) -> di
 
 def options_of(kind: str, found: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """A kind's own settings, the others as they are when nobody asks. Raises BadInput for one beyond its bounds."""
-    try:
-        return find_kind(kind).Options.model_validate(dict(found)).model_dump()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise refused(where, f"is beyond what a {kind} head can be: {first['loc'][0]}: {first['msg']}") from None
+
+    def refusal(key: str, reason: str) -> IncompatibleHead:
+        return refused(where, f"is beyond what a {kind} head can be: {key}: {reason}")
+
+    return validated(find_kind(kind).Options, found, refusal).model_dump()
 
 
 def target_facts(target: Target, name: object) -> TargetFacts:

@@ -309,6 +309,7 @@ def _texts(context: Context, count: int = 4, tokens: int = 32) -> list[list[int]
     when_to_use="Above a dear target whose draft model is dear enough to be worth speeding up. "
     "Not where the draft model is cheap: inner rounds have their price.",
     aliases=("hierarchical",),
+    needs=("draft model",),
     tiny={"lengths": (2,), "levels": 1, "inner": "pld", "inner_settings": {"length": 2}},
 )
 def build_nested(context: Context, settings: NestedSettings) -> Parts:

@@ -40,6 +40,7 @@ class DraftModelSettings(BaseModel):
     when_to_use="Where a model ten times quicker often agrees, free prose included. Not beside a small target: drafts"
     " cost.",
     aliases=("leviathan", "sps"),
+    needs=("draft model",),
     tiny={"length": 2},
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:

@@ -52,6 +52,7 @@ class HetvocabSettings(BaseModel):
     when_to_use="When the only small model that writes like the target has another tokenizer: tli where most of the "
     "text is "
     "in shared tokens, slem whatever they share, slrs for small vocabularies. Not beside a model of the target's own.",
+    needs=("draft model",),
     tiny={"length": 2},
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:

@@ -39,6 +39,7 @@ class RsdSettings(TreeSettings):
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
     when_to_use="Above temperature 0 with a quick draft model and rows to spare. At 0 it drafts a chain like any "
     "other.",
+    needs=("draft model",),
     tiny={"branching": (2, 1)},
 )
 def build_rsd(context: Context, settings: RsdSettings) -> Parts:

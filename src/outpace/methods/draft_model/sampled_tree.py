@@ -36,6 +36,7 @@ class SampledTreeSettings(TreeSettings):
     summary="A draft model's tree of siblings sampled with replacement, or the likeliest and one sampled.",
     when_to_use="Above temperature 0 with a quick draft model; where it is sure of itself, draws repeat and rsd "
     "wastes less.",
+    needs=("draft model",),
     tiny={"branching": (2, 1)},
 )
 def build_sampled_tree(context: Context, settings: SampledTreeSettings) -> Parts:

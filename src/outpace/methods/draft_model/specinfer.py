@@ -88,6 +88,7 @@ class SpecInferSettings(BaseModel):
     when_to_use="With draft models that are right in different places, where rows are cheap. Not with models that "
     "agree: the "
     "second then costs its forwards and adds nothing.",
+    needs=("draft model",),
     tiny={"branching": (1,)},
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:

@@ -88,13 +88,13 @@ class JacobiSettings(BaseModel):
 
 
 @register(
-    "santilli",
+    "jacobi",
     family="jacobi",
     paper="Santilli et al. 2023, arXiv 2305.10427",
     summary="Iterates on guesses for the next tokens until they are the target's own (Jacobi, Gauss-Seidel, hybrid).",
     when_to_use="Where a forward over a few rows costs what one row costs. Few guesses come right before they are "
     "reached.",
-    aliases=("jacobi",),
+    aliases=("santilli",),
     tiny={"window": 2},
 )
 def build(context: Context, settings: JacobiSettings) -> Parts:

@@ -25,6 +25,7 @@ class LlmaSettings(LookupSettings):
     paper="Yang et al. 2023, arXiv 2304.04487",
     summary="Copies from the reference texts (from the prompt when none are given).",
     when_to_use="Where references hold the answer's wording. Never where nothing is quoted.",
+    needs=("reference",),
 )
 def build_llma(context: Context, settings: LlmaSettings) -> Parts:
     """N-gram lookup in the references."""

@@ -134,6 +134,7 @@ class RestSettings(BaseModel):
     summary="Drafts the most frequent continuations in a datastore, as a tree.",
     when_to_use="Where answers resemble the corpus: code, standard phrases, earlier answers. "
     "Not with a corpus of another subject.",
+    needs=("datastore",),
     tiny={"nodes": 3, "depth": 2, "occurrences": 4},
 )
 def build(context: Context, settings: RestSettings) -> Parts:

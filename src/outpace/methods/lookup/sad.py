@@ -83,6 +83,7 @@ class SadSettings(BaseModel):
     when_to_use="Where a text is corrected or code is edited: most of the answer is the source. Not where it is only "
     "quoted.",
     aliases=("shallow-aggressive",),
+    needs=("reference",),
     tiny={"length": 2},
 )
 def build(context: Context, settings: SadSettings) -> Parts:

@@ -68,13 +68,13 @@ def chosen_skips(target: Target, settings: LayerSkipSettings) -> Skips:
 
 
 @register(
-    "dv",
+    "draft-verify",
     family="self-speculative",
     paper="Zhang et al. 2023, arXiv 2309.08168",
     summary="The model without a fixed set of its sublayers drafts for the whole of it.",
     when_to_use="on deep models with layers to spare and a set tuned on prompts like yours (outpace tune dv); "
     "not on small ones, where what is left of the model costs half of it and agrees too seldom",
-    aliases=("draft-and-verify",),
+    aliases=("dv", "draft-and-verify"),
     tiny={"length": 2, "confidence": 0.4, "step": 0.5},
 )
 def build(context: Context, settings: LayerSkipSettings) -> Parts:

@@ -196,13 +196,13 @@ def chosen_exits(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ..
 
 
 @register(
-    "del",
+    "early-exit",
     family="self-speculative",
     paper="Entezari Zarch et al. 2025, arXiv 2504.05598",
     summary="The first layers draft; after how many, and how far, is chosen each round from cached states.",
     when_to_use="on models trained to exit early (LayerSkip); "
     "elsewhere early layers predict too little, which it notices, and then it hardly drafts",
-    aliases=("early-exit",),
+    aliases=("del",),
     tiny={"length": 2, "memory": 0.5},
 )
 def build(context: Context, settings: EarlyExitSettings) -> Parts:

@@ -71,6 +71,7 @@ def net_of(head: Head, target: Target) -> Net:
     "fill a "
     "machine.",
     head="eagle3",
+    aliases=("attdrift",),
     tiny={"nodes": 3, "depth": 2, "width": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:
