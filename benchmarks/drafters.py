@@ -49,7 +49,7 @@ def build(
     """The methods, and why others were left out. Raises BadInput for one that was asked for and cannot be built."""
     chosen = labels or [info.name for info in methods() if info.lossless]
     infos = {label: find(label.split("#")[0]) for label in chosen}
-    settings = settings_by_method(pairs, {label: list(info.settings.model_fields) for label, info in infos.items()})
+    settings = settings_by_method(pairs, {label: info.setting_names() for label, info in infos.items()})
     built, left_out = [], {}
     for label, info in infos.items():
         try:

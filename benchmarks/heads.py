@@ -26,7 +26,7 @@ import torch
 
 import outpace
 from outpace.bench.bigram import Bigrams
-from outpace.bench.head_evaluation import evaluate, head_facts, record
+from outpace.bench.head_evaluation import evaluate, head_facts, keep_with_head
 from outpace.bench.head_subjects import (
     Subject,
     bigram_subjects,
@@ -251,7 +251,7 @@ def measure(options: argparse.Namespace) -> None:
             return
         for fact in facts.values() if options.record else ():
             settings_of = {**run["settings"], "methods": list(fact["methods"])}
-            record(Path(fact["folder"]), {**run, "settings": settings_of})
+            keep_with_head(Path(fact["folder"]), {**run, "settings": settings_of})
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import pytest
 import outpace.loading
 from cli_support import Run, refused, runner, toy
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.job import kind_and_method
 from outpace.training.shards import Shards
 from outpace.training.trainer import STATE, Trainer, read_state
 
-train = importlib.import_module("outpace.cli.train")  # the package's attribute of this name is the command
 TOY = toy()
 SMALL = ("--tokens", "500", "--size", "tiny")
 
@@ -177,11 +177,11 @@ def test_names_of_methods_stand_for_the_heads_they_use() -> None:
     from outpace.heads.base import kinds
 
     for named in ("eagle2", "ddtree", "distill"):
-        kind, method = train._kind_and_method(named)
+        kind, method = kind_and_method(named)
         assert kind in kinds()
         assert method == named
-    assert train._kind_and_method("draft-lm") == ("draft-lm", "distill")
-    assert train._kind_and_method("nonesuch")[0] == "nonesuch"
+    assert kind_and_method("draft-lm") == ("draft-lm", "distill")
+    assert kind_and_method("nonesuch")[0] == "nonesuch"
 
 
 def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

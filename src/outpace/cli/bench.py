@@ -4,133 +4,75 @@ from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Annotated, Any
 
 import outpace
 from outpace.cli import options as opt
-from outpace.cli.output import Outputs, advancing, err
-from outpace.cli.session import Machine, choose_methods, read_texts
+from outpace.cli.grouping import grouped
+from outpace.cli.options import option
+from outpace.cli.output import Outputs, advancing, ended
+from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
 
-if TYPE_CHECKING:
-    from outpace.bench.settings import BenchSettings
-    from outpace.cli.session import MethodChoice
-    from outpace.prompts.questions import Prompt
 
-_INTERRUPTED = 130
-
-
+@grouped()
 def bench(
-    model: opt.ModelName = "smollm2",
+    machine: Machine,
     methods: Annotated[
-        str, typer.Option("--methods", metavar="A,B,C", help="Methods to compare; plain decoding (none) always runs.")
+        str, option(value="A,B,C", text="Methods to compare; autoregressive decoding (none) always runs.")
     ] = "none,pld,sam,auto",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="FILE", help="Spec-Bench questions, JSONL or plain text. [dim]\\[default: embedded][/]"
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="Use N prompts, taken from all categories in turn.")
-    ] = None,
+    *,
+    questions: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
     ignore_eos: opt.IgnoreEos = False,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", metavar="N", help="Requests decoded together.")] = 1,
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON; - is standard output.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained report with charts.")
-    ] = None,
-    param: opt.Param = None,
-    rule: opt.Rule = None,
-    draft_model: opt.DraftModel = None,
-    head: opt.Head = None,
-    datastore: opt.Datastore = None,
+    batch_size: Annotated[int, option("--batch-size", "-b", value="N", text="Requests decoded together.")] = 1,
+    outputs: Outputs,
+    drafting: Drafting,
     reference: opt.Reference = None,
     namespace: opt.Namespace = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    logit_bias: opt.LogitBias = None,
-    seed: opt.Seed = 0,
-    threads: opt.Threads = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+    sampling: opt.Sampling,
 ) -> None:
     """Compare methods: same model, same prompts, runs interleaved, answers checked."""
     opt.check_length(max_new_tokens)
     if batch_size < 1:
         raise BadInput(f"--batch-size must be at least 1, not {batch_size}")
-    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
-    biases = opt.logit_bias(logit_bias)
-    outputs = Outputs(json, html)
+    drafting.check()
     outputs.check()
     texts = read_texts(reference)
     try:
-        from outpace.bench.settings import BenchSettings
-        from outpace.core.sampling import SamplingParams
-        from outpace.prompts.questions import load_prompts
-
-        questions = load_prompts(prompts, limit)
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=biases,
-            seed=seed,
-        )
-        names = [name.strip() for name in methods.split(",") if name.strip()]
-        choice = choose_methods(["none", *names] if names else [], param, rule, params)
-        settings = BenchSettings(
-            max_new_tokens=max_new_tokens,
-            params=params,
-            batch_size=batch_size,
-            ignore_eos=ignore_eos,
-            references=texts,
-            namespace=namespace or "",
-            command=shlex.join(["outpace", *sys.argv[1:]]),
-            extra={
-                "method_settings": choice.settings,
-                "rule": rule,
-                "draft_models": draft_model or [],
-                "datastore": datastore and str(datastore),
-                "heads": [str(folder) for folder in head or ()],
-            },
-        )
-        result = _run(machine, choice, questions, settings)
+        prompts, params = questions.read(), sampling.params()
+        names = opt.names(methods)
+        settings = drafting.settings(["none", *names] if names else [], params)
+        model, built = drafting.build(machine, settings)
+        with advancing() as advance:
+            result = outpace.bench(
+                model,
+                built,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                batch_size=batch_size,
+                ignore_eos=ignore_eos,
+                references=texts,
+                namespace=namespace or "",
+                params=params,
+                command=shlex.join(["outpace", *sys.argv[1:]]),
+                noted={
+                    "method_settings": settings,
+                    "rule": drafting.rule,
+                    "draft_models": drafting.draft_model or [],
+                    "datastore": drafting.datastore and str(drafting.datastore),
+                    "heads": [str(folder) for folder in drafting.head or ()],
+                },
+                on_progress=advance,
+            )
     except KeyboardInterrupt:
         result = _nothing()
     from outpace.bench.html import write_html
     from outpace.bench.report import print_table
 
     outputs.write(result, print_table, write_html, empty=not result["methods"])
-    if not result["complete"]:
-        err().print("[yellow]interrupted[/]: the results are partial" if result["methods"] else "[yellow]interrupted")
-        raise typer.Exit(_INTERRUPTED)
-
-
-def _run(machine: Machine, choice: MethodChoice, prompts: list[Prompt], settings: BenchSettings) -> dict[str, Any]:
-    """Load, build, run with a progress bar."""
-    from outpace.bench.runner import run
-
-    model, drafts = machine.load()
-    built = choice.build(model, drafts, machine.datastore, machine.heads or ())
-    with advancing() as advance:
-        return run(model, built, prompts, settings, advance)
+    ended(result, empty=not result["methods"])
 
 
 def _nothing() -> dict[str, Any]:

@@ -39,7 +39,7 @@ def build(
     target: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where to write the datastore.")],
     model: opt.ModelName = "smollm2",
     depth: Annotated[int, typer.Option("--depth", metavar="N", help="Longest context that can be matched.")] = 32,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: opt.Json = False,
 ) -> None:
     """Tokenise files for a model, index them and write one file. What is interrupted leaves nothing."""
     check_writable(target)
@@ -64,7 +64,7 @@ def build(
 @datastore.command()
 def info(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: opt.Json = False,
 ) -> None:
     """Check that a datastore is whole, and say what it holds."""
     from outpace.datastore.store import open_datastore

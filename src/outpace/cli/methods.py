@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli import options as opt
 from outpace.cli.output import err, out, print_json
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method and its settings.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: opt.Json = False,
 ) -> None:
     """List the methods, or show one with its settings."""
     from outpace.methods.registry import find

@@ -8,12 +8,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
 from outpace.core.files import share
 
@@ -68,21 +71,32 @@ def advancing() -> Iterator[Callable[[Step], None] | None]:
         yield advance
 
 
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """Where a command's results go: the table to the terminal, JSON and HTML to files."""
 
-    def __init__(self, json: str | None, html: Path | None) -> None:
-        self._to_stdout = json == STDOUT
-        self._json = None if json is None or self._to_stdout else Path(json)
-        self._html = html
+    json: Annotated[
+        str | None, option("--json", value="FILE", text="Write the results as JSON; - is standard output.")
+    ] = None
+    html: Annotated[Path | None, option("--html", value="FILE", text="Write a self-contained report with charts.")] = (
+        None
+    )
+
+    @property
+    def _to_stdout(self) -> bool:
+        return self.json == STDOUT
+
+    @property
+    def _file(self) -> Path | None:
+        return None if self.json is None or self._to_stdout else Path(self.json)
 
     def check(self) -> None:
         """Raise BadInput now for what could not be written later."""
-        for path in (self._json, self._html):
+        for path in (self._file, self.html):
             if path is not None:
                 check_writable(path)
-        if self._json is not None and self._json == self._html:
-            raise BadInput(f"--json and --html both name {self._html}")
+        if self._file is not None and self._file == self.html:
+            raise BadInput(f"--json and --html both name {self.html}")
 
     def write(
         self,
@@ -95,16 +109,23 @@ class Outputs:
         """Everything that was asked for; JSON first, for it is what a script waits for. ``empty``: nothing else."""
         if self._to_stdout:
             print_json(result)
-        elif self._json is not None:
-            write_whole(self._json, lambda path: _write_text(path, to_json(result) + "\n"))
+        elif self._file is not None:
+            write_whole(self._file, lambda path: _write_text(path, to_json(result) + "\n"))
         if empty:
             return
-        if self._html is not None:
-            write_whole(self._html, lambda path: page(result, path))
+        if self.html is not None:
+            write_whole(self.html, lambda path: page(result, path))
         table(result, err() if self._to_stdout else out())
-        for what, place in (("JSON", self._json), ("report", self._html)):
+        for what, place in (("JSON", self._file), ("report", self.html)):
             if place is not None:
                 err().print(f"[dim]{what}: {place}", soft_wrap=True)
+
+
+def ended(result: dict[str, Any], *, empty: bool) -> None:
+    """Exit as after Ctrl-C, and say so, where a result is not complete."""
+    if not result["complete"]:
+        err().print("[yellow]interrupted" if empty else "[yellow]interrupted[/]: the results are partial")
+        raise typer.Exit(INTERRUPTED)
 
 
 def _write_text(path: Path, text: str) -> None:
