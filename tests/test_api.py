@@ -201,10 +201,10 @@ def test_a_head_is_trained_measured_and_exported_in_python(tmp_path: Path) -> No
     found = outpace.evaluate_head(model, made.folder, prompts, methods=["eagle2"], max_new_tokens=8, record=True)
     assert [row["drafter"] for row in found["drafters"]][:2] == ["none", "eagle2"]
     assert read_provenance(made.folder)["measured"]  # type: ignore[index]
-    head = outpace.export_head(lambda: model, made.folder, tmp_path / "out", "speculators")
+    head = outpace.export_head(lambda: model, made.folder, tmp_path / "out", "eagle")
     assert head.kind == "eagle"
     with pytest.raises(outpace.BadInput, match="not empty"):
-        outpace.export_head(no_model, made.folder, tmp_path / "out", "speculators")
+        outpace.export_head(no_model, made.folder, tmp_path / "out", "eagle")
     with pytest.raises(outpace.BadInput, match="holds a run already"):
         outpace.train(no_model, "eagle", tmp_path / "head")
 

@@ -1,4 +1,4 @@
-"""``outpace eval-head``: what a trained head is worth, by decoding with its target."""
+"""``outpace eval-head``: accepted lengths and speed-up of a trained head, by decoding with its target."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
 
 
 _NOTES = {
-    "tree, chain": "as many draft tokens as pay; of 60 and of 6: that many in every round, whether they pay or not",
-    "tok/fwd": "tokens committed per forward of the target, by decoding; plain decoding has 1",
+    "tree, chain": "as many draft tokens as measured costs suggest; of 60 and of 6: that many in every round",
+    "tok/fwd": "tokens committed per forward of the target; autoregressive decoding has 1",
     "accepted at depth": "share of all rounds in which a draft token at this depth was accepted",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,11 +27,10 @@ _TRAINING, _DATA = "Training", "Data"
 _BARS = {"data": "tokens answered", "training": "training"}
 
 
-@grouped()
-def train(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: eagle3, medusa, draft-lm, ...")],
-    output: Annotated[Path, option("--out", "-o", value="DIR", text="Where the head is written.")],
-    machine: Machine,
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What is learned from, for how long, and how large a head: parameters of ``outpace.train`` of the same names."""
+
     prompts: Annotated[
         list[str] | None,
         option(
@@ -39,63 +39,47 @@ def train(
             text="JSON lines, a prompt a line, or a data set of the hub (NAME:CONFIG:SPLIT); may be repeated. Without "
             "one the model writes its users' turns itself.",
         ),
-    ] = None,
-    tokens: Annotated[int, option(value="N", panel=_DATA, text="Tokens of answers to train on.")] = 1_000_000,
+    ] = None
+    tokens: Annotated[int, option(value="N", panel=_DATA, text="Tokens of answers to train on.")] = 1_000_000
     self_written: Annotated[
         float | None,
-        option(
-            value="SHARE",
-            panel=_DATA,
-            text="Share of prompts that the model writes itself; default: those that --prompts lack.",
-        ),
-    ] = None,
+        option(value="SHARE", panel=_DATA, text="Of prompts that the model writes; default: what --prompts lack."),
+    ] = None
     readings: Annotated[
         float,
-        option(
-            value="SHARE",
-            panel=_DATA,
-            text="Share of prompts about texts: summaries, questions with passages. The texts are the model's answers.",
-        ),
-    ] = 0.2,
+        option(value="SHARE", panel=_DATA, text="Of prompts about texts, as summaries; the texts are its answers."),
+    ] = 0.2
     exclude: Annotated[
         list[Path] | None,
-        option(
-            value="FILE",
-            panel=_DATA,
-            text="Prompts to be kept out of the data, as those of outpace bench are; may be repeated.",
-        ),
-    ] = None,
+        option(value="FILE", panel=_DATA, text="Prompts to keep out, as those of outpace bench are; may be repeated."),
+    ] = None
     data: Annotated[
         Path | None,
-        option(
-            value="DIR",
-            panel=_DATA,
-            text="Where conversations are kept, for other heads too; default: data in --out.",
-        ),
-    ] = None,
+        option(value="DIR", panel=_DATA, text="Where conversations are kept, for other heads too; default: in --out."),
+    ] = None
     cache_bytes: Annotated[
         float | None,
-        option(
-            value="N",
-            panel=_DATA,
-            text="Disk for hidden states; beyond it they are computed again. Default: 20e9, half of what is free.",
-        ),
-    ] = None,
+        option(value="N", panel=_DATA, text="Disk for hidden states; default: 20e9, or half of what is free."),
+    ] = None
     max_minutes: Annotated[
         float | None, option(value="M", panel=_TRAINING, text="End training after M minutes of it.")
-    ] = None,
-    epochs: Annotated[float, option(value="X", panel=_TRAINING, text="Passes over the data.")] = 1.0,
-    resume: Annotated[bool, option("--resume", panel=_TRAINING, text="Go on with the run in --out.")] = False,
-    size: Annotated[str, option(value="SIZE", panel=_TRAINING, text="tiny, small, base or large.")] = "base",
+    ] = None
+    epochs: Annotated[float, option(value="X", panel=_TRAINING, text="Passes over the data.")] = 1.0
+    resume: Annotated[bool, option("--resume", panel=_TRAINING, text="Go on with the run in --out.")] = False
+    size: Annotated[str, option(value="SIZE", panel=_TRAINING, text="tiny, small, base or large.")] = "base"
     vocabulary: Annotated[
         int | None,
-        option(
-            value="N",
-            panel=_TRAINING,
-            text="Tokens that the head can draft; 0: all. Default: 8192, all with --rank.",
-        ),
-    ] = None,
-    rank: Annotated[int, option(value="R", panel=_TRAINING, text="Of a low-rank LM head; 0: the target's.")] = 0,
+        option(value="N", panel=_TRAINING, text="Tokens it can draft; 0: all. Default: 8192, all with --rank."),
+    ] = None
+    rank: Annotated[int, option(value="R", panel=_TRAINING, text="Of a low-rank LM head; 0: the target's.")] = 0
+
+
+@grouped()
+def train(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: eagle3, medusa, draft-lm, ...")],
+    output: Annotated[Path, option("--out", "-o", value="DIR", text="Where the head is written.")],
+    machine: Machine,
+    training: TrainingOptions,
     param: opt.Param = None,
     json: opt.Json = False,
     seed: opt.Seed = 0,
@@ -112,25 +96,7 @@ def train(
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
     with _Watch() as watch:
         made = outpace.train(
-            machine.load,
-            kind,
-            output,
-            prompts=prompts or (),
-            tokens=tokens,
-            self_written=self_written,
-            readings=readings,
-            exclude=exclude or (),
-            data=data,
-            cache_bytes=cache_bytes,
-            max_minutes=max_minutes,
-            epochs=epochs,
-            resume=resume,
-            size=size,
-            vocabulary=vocabulary,
-            rank=rank,
-            options=options,
-            seed=seed,
-            on_progress=watch,
+            machine.load, kind, output, **asdict(training), options=options, seed=seed, on_progress=watch
         )
     if json:
         print_json({"head": str(output), "method": made.method, **made.provenance})

@@ -66,11 +66,11 @@ def train(
     kind: str,
     output: str | Path,
     *,
-    prompts: Sequence[str | Path] = (),
+    prompts: Sequence[str | Path] | None = None,
     tokens: int = 1_000_000,
     self_written: float | None = None,
     readings: float = 0.2,
-    exclude: Sequence[str | Path] = (),
+    exclude: Sequence[str | Path] | None = None,
     data: str | Path | None = None,
     cache_bytes: float | None = None,
     max_minutes: float | None = None,
@@ -92,11 +92,11 @@ def train(
     ``data``: the folder of conversations, "data" in ``output`` by default. ``cache_bytes``: disk for hidden states.
     ``max_minutes`` and ``epochs``: whichever ends first. ``size``: tiny, small, base or large. ``vocabulary``: tokens
     that the head can draft, 0 for all; None takes 8,192, or all with ``rank``, that of a low-rank LM head. ``options``:
-    the kind's own settings. ``on_progress`` is called all along; an exception that it raises in stage "training" leaves
-    a run that can be resumed.
+    the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt.
 
-    Ctrl-C keeps data and run, and is raised again; ``resume=True`` goes on. Raises BadInput for options out of range,
-    files that cannot be read, a folder that holds something else, and memory or disk that ran out.
+    A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
+    BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
+    that ran out.
     """
     head_kind, method = kind_and_method(kind)
     folder, settings = Path(output), dict(options or {})
@@ -109,13 +109,13 @@ def train(
     _check_folder(folder, resume)
     wanted = DataConfig(
         tokens=tokens,
-        sources=[source(str(one), seed) for one in prompts],
+        sources=[source(str(one), seed) for one in prompts or ()],
         self_written=self_written,
         readings=readings,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seed=seed,
     )
-    excluded = Overlap(bench_texts([Path(one) for one in exclude]))
+    excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     schedule = Schedule(epochs=epochs, seconds=float("inf") if max_minutes is None else 60.0 * max_minutes, seed=seed)
 
     if not isinstance(model, Model):
@@ -133,7 +133,6 @@ def train(
     collected = _collect(Collector(model, shards, wanted, excluded), shards, wanted, on_progress)
     try:
         trainer = _trainer(model, config, shards, folder, schedule, resume=resume)
-        own = parameters(trainer.head)
         _run(trainer, folder, on_progress)
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error):
@@ -160,7 +159,7 @@ def train(
         },
     )
     on_progress(TrainingProgress("evaluation", 0, 1, "held-out conversations"))
-    about = {"command": command, "data": collected.public(), "seed": seed, "parameters": own}
+    about = {"command": command, "data": collected.public(), "seed": seed, "parameters": parameters(trainer.head)}
     return TrainedHead(head_kind, method, folder, _written(trainer, folder, about))
 
 
