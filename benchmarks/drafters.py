@@ -29,8 +29,9 @@ from outpace.api import prompt_ids
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings
 from outpace.bench.words import categories, interval, number, percent, times
+from outpace.cli.bars import advancing
 from outpace.cli.options import settings_by_method
-from outpace.cli.output import advancing, to_json, write_whole
+from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder, Request

@@ -38,7 +38,8 @@ from outpace.bench.head_subjects import (
 from outpace.bench.rows import plain_figures
 from outpace.bench.settings import BenchSettings
 from outpace.bench.words import number, percent, times
-from outpace.cli.output import advancing, to_json, write_whole
+from outpace.cli.bars import advancing
+from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.heads.shipped import load_any, shipped

@@ -99,7 +99,7 @@ def test_training_is_interrupted_and_resumed(
         patch.setattr(Trainer, "_step", pressed)
         ran = run(*command)
     assert ran.code == 130
-    assert "stopped after 2 steps" in ran.err
+    assert "stopped: 2 steps are kept in" in ran.err
     assert "--resume" in ran.err
     assert not (head / WEIGHTS).exists()
     refused(run(*command), "holds a run already", "--resume")

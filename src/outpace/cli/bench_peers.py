@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import outpace
 from outpace.cli import options as opt
+from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import Outputs, advancing, ended, err
+from outpace.cli.output import Outputs, ended, err
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 from outpace.core.machine import usable_cpus

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import outpace
 from outpace.cli import options as opt
+from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import err, out, print_json
+from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
 
 if TYPE_CHECKING:
@@ -43,20 +43,15 @@ def certify(
     check_options(level, samples, alpha, cells)
     chosen = drafting.settings([method], SamplingParams(temperature=0.0 if level == "greedy" else 1.0))
     opt.check_threads(machine.threads)
-    with _progress(quiet=json) as progress:
-        task = progress.add_task("", total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            progress.update(task, completed=done, total=total, description=what)
-
-        loaded: dict[str, Any] = {}
-        if level != "exact":
-            texts = [prompt.turns[0] for prompt in prompts.read()]
-            machine.check()
-            drafting.check()
-            loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}
-        elif machine.threads is None:
-            _one_thread()
+    loaded: dict[str, Any] = {}
+    if level != "exact":
+        texts = [prompt.turns[0] for prompt in prompts.read()]
+        machine.check()
+        drafting.check()
+        loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}
+    elif machine.threads is None:
+        _one_thread()
+    with bar("certifying") as shown:
         certificate = outpace.certify(
             method,
             level=level,
@@ -66,7 +61,7 @@ def certify(
             settings=chosen.popitem()[1],
             rule=drafting.rule,
             cells=cells,
-            on_progress=tell,
+            on_progress=shown.move,
             **loaded,
         )
     if json:
@@ -82,18 +77,6 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-def _progress(*, quiet: bool) -> Progress:
-    console = err()
-    return Progress(
-        BarColumn(24),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.description}"),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
 
 
 def _show(certificate: Certificate) -> None:

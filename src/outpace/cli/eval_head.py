@@ -14,9 +14,10 @@ from rich.table import Table
 
 import outpace
 from outpace.cli import options as opt
+from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import advancing, err, out, print_json
+from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 

@@ -7,21 +7,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
 from outpace.core.files import share
-
-if TYPE_CHECKING:
-    from outpace.bench.settings import Progress as Step
 
 STDOUT = "-"
 
@@ -52,23 +48,6 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(to_json(value) + "\n")
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def advancing() -> Iterator[Callable[[Step], None] | None]:
-    """A progress bar on standard error while a bench runs, and what moves it; None where nobody watches."""
-    console = err()
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def advance(now: Step) -> None:
-            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
-
-        yield advance
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +150,5 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """A device or a pipe: written to as it is, for replacing /dev/null would be a poor joke."""
+    """A device or a pipe: it is written to and never replaced, as /dev/null must not be."""
     return path.exists() and not path.is_file() and not path.is_dir()

@@ -105,7 +105,7 @@ def train(
 
 
 class _Watch:
-    """A bar for each stage of a training. Ctrl-C lets the step under way end: between two, everything is of a piece."""
+    """A bar for each stage of a training. Ctrl-C is raised between two steps, never within one."""
 
     def __init__(self) -> None:
         self._stage, self._open, self._bar = "", ExitStack(), ExitStack()
@@ -130,7 +130,7 @@ class _Watch:
             err().print(f"[dim]data: {escape(now.doing)}", soft_wrap=True)
         elif now.stage == "stopped":
             how = " with --resume" if before == "training" else ""
-            err().print(f"[dim]stopped {escape(now.doing)}; the same command{how} goes on", soft_wrap=True)
+            err().print(f"[dim]stopped: {escape(now.doing)}; the same command{how} goes on", soft_wrap=True)
         if self._interrupt.pressed and now.stage == "training":
             raise KeyboardInterrupt
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outpace.cli import options as opt
+from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import check_writable, err, out, print_json, to_json, write_whole
@@ -74,8 +74,7 @@ def _tuning(
     from outpace.engine.decoder import Decoder, Request
 
     answers = []
-    with _bar() as progress:
-        task = progress.add_task("answering prompts", total=len(texts))
+    with bar("answering prompts") as shown:
         for text in texts:
             prompt = model.tokenizer.chat([{"role": "user", "content": text}])
             decoder = Decoder(model.target)
@@ -85,28 +84,21 @@ def _tuning(
             generation = decoder.submit(request)
             decoder.run()
             answers.append((prompt, generation.tokens))
-            progress.advance(task)
+            shown.move(len(answers), len(texts), "greedily")
     return Tuning(Beginnings(model.target, answers, length), model.name, seed=seed, record=record)
 
 
 def _search(tuning: Tuning, trials: int, output: Path) -> None:
-    with _bar() as progress:
-        task = progress.add_task("", total=trials, completed=tuning.done)
+    with bar("trying sets") as shown:
         while tuning.done < trials:
             tuning.step()
             write_whole(output, lambda path: _write(path, to_json(tuning.record) + "\n"))
             best = tuning.record["tokens_per_second"] / tuning.plain
-            progress.update(task, completed=tuning.done, description=f"best so far {best:.2f}x autoregressive decoding")
+            shown.move(tuning.done, trials, f"best so far {best:.2f}x autoregressive decoding")
 
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def _bar() -> Progress:
-    console = err()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show(found: dict[str, Any], trials: int, output: Path) -> None:

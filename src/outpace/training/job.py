@@ -261,7 +261,7 @@ def _run(trainer: Trainer, folder: Path, report: Report) -> None:
         trainer.run(watch)
     except KeyboardInterrupt:
         trainer.save()
-        done = f"after {trainer.progress.step:,} steps, kept in {folder}"
+        done = f"{trainer.progress.step:,} steps are kept in {folder}"
         report(TrainingProgress("stopped", round(1000 * trainer.share), 1000, done))
         raise
 
