@@ -13,7 +13,7 @@ import outpace
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import out, print_json
+from outpace.cli.output import fact_table, out, print_json
 from outpace.cli.session import Machine
 from outpace.core.errors import BadInput
 
@@ -86,15 +86,9 @@ def _written(folder: Path, facts: dict[str, Any], json: bool) -> None:
     if json:
         print_json({"path": str(folder), **facts, "files": files})
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("head", f"[bold cyan]{escape(str(folder))}[/]")
-    for name, value in facts.items():
-        table.add_row(name, escape(str(value)))
-    for name, size in files.items():
-        table.add_row("file", f"{escape(name)}  {size / 1e6:,.2f} MB")
-    out().print(table)
+    rows = [("head", f"[bold cyan]{escape(str(folder))}[/]"), *((key, escape(str(facts[key]))) for key in facts)]
+    rows += [("file", f"{escape(name)}  {size / 1e6:,.2f} MB") for name, size in files.items()]
+    out().print(fact_table(rows))
 
 
 def _show(report: Report) -> None:

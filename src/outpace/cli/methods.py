@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.cli import options as opt
-from outpace.cli.output import err, out, print_json
+from outpace.cli.output import err, fact_table, out, print_json
 
 if TYPE_CHECKING:
     from outpace.methods.registry import MethodInfo
@@ -60,10 +60,7 @@ def _needs(info: MethodInfo) -> str:
 def _show(info: MethodInfo) -> None:
     console = out()
     console.print(f"[bold cyan]{info.name}[/]  {escape(info.summary)}")
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    for label, value in (
+    facts = (
         ("when to use", info.when_to_use),
         ("needs", _needs(info) or "nothing beside the model"),
         ("aliases", ", ".join(info.aliases)),
@@ -71,10 +68,8 @@ def _show(info: MethodInfo) -> None:
         ("paper", info.paper),
         ("lossless", "yes" if info.lossless else "no"),
         ("needs training", "yes" if info.trained else "no"),
-    ):
-        if value:
-            facts.add_row(label, escape(value))
-    console.print(facts)
+    )
+    console.print(fact_table((label, escape(value)) for label, value in facts if value))
     fields = info.settings.model_fields
     if not fields:
         console.print("\nIt has no settings.")

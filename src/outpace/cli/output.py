@@ -7,13 +7,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
@@ -48,6 +49,16 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     sys.stdout.write(to_json(value) + "\n")
     sys.stdout.flush()
+
+
+def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, with markup, in two columns."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 @dataclass(frozen=True, slots=True)
