@@ -29,7 +29,7 @@ from outpace.engine.decoder import Decoder
 from outpace.heads import committed_rows, feature_drafter
 from outpace.heads.feature_drafter import FeatureDrafter
 from outpace.heads.head_runner import HeadRunner
-from outpace.methods.learned.feature_method import FeatureSettings
+from outpace.methods.registry import find
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
 from outpace.targets.dense.binding import NativeModel
@@ -127,7 +127,7 @@ def main() -> None:
     prompts = [one for one in load_prompts(arguments.prompts) if not wanted or one.category in wanted]
     questions = [one.turns[0] for one in prompts[: arguments.limit]]
     head = None if arguments.head is None else [arguments.head]
-    settings = settings_by_method(arguments.param, {arguments.method: list(FeatureSettings.model_fields)})
+    settings = settings_by_method(arguments.param, {arguments.method: find(arguments.method).setting_names()})
     method = model.method(arguments.method, settings[arguments.method], head=head)
     plain, clock = model.method("none"), Clock()
     for bundle in (plain, method):  # the first answers warm up

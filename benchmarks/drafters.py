@@ -30,8 +30,9 @@ from outpace.bench.bench_report import categories, interval
 from outpace.bench.figure_text import number, percent, times
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings
+from outpace.cli.bars import advancing
 from outpace.cli.options import settings_by_method
-from outpace.cli.output import advancing, to_json, write_whole
+from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
@@ -52,7 +53,7 @@ def build(
     """The methods, and why others were left out. Raises BadInput for one that was asked for and cannot be built."""
     chosen = labels or [info.name for info in methods() if info.lossless]
     infos = {label: find(label.split("#")[0]) for label in chosen}
-    settings = settings_by_method(pairs, {label: list(info.settings.model_fields) for label, info in infos.items()})
+    settings = settings_by_method(pairs, {label: info.setting_names() for label, info in infos.items()})
     built, left_out = [], {}
     for label, info in infos.items():
         try:

@@ -27,7 +27,7 @@ import torch
 import outpace
 from outpace.bench.bigram import Bigrams
 from outpace.bench.figure_text import number, percent, times
-from outpace.bench.head_evaluation import evaluate, head_facts, record
+from outpace.bench.head_evaluation import evaluate, head_facts, keep_with_head
 from outpace.bench.head_subjects import (
     Subject,
     bigram_subjects,
@@ -38,7 +38,8 @@ from outpace.bench.head_subjects import (
 )
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings
-from outpace.cli.output import advancing, to_json, write_whole
+from outpace.cli.bars import advancing
+from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.heads.head_folder import open_head
@@ -252,7 +253,7 @@ def measure(options: argparse.Namespace) -> None:
             return
         for fact in facts.values() if options.record else ():
             settings_of = {**run["settings"], "methods": list(fact["methods"])}
-            record(Path(fact["folder"]), {**run, "settings": settings_of})
+            keep_with_head(Path(fact["folder"]), {**run, "settings": settings_of})
 
 
 def main() -> None:

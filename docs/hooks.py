@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def methods_table() -> str:
     """Every registered method."""
-    rows = ["| method | family | lossless | paper | what it does | when it pays |", "|---|---|---|---|---|---|"]
+    rows = ["| method | family | lossless | paper | what it does | when to use it |", "|---|---|---|---|---|---|"]
     rows += [
         f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} "
         f"| {info.when_to_use} |"

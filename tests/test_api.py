@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import subprocess
+import sys
 from ast import literal_eval
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -12,13 +16,16 @@ import outpace
 import outpace.methods.registry
 from cli_support import toy
 from outpace.acceptance.base import Verdict
+from outpace.cli.options import Sampling
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
+from outpace.heads.checkpoint import read_provenance
 from outpace.methods.registry import Context, Parts, methods, register
 from outpace.model import REMEMBERED, Model
+from outpace.prompts.prompt import Prompt
 from outpace.targets.base import Sequence
 
 
@@ -112,3 +119,100 @@ def test_what_a_model_remembers_is_bounded(model: Model) -> None:
     assert len(model.learned) == REMEMBERED
     kept = [dict(literal_eval(key[1]))["length"] for key in reversed(model.learned.recent())]
     assert kept == list(range(4, REMEMBERED + 4)), "the least recently used left first"
+
+
+# ------------------------------------------------------------------------------------------ the commands' functions
+
+PUBLIC = ("train", "evaluate_head", "export_head", "bench", "certify", "generate", "stream", "load")
+
+
+def in_a_fresh_process(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import outpace",
+        "import outpace, outpace.bench.runner, outpace.certify.exact",
+        "import outpace.certify.exact, outpace.bench.runner, outpace",
+        "import outpace; outpace.bench; outpace.certify; import outpace.bench.runner, outpace.certify.exact",
+        "from outpace import bench, certify; import outpace",
+    ],
+)
+def test_packages_are_called_like_their_functions_in_any_order_of_imports(imports: str) -> None:
+    said = in_a_fresh_process(
+        f"{imports}\n"
+        "import inspect\n"
+        "assert 'on_progress' in inspect.signature(outpace.bench).parameters\n"
+        "print(outpace.certify('pld', cells=1).lossless)\n"
+        "from outpace.bench.runner import run\n"
+        "import outpace.certify.statistical\n"
+        "print(callable(outpace.bench), callable(outpace.certify), callable(run))\n"
+    )
+    assert said.split() == ["True"] * 4
+
+
+def test_everything_public_is_listed_and_naming_the_package_imports_no_torch() -> None:
+    said = in_a_fresh_process("import outpace, sys; print(*dir(outpace)); print('torch' in sys.modules)").splitlines()
+    assert {*PUBLIC, *outpace.__all__} <= set(said[0].split())
+    assert said[1] == "False"
+
+
+@pytest.mark.parametrize("name", PUBLIC[:5])
+def test_what_commands_call_says_what_it_takes_and_does(name: str) -> None:
+    function = getattr(outpace, name)
+    parameters = inspect.signature(function).parameters.values()
+    assert all(one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+    assert all(one.annotation is not one.empty for one in parameters)
+    documented = function.__doc__ if name not in ("bench", "certify") else getattr(function, name).__doc__
+    assert "Raises BadInput" in documented
+
+
+def test_a_bench_in_python() -> None:
+    prompts = [Prompt("1", "one", ("abc abc",)), Prompt("2", "two", ("the end",))]
+    seen: list[str] = []
+    found = outpace.bench(
+        toy(), ["pld", toy().method("sam")], prompts, max_new_tokens=6, on_progress=lambda now: seen.append(now.method)
+    )
+    assert [row["method"] for row in found.rows] == ["none", "pld", "sam"]
+    assert found.complete
+    assert {"pld", "sam"} <= set(seen)
+
+
+def test_a_head_is_trained_measured_and_exported_in_python(tmp_path: Path) -> None:
+    model, stages = toy(), []
+    made = outpace.train(
+        model,
+        "eagle2",
+        tmp_path / "head",
+        tokens=300,
+        size="tiny",
+        on_progress=lambda now: stages.append(now.stage),
+    )
+    assert (made.kind, made.method) == ("eagle", "eagle2")
+    assert made.provenance["steps"] > 0
+    assert list(dict.fromkeys(stages)) == ["data", "collected", "training", "evaluation"]
+    prompts = [Prompt("1", "one", ("abc abc",))]
+    found = outpace.evaluate_head(model, made.folder, prompts, methods=["eagle2"], max_new_tokens=8, record=True)
+    assert [row["drafter"] for row in found["drafters"]][:2] == ["none", "eagle2"]
+    assert read_provenance(made.folder)["measured"]  # type: ignore[index]
+    head = outpace.export_head(lambda: model, made.folder, tmp_path / "out", "eagle")
+    assert head.kind == "eagle"
+    with pytest.raises(outpace.BadInput, match="not empty"):
+        outpace.export_head(no_model, made.folder, tmp_path / "out", "eagle")
+    with pytest.raises(outpace.BadInput, match="holds a run already"):
+        outpace.train(no_model, "eagle", tmp_path / "head")
+
+
+def no_model() -> Model:
+    raise AssertionError("the model was loaded before everything else was checked")
+
+
+def test_every_sampling_parameter_is_an_option() -> None:
+    """All but what is no option of a command line, and what generate alone has."""
+    declared = {one.name for one in fields(Sampling)}
+    assert {one.name for one in fields(outpace.SamplingParams)} - declared == {"processors", "logprobs", "top_logprobs"}
+    assert Sampling(temperature=0.5, logit_bias=["3=2"]).params() == outpace.SamplingParams(0.5, logit_bias={3: 2.0})

@@ -13,12 +13,17 @@ import outpace.loading
 from cli_support import toy
 from outpace.bench.benchmark import bench
 from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
 from outpace.prompts.prompt import Prompt
 
 
 def test_methods_by_name_with_their_settings(tmp_path: Path) -> None:
     report = bench(
-        toy(), {"pld": {"length": 3}, "sam": {}}, prompts=["abc abc", "xyz xyz"], max_new_tokens=12, temperature=0.0
+        toy(),
+        {"pld": {"length": 3}, "sam": {}},
+        prompts=["abc abc", "xyz xyz"],
+        max_new_tokens=12,
+        params=SamplingParams(0.0),
     )
     assert report.complete
     assert [row["method"] for row in report.rows] == ["none", "pld", "sam"]
@@ -50,7 +55,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(BadInput, match="max_new_tokens"):
         bench(toy(), ["pld"], prompts=["abc"], max_new_tokens=0)
     with pytest.raises(BadInput, match="temperature"):
-        bench(toy(), ["pld"], prompts=["abc"], temperature=-1.0)
+        bench(toy(), ["pld"], prompts=["abc"], params=SamplingParams(temperature=-1.0))
     with pytest.raises(BadInput, match="at least one prompt"):
         bench(toy(), ["pld"], prompts=[])
 

@@ -143,16 +143,21 @@ def test_version_and_help(cli: Run) -> None:
         assert "Usage" in shown.out
 
 
+ROW = {"name", "aliases", "family", "paper", "lossless", "trained", "needs", "summary", "when_to_use"}
+
+
 def test_methods(cli: Run) -> None:
     listed = json.loads(cli("methods", "--json").out)
     assert {"none", "pld", "sam", "draft-model"} <= {entry["name"] for entry in listed}
     for entry in listed:
-        assert set(entry) == {"name", "family", "paper", "lossless", "trained", "summary", "pays"}
+        assert set(entry) == ROW
         assert entry["name"] in cli("methods").out
         shown = cli("methods", entry["name"])
         assert shown.code == 0
         assert entry["summary"].split()[0] in shown.out
-        assert " ".join(entry["pays"].split()) in " ".join(shown.out.split())
+        assert all(alias in shown.out for alias in entry["aliases"])
+        assert all(need in shown.out for need in entry["needs"])
+        assert " ".join(entry["when_to_use"].split()) in " ".join(shown.out.split())
     assert [entry["name"] for entry in json.loads(cli("methods", "pld", "--json").out)] == ["pld"]
 
 

@@ -77,8 +77,19 @@ def test_parameters_reach_their_methods(cli: Run, prompts: str) -> None:
     )  # fmt: skip
     found = strict(ran.out)
     assert [row["method"] for row in found["methods"]] == ["none", "pld", "sam"]
-    assert found["settings"]["method_settings"] == {"none": {}, "pld": {"length": "3"}, "sam": {"length": "5"}}
+    chosen = found["settings"]["method_settings"]
+    assert {name: list(settings.values()) for name, settings in chosen.items()} == {
+        "none": [], "pld": ["3"], "sam": ["5"],
+    }  # fmt: skip
     assert all(len(row["per_position_acceptance"]) <= 5 for row in found["methods"])
+
+
+def test_a_setting_may_name_its_method_by_an_alias(cli: Run, prompts: str) -> None:
+    common = ["--prompts", prompts, "-n", "4", "--limit", "1", "--json", "-", "--param", "prompt-lookup.length=6"]
+    for chosen in ("prompt-lookup", "pld", "sam,ngram"):
+        ran = cli("bench", "--methods", chosen, *common)
+        assert ran.code == 0, ran.err
+        assert list(strict(ran.out)["settings"]["method_settings"]["pld"].values()) == ["6"]
 
 
 def test_an_output_that_exists_is_replaced_whole(cli: Run, prompts: str, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import outpace.loading
 from cli_support import Run, refused, runner, toy
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.job import kind_and_method
 from outpace.training.run_state import STATE, read_state
 from outpace.training.shards import Shards
 from outpace.training.trainer import Trainer
 
-train = importlib.import_module("outpace.cli.train")  # the package's attribute of this name is the command
 TOY = toy()
 SMALL = ("--tokens", "500", "--size", "tiny")
 
@@ -100,7 +100,7 @@ def test_training_is_interrupted_and_resumed(
         patch.setattr(Trainer, "_step", pressed)
         ran = run(*command)
     assert ran.code == 130
-    assert "stopped after 2 steps" in ran.err
+    assert "stopped: 2 steps are kept in" in ran.err
     assert "--resume" in ran.err
     assert not (head / WEIGHTS).exists()
     refused(run(*command), "holds a run already", "--resume")
@@ -178,11 +178,11 @@ def test_names_of_methods_stand_for_the_heads_they_use() -> None:
     from outpace.heads.kinds import kinds
 
     for named in ("eagle2", "ddtree", "distill"):
-        kind, method = train._kind_and_method(named)
+        kind, method = kind_and_method(named)
         assert kind in kinds()
         assert method == named
-    assert train._kind_and_method("draft-lm") == ("draft-lm", "distill")
-    assert train._kind_and_method("nonesuch")[0] == "nonesuch"
+    assert kind_and_method("draft-lm") == ("draft-lm", "distill")
+    assert kind_and_method("nonesuch")[0] == "nonesuch"
 
 
 def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

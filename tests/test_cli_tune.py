@@ -32,7 +32,7 @@ def test_what_is_found_is_kept_and_used(run: Run, prompts: Path, tmp_path: Path)
     file = tmp_path / "skips.json"
     ran = run("tune", "dv", "--prompts", str(prompts), "--out", str(file), "--trials", "6", *SHORT)
     assert ran.code == 0, ran
-    assert "x plain decoding expected, after 6 sets" in ran.out
+    assert "x the rate of autoregressive decoding expected, after 6 sets" in ran.out
     assert f"skips={file}" in ran.out.replace("\n", "")
     record = json.loads(file.read_text())
     assert len(record["trials"]) == 6
@@ -96,7 +96,7 @@ def test_bad_input_is_said_in_one_line(
     refused(run("tune", "pld", "--out", str(file)), "'pld' is not tuned")
     refused(run("tune", "dv", "--out", str(tmp_path / "no" / "x.json")), "no folder")
     refused(run("tune", "dv", "--out", str(file), "--trials", "0"), "--trials")
-    refused(run("tune", "dv", "--out", str(file), "--length", "0"), "--length")
+    refused(run("tune", "dv", "--out", str(file), "--length", "0"), "--num-draft-tokens")
     refused(run("tune", "dv", "--out", str(file), "--prompts", str(tmp_path / "none.txt")), "none.txt")
     refused(run("tune", "dv", "--out", str(prompts), "--prompts", str(prompts)), "not JSON")
     file.write_text("{}")

@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 import outpace.datastore.build as building
 import outpace.datastore.corpus as corpus
 from outpace.core.errors import BadInput
-from outpace.datastore import Datastore
 from outpace.datastore.build import build_datastore
 from outpace.datastore.corpus import TokenPiece, read_corpus, tokenise
 from outpace.datastore.layout import HEADER_BYTES, SEPARATORS, Header
-from outpace.datastore.store import open_datastore
+from outpace.datastore.store import Datastore, open_datastore
 from outpace.datastore.suffixes import suffix_order
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=6)

@@ -14,10 +14,9 @@ from outpace.certify.exact import certify_exact, matrix, rotating_slice
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
-from outpace.datastore import Datastore
 from outpace.datastore.build import build_datastore
 from outpace.datastore.corpus import TokenPiece
-from outpace.datastore.store import open_datastore
+from outpace.datastore.store import Datastore, open_datastore
 from outpace.drafting.best_first import CandidateState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method

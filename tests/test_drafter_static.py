@@ -14,7 +14,7 @@ from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice, tiny_context
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
-from outpace.datastore import Datastore
+from outpace.datastore.store import Datastore
 from outpace.drafting.static_automaton import StaticAutomaton, shared_automaton
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method

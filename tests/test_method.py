@@ -23,7 +23,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.methods.none import NoDraft
-from outpace.methods.registry import Context, NoSettings, Parts, build, find, methods, register
+from outpace.methods.registry import Context, NoSettings, Parts, build, configured, find, methods, register
 from outpace.targets.table import TableTarget
 from support import CERTAIN_TREE, CHAIN, TREE, Toy, certain_tree
 
@@ -83,8 +83,13 @@ def test_plain_decoding_comes_first_and_every_method_is_described() -> None:
     assert len({info.name for info in listed}) == len(listed)
     for info in listed:
         public = info.public()
-        assert set(public) == {"name", "family", "paper", "lossless", "trained", "summary", "pays"}
-        assert all(public[key] for key in ("name", "family", "paper", "summary", "pays") if info.name != "toy"), info
+        assert set(public) == {
+            "name", "aliases", "family", "paper", "lossless", "trained", "needs", "summary", "when_to_use",
+        }  # fmt: skip
+        described = ("name", "family", "paper", "summary", "when_to_use")
+        assert all(public[key] for key in described if info.name != "toy"), info
+        assert set(public["needs"]) <= {"draft model", "head", "datastore", "reference"}
+        assert ("head" in public["needs"]) == public["trained"]
         assert not any("\n" in text for text in (info.paper, info.summary, info.when_to_use))
         assert info.settings.model_fields.keys() >= set(info.tiny)
 
@@ -107,6 +112,65 @@ def test_aliases_lead_to_the_method() -> None:
         assert build(alias, CONTEXT).name == "toy"
     assert [info.name for info in methods()].count("toy") == 1
     assert "bauble" not in [info.name for info in methods()]
+
+
+BUILT = """
+leviathan sps sam cacheback llma santilli rest lookahead pld sad del swift dv bpd medusa eagle eagle2 eagle3 attdrift
+pard2 ddtree distill hetvocab rsd specinfer univer hsd metasd taskspec triforce mcsjd
+"""
+"""The papers, by their keys in the list of methods to hold, that are a method or a rule by now."""
+
+
+@pytest.mark.parametrize("key", BUILT.split())
+def test_every_paper_that_is_built_is_a_name_or_an_alias(key: str) -> None:
+    assert key in {name for info in methods() for name in (info.name, *info.aliases)} | set(rules())
+
+
+@pytest.mark.parametrize(("alias", "name"), [("dv", "draft-verify"), ("del", "early-exit"), ("santilli", "jacobi")])
+def test_methods_are_named_for_what_they_do(alias: str, name: str) -> None:
+    assert find(alias) is find(name)
+    assert find(alias).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("draft-model", ["draft model"]),
+        ("hsd", ["draft model"]),
+        ("rest", ["datastore"]),
+        ("llma", ["reference"]),
+        ("eagle2", ["head"]),
+        ("pld", []),
+        ("auto", []),
+    ],
+)
+def test_a_method_says_what_it_needs(name: str, needs: list[str]) -> None:
+    assert find(name).public()["needs"] == needs
+
+
+class Renamed(BaseModel):
+    """Settings under today's names; ``width`` is another thing here than the candidates of a node."""
+
+    num_draft_tokens: int = Field(8, ge=0)
+    topk: int = 4
+    max_nodes: int = 16
+    width: int = 1
+
+
+def test_the_earlier_names_of_settings_are_understood() -> None:
+    @register("renamed", family="test", paper="-", summary="A toy.")
+    def build_renamed(context: Context, settings: Renamed) -> Parts:
+        return Parts(toy(CERTAIN_TREE), Fixed(settings.num_draft_tokens))
+
+    info = find("renamed")
+    assert configured(info, {"length": 3, "k": "2", "nodes": 5, "width": 7}) == Renamed(
+        num_draft_tokens=3, topk=2, max_nodes=5, width=7
+    )
+    refused("'num_draft_tokens'.*greater than", "renamed", settings={"length": -1})
+    refused(
+        "'length' is the earlier name of 'num_draft_tokens'", "renamed", settings={"length": 1, "num_draft_tokens": 2}
+    )
+    refused("no setting 'nodes'", "toy", settings={"nodes": 3})
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

@@ -12,8 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import outpace.certify.validate_head
-import outpace.cli.heads
 from cli_support import EOS, WORDS, Run, refused, toy
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
@@ -21,6 +19,7 @@ from outpace.certify.validate_head import CHECKS, Report, validate
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT
 from outpace.heads.checkpoint import facts, save
+from outpace.heads.exchange import unused_token
 from outpace.heads.fingerprint import ALIKE, alike, cosines, probe
 from outpace.heads.head_folder import open_head
 from outpace.heads.layouts.base import About
@@ -135,7 +134,7 @@ def test_an_answer_that_differs_is_found(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_method_that_drafts_nothing_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outpace.certify.validate_head, "_DRAFT", 0)
+    monkeypatch.setattr("outpace.certify.validate_head._DRAFT", 0)
     assert "drafts nothing" in failed(validate(folder, toy()))["decoding"]
 
 
@@ -241,8 +240,12 @@ def test_a_file_that_was_cut_short_is_refused(cli: Run, folder: Path) -> None:
     refused(cli("generate", "abc", "--method", "eagle3", "--head", str(folder)), "config.json cannot be read")
 
 
+def unused(model: Model) -> int | None:
+    return unused_token(model.tokenizer, model.eos_ids, model.target.vocab_size)
+
+
 def test_a_mask_takes_the_place_of_a_token_that_nobody_uses() -> None:
-    used = outpace.cli.heads._idle(toy())
+    used = unused(toy())
     assert used is None  # the toy tokenizer's one special token ends its answers
 
     class Reserved(type(toy().tokenizer)):  # type: ignore[misc]
@@ -250,7 +253,7 @@ def test_a_mask_takes_the_place_of_a_token_that_nobody_uses() -> None:
             return None if token in (EOS, 4) else WORDS[token].encode()
 
     model = toy()
-    assert outpace.cli.heads._idle(Model("toy", model.target, Reserved(), model.eos_ids)) == 4
+    assert unused(Model("toy", model.target, Reserved(), model.eos_ids)) == 4
 
 
 def test_a_head_is_saved_over_another_without_mixing_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

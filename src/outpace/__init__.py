@@ -1,4 +1,4 @@
-"""outpace: language models generate faster by speculative decoding, and say the same.
+"""outpace: language models generate faster by speculative decoding, with the same output distribution.
 
 >>> import outpace
 >>> model = outpace.load("smollm2")                              # doctest: +SKIP
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from outpace.api import Result as Result
     from outpace.api import generate as generate
     from outpace.api import stream as stream
+    from outpace.bench.benchmark import bench as bench
+    from outpace.bench.head_evaluation import evaluate_head as evaluate_head
+    from outpace.certify import certify as certify
     from outpace.core.errors import BadInput as BadInput
     from outpace.core.errors import OutpaceError as OutpaceError
     from outpace.core.sampling import SamplingParams as SamplingParams
     from outpace.core.tree import TokenTree as TokenTree
     from outpace.engine.method import Method as Method
+    from outpace.heads.exchange import export_head as export_head
+    from outpace.heads.exchange import import_head as import_head
     from outpace.loading import load as load
     from outpace.model import Model as Model
+    from outpace.training.job import train as train
 
 # Imported on first use: `outpace --help` and error messages must not wait for torch.
 _HOME = {
@@ -33,14 +39,26 @@ _HOME = {
     "Result": "outpace.api",
     "SamplingParams": "outpace.core.sampling",
     "TokenTree": "outpace.core.tree",
+    "evaluate_head": "outpace.bench.head_evaluation",
+    "export_head": "outpace.heads.exchange",
     "generate": "outpace.api",
+    "import_head": "outpace.heads.exchange",
     "load": "outpace.loading",
     "stream": "outpace.api",
+    "train": "outpace.training.job",
 }
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+_CALLABLE_ROOMS = ("bench", "certify")
+"""Packages that are called like the function of their name (:mod:`outpace.core.callable_rooms`)."""
+__all__ = ["__version__", *sorted((*_HOME, *_CALLABLE_ROOMS))]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _CALLABLE_ROOMS:
+        return importlib.import_module(f"outpace.{name}")
     raise AttributeError(f"module 'outpace' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,10 @@ def request(
     references: Sequence[str] = (),
     ignore_eos: bool = False,
     trace: bool = False,
+    params: SamplingParams | None = None,
     **sampling: Any,
 ) -> Request:
-    """A Request from what a person would write. ``sampling`` are the fields of SamplingParams.
+    """A Request from what a person would write. ``sampling`` are fields of SamplingParams, instead of ``params``'s.
 
     ``namespace``: what the method learns is kept under this name, for later requests of the same model and method that
     give it too; without one nothing outlives a request.
@@ -70,7 +71,7 @@ def request(
     return Request(
         prompt=tuple(prompt_ids(model, prompt, raw)),
         method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore, head=head),
-        params=SamplingParams(**sampling),
+        params=replace(params or SamplingParams(), **sampling),
         max_new_tokens=max_new_tokens,
         stop_ids=frozenset() if ignore_eos else model.eos_ids,
         stop_strings=tuple(stop),

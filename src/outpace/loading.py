@@ -200,7 +200,7 @@ def _not_on_hub(name: str, offline: bool) -> str:
 
 
 def _hub_answers() -> bool:
-    """Whether it is worth asking the hub; its client would try again for half a minute without a network."""
+    """Whether the hub can be asked; its client would try again for half a minute without a network."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

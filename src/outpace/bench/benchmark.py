@@ -24,8 +24,8 @@ from outpace.prompts.questions import load_prompts, stratified
 def bench(
     model: Model | str,
     methods: Sequence[str | Method] | Mapping[str, Mapping[str, Any]] = ("pld", "sam", "auto"),
-    *,
     prompts: Sequence[Prompt | str] | str | Path | None = None,
+    *,
     limit: int | None = None,
     max_new_tokens: int = 64,
     ignore_eos: bool = False,
@@ -36,9 +36,9 @@ def bench(
     draft_model: Model | Sequence[Model] | None = None,
     datastore: str | Path | None = None,
     head: str | Path | Sequence[str | Path] | None = None,
+    params: SamplingParams | None = None,
     command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
-    **sampling: Any,
 ) -> BenchReport:
     """Measure methods on one model, each on every prompt; autoregressive decoding (``none``) always runs.
 
@@ -48,15 +48,15 @@ def bench(
     ``max_new_tokens``: per answer. ``batch_size``: requests that are decoded together. ``references``: texts that
     methods may copy from. ``namespace``: what a method learns from a prompt it keeps for the next ones, each method for
     itself; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are those of :meth:`Model.method`;
-    autoregressive decoding keeps its own rule. ``command``: noted in the report as what the user typed.
-    ``on_progress`` is called before every answer. ``sampling``: the fields of SamplingParams (temperature, seed, ...).
+    autoregressive decoding keeps its own rule. ``params``: None is greedy. ``command``: noted in the report as what the
+    user typed. ``on_progress`` is called before every answer.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.
     """
     from outpace.bench.runner import run
 
-    params = SamplingParams(**sampling)
+    params = params or SamplingParams()
     questions = _questions(prompts, limit)
     drafts = [draft_model] if isinstance(draft_model, Model) else list(draft_model or ())
     heads = [head] if isinstance(head, str | Path) else list(head or ())

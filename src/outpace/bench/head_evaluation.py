@@ -1,13 +1,12 @@
 """What a trained head is worth: accepted length by position and by task, by decoding with the target.
 
-    subjects = head_subjects(model, open_head("my_head").load(model.target), {"eagle3": {}})
-    result = evaluate(model, subjects, load_prompts(), BenchSettings(max_new_tokens=64))
-    print(result["drafters"][0]["mean_acceptance_length"])
+    found = outpace.evaluate_head(outpace.load("smollm2"), "heads/eagle3", methods=["eagle3"])
+    print(found["drafters"][1]["mean_acceptance_length"])
 
 Not the teacher-forced accuracy that training watches: there every draft token stands on the target's own text, here it
 stands on the draft tokens before it. The runs are the bench's (:mod:`outpace.bench.runner`): all drafters by turns on
-the same prompts, plain decoding among them, answers compared. Draft time and accepted length are reported apart from
-the speed-up that comes of them.
+the same prompts, autoregressive decoding among them, answers compared. Draft time and accepted length are reported
+apart from the speed-up that comes of them.
 """
 
 from __future__ import annotations
@@ -19,15 +18,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.head_subjects import Subject
+from outpace.bench.bigram import Bigrams
+from outpace.bench.head_subjects import (
+    Subject,
+    bigram_subjects,
+    choose_methods,
+    head_subjects,
+    own_answers,
+    untrained_subjects,
+)
+from outpace.bench.results import plain_figures
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
+from outpace.core.sampling import SamplingParams
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
+from outpace.heads.head_folder import open_head
+from outpace.heads.untrained import as_training_begins
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import load_prompts
 from outpace.training.run_state import STATE
 
 FIGURES = (
@@ -48,6 +60,60 @@ RECORDED = ("mean_acceptance_length", "per_position_acceptance", "draft_ms", "sp
 """What a head's ``training.json`` keeps of it."""
 
 
+def evaluate_head(
+    model: Model | Callable[[], Model],
+    folder: str | Path,
+    prompts: Sequence[Prompt] | None = None,
+    *,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    max_new_tokens: int = 64,
+    params: SamplingParams | None = None,
+    baselines: bool = False,
+    data: str | Path | None = None,
+    record: bool = False,
+    command: str = "",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Measure the head in ``folder``, of any layout: accepted length by position and by category, draft time, speed-up.
+
+    ``model``: or what loads it, called after the folder and the methods have been checked. ``prompts``: None takes the
+    embedded ones. ``methods``: names, or names with settings; None takes all that draft with such a head. ``params``:
+    None is greedy. ``baselines`` measures the untrained head and a bigram table beside it; the table is fitted on the
+    conversations in ``data``, or else on the answers to the very prompts. ``record`` keeps what was measured with the
+    head, in its ``training.json``. ``command`` stands in the result as it is.
+
+    Returns plain numbers and text, as ``outpace eval-head --json`` prints them: ``drafters`` holds autoregressive
+    decoding first, then every method in its shapes, with FIGURES and ``by_category``. After Ctrl-C ``complete`` is
+    false. Raises BadInput for a folder without a head that fits, and for methods and prompts that do not fit.
+    """
+    stored = open_head(folder)
+    folder, kind = stored.files.path, stored.kind
+    wanted = choose_methods(kind, None) if methods is None else methods
+    given = methods if isinstance(methods, Mapping) else {}
+    chosen = {name: dict(given.get(one, {})) for one in wanted for name in choose_methods(kind, one)}
+    settings = BenchSettings(max_new_tokens=max_new_tokens, params=params or SamplingParams(), command=command)
+    questions = load_prompts() if prompts is None else prompts
+    loaded = model if isinstance(model, Model) else model()
+    head = stored.load(loaded.target)
+    subjects, fitted = head_subjects(loaded, head, chosen), None
+    if baselines:
+        untrained = as_training_begins(head, loaded.target, settings.params.seed)
+        subjects += untrained_subjects(loaded, untrained, chosen)
+        if data is not None:
+            table, fitted = Bigrams.of(Path(data), loaded.target.vocab_size), str(data)
+        else:
+            table, fitted = own_answers(loaded, questions, max_new_tokens), "the answers to these prompts"
+        # As many draft tokens as the head has, where its settings say so.
+        nodes = [int(one[key]) for one in chosen.values() for key in ("max_nodes", "nodes") if key in one]
+        subjects += bigram_subjects(loaded, table, *nodes[:1])
+    found = evaluate(loaded, subjects, questions, settings, on_progress)
+    found["settings"] |= {"methods": list(chosen), "method_settings": plain_figures(chosen), "bigrams_of": fitted}
+    found["head"] = plain_figures(head_facts(folder, head))
+    if record and found["complete"]:
+        keep_with_head(folder, found)
+    return found
+
+
 def evaluate(
     model: Model,
     subjects: Sequence[Subject],
@@ -57,7 +123,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Decode every prompt with every subject by turns; the JSON object, plain numbers and text.
 
-    ``drafters`` holds plain decoding first, then the subjects, each with FIGURES and ``by_category``. After an
+    ``drafters`` holds autoregressive decoding first, then the subjects, each with FIGURES and ``by_category``. After an
     interrupt ``complete`` is false. Raises BadInput as the bench does.
     """
     built = [replace(one.method, name=one.label) for one in subjects]
@@ -108,7 +174,7 @@ def _holds_weights(path: Path) -> bool:
     return path.suffix in (".safetensors", ".bin", ".pt") and path.name not in (STATE, "training_args.bin")
 
 
-def record(folder: Path, result: Mapping[str, Any]) -> None:
+def keep_with_head(folder: Path, result: Mapping[str, Any]) -> None:
     """Keep with the head what was measured of it: accepted lengths, on what, by which command.
 
     The head's own rows alone; an earlier measurement at this temperature is replaced. Raises BadInput where it cannot.

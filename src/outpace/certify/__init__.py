@@ -1,6 +1,6 @@
 """Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token.
 
-certificate = certify("draft-model", level="exact", rule="block")
+certificate = outpace.certify("draft-model", level="exact", rule="block")
 print(certificate.verdict)
 """
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outpace.core.callable_rooms import make_callable
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -151,3 +152,6 @@ def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:
 
     texts = list(prompts) if prompts else [prompt.turns[0] for prompt in load_prompts(None, 14)]
     return [model.tokenizer.chat([{"role": "user", "content": text}]) for text in texts]
+
+
+make_callable(__name__, f"{__name__}:certify")

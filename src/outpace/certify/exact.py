@@ -33,7 +33,7 @@ from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
-from outpace.datastore import Datastore
+from outpace.datastore.store import Datastore
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head

@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="outpace",
-    help="Language models generate faster by speculative decoding, and say the same.",
+    help="Language models generate faster by speculative decoding, with the same output distribution.",
     epilog="Start with: outpace doctor, then outpace generate 'Why is the sky blue?' --explain",
     add_completion=False,
     rich_markup_mode="rich",
@@ -48,7 +48,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Language models generate faster by speculative decoding, and say the same."""
+    """Language models generate faster by speculative decoding, with the same output distribution."""
     if version:
         print(f"outpace {outpace.__version__}")
         raise typer.Exit

@@ -1,15 +1,19 @@
-"""Bars of commands that run for hours."""
+"""Progress bars on standard error; where it is no terminal, a line a minute."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from outpace.cli.output import err
+
+if TYPE_CHECKING:
+    from outpace.bench.settings import Progress as BenchProgress
 
 _SAY = 60.0  # seconds between two lines where nobody watches a bar
 
@@ -22,7 +26,7 @@ class Bar:
         self._said = time.monotonic()
 
     def move(self, done: int, total: int, doing: str) -> None:
-        """What is done by now, of what."""
+        """Show that ``done`` of ``total`` is done, and what is being done."""
         if self._watched:
             self._progress.update(self._task, completed=done, total=total, description=f"{self._what}: {doing}")
         elif time.monotonic() - self._said >= _SAY:
@@ -32,8 +36,15 @@ class Bar:
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Bar]:
-    """A bar for ``what`` while the context lasts."""
+    """A bar for ``what`` while the context lasts; gone afterwards."""
     console = err()
     columns = (BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield Bar(what, progress, progress.add_task(what, total=None), watched=console.is_terminal)
+
+
+@contextlib.contextmanager
+def advancing() -> Iterator[Callable[[BenchProgress], None]]:
+    """A bar while a bench runs, and what moves it."""
+    with bar("bench") as shown:
+        yield lambda now: shown.move(now.done, now.total, f"{now.method} {now.category}")

@@ -6,15 +6,16 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from outpace.cli import options as opt
 from outpace.cli.generate import status
+from outpace.cli.grouping import grouped
 from outpace.cli.interrupt import interruptible
 from outpace.cli.output import err
-from outpace.cli.session import Machine, choose_methods, read_texts
+from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,67 +26,31 @@ if TYPE_CHECKING:
     from outpace.targets.base import Sequence
 
 _HELP = "/exit ends, /reset forgets the conversation, Ctrl-C stops an answer"
-_INTERRUPTED = 130
 
 
+@grouped()
 def chat(
-    model: opt.ModelName = "smollm2",
+    machine: Machine,
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 512,
     stop: opt.Stop = None,
     method: opt.MethodName = "auto",
-    param: opt.Param = None,
-    rule: opt.Rule = None,
-    draft_model: opt.DraftModel = None,
-    head: opt.Head = None,
-    datastore: opt.Datastore = None,
+    *,
+    drafting: Drafting,
     reference: opt.Reference = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace",
-            metavar="NAME",
-            rich_help_panel="Drafting",
-            help="Where methods keep what they learn. [dim]\\[default: the conversation's own][/]",
-        ),
-    ] = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    logit_bias: opt.LogitBias = None,
-    seed: opt.Seed = 0,
-    threads: opt.Threads = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+    namespace: opt.Namespace = None,
+    sampling: opt.Sampling,
 ) -> None:
     """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
+    drafting.check()
     texts = read_texts(reference)
-    biases = opt.logit_bias(logit_bias)
-    from outpace.core.sampling import SamplingParams
-
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=biases,
-        seed=seed,
-    )
-    choice = choose_methods([method], param, rule, params)
-    loaded, drafts = machine.load()
+    params = sampling.params()
+    loaded, [built] = drafting.build(machine, drafting.settings([method], params))
     talk = _Conversation(
         model=loaded,
-        method=choice.build(loaded, drafts, datastore, head or ())[0],
+        method=built,
         params=params,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
@@ -103,7 +68,7 @@ def chat(
         return
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(opt.INTERRUPTED) from None
 
 
 def _turn(talk: _Conversation, line: str, interactive: bool) -> None:
@@ -223,7 +188,7 @@ class _Conversation:
     def _status(self, generation: Generation, reused: int) -> None:
         prompt = generation.metrics.prompt_tokens
         kept = f", {reused} of {prompt} prompt tokens kept" if reused else ""
-        err().print(f"[dim]{status(self.method, generation)}{kept}", soft_wrap=True)
+        err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
 
     def _keep(self, sequence: Sequence | None) -> None:
         """Hold on to this sequence's K/V instead of the last one's."""

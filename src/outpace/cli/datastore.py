@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-import outpace.cli.options as opt
-from outpace.cli.output import check_writable, err, out, print_json
+from outpace.cli import options as opt
+from outpace.cli.bars import bar
+from outpace.cli.options import option
+from outpace.cli.output import check_writable, fact_table, out, print_json
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -36,10 +34,10 @@ def build(
         list[Path],
         typer.Argument(metavar="FILES...", help="UTF-8 text, a document a file, or .jsonl, documents by line."),
     ],
-    target: Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where to write the datastore.")],
+    target: Annotated[Path, option("--out", "-o", value="PATH", text="Where to write the datastore.")],
     model: opt.ModelName = "smollm2",
-    depth: Annotated[int, typer.Option("--depth", metavar="N", help="Longest context that can be matched.")] = 32,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    depth: Annotated[int, option(value="N", text="Longest context that can be matched.")] = 32,
+    json: opt.Json = False,
 ) -> None:
     """Tokenise files for a model, index them and write one file. What is interrupted leaves nothing."""
     check_writable(target)
@@ -53,10 +51,15 @@ def build(
     first = next(pieces, None)  # what cannot be read is said before a tokenizer is loaded for it
     tokenizer = outpace.loading.load_tokenizer(model)
     began = time.perf_counter()
-    with _watching() as advance:
+    with bar("building") as shown:
         texts = (piece for part in ([] if first is None else [first], pieces) for piece in part)
         header = build_datastore(
-            target, tokenise(texts, tokenizer), tokenizer.fingerprint, model, depth=depth, advance=advance
+            target,
+            tokenise(texts, tokenizer),
+            tokenizer.fingerprint,
+            model,
+            depth=depth,
+            advance=lambda what, done, total: shown.move(done, total, what),
         )
     _say(header, target, json, seconds=time.perf_counter() - began)
 
@@ -64,7 +67,7 @@ def build(
 @datastore.command()
 def info(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: opt.Json = False,
 ) -> None:
     """Check that a datastore is whole, and say what it holds."""
     from outpace.datastore.store import open_datastore
@@ -86,29 +89,13 @@ def _say(header: Header, path: Path, json: bool, **more: float) -> None:
     if json:
         print_json(facts)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("datastore", f"[bold cyan]{escape(str(path))}[/]")
-    table.add_row("tokenised for", escape(header.model) or "an unnamed model")
-    table.add_row("documents", f"{facts['documents']:,}")
-    table.add_row("tokens", f"{facts['tokens']:,}")
-    table.add_row("longest match", f"{header.depth} tokens")
-    table.add_row("size", f"{header.size / 1e6:,.1f} MB")
-    if "seconds" in more:
-        table.add_row("built in", f"{more['seconds']:.1f} s")
-    out().print(table)
-
-
-@contextlib.contextmanager
-def _watching() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error while a datastore is built, and what moves it."""
-    console = err()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-
-        def advance(what: str, done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, description=what)
-
-        yield advance
+    rows = [
+        ("datastore", f"[bold cyan]{escape(str(path))}[/]"),
+        ("tokenised for", escape(header.model) or "an unnamed model"),
+        ("documents", f"{facts['documents']:,}"),
+        ("tokens", f"{facts['tokens']:,}"),
+        ("longest match", f"{header.depth} tokens"),
+        ("size", f"{header.size / 1e6:,.1f} MB"),
+        *(("built in", f"{seconds:.1f} s") for seconds in more.values()),
+    ]
+    out().print(fact_table(rows))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
 
+from outpace.cli import options as opt
 from outpace.cli.output import err, out, print_json
 from outpace.core.errors import BadInput
 
@@ -17,7 +17,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 PACKED = ("float32", "bfloat16", "int8")
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(json: opt.Json = False) -> None:
     """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
     console = err()
     with console.status("[dim]measuring for a few seconds ...") if console.is_terminal else nullcontext():

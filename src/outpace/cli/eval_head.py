@@ -1,141 +1,88 @@
-"""``outpace eval-head``: what a trained head is worth, by decoding with its target."""
+"""``outpace eval-head``: accepted lengths and speed-up of a trained head, by decoding with its target."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import outpace.cli.options as opt
-from outpace.cli.output import advancing, err, out, print_json
-from outpace.cli.session import Machine
+import outpace
+from outpace.cli import options as opt
+from outpace.cli.bars import advancing
+from outpace.cli.grouping import grouped
+from outpace.cli.options import option
+from outpace.cli.output import err, out, print_json
+from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 
-if TYPE_CHECKING:
-    from outpace.bench.settings import BenchSettings
-    from outpace.prompts.prompt import Prompt
-
-_INTERRUPTED = 130
 _DEPTHS = 6
 """Positions that the table shows; JSON has all."""
 
 
+@grouped()
 def eval_head(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A trained head: the --out of outpace train.")],
-    model: opt.ModelName = "smollm2",
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Questions as for outpace bench. [dim]\\[default: embedded][/]"),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", help="Use N prompts, taken from all categories in turn.")
-    ] = None,
+    machine: Machine,
+    *,
+    prompts: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
     method: Annotated[
-        str | None,
-        typer.Option(
-            "--method", metavar="NAME", help="Draft with this method. [dim]\\[default: all that take the head][/]"
-        ),
+        str | None, option(value="NAME", text="Draft with this method. [dim]\\[default: all that take the head][/]")
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Measure the untrained head and a bigram table beside it.")
+        bool, option("--baselines", text="Measure the untrained head and a bigram table beside it.")
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--data",
-            metavar="FOLDER",
-            help="Conversations that the table is fitted on. [dim]\\[default: the answers to the very prompts][/]",
+        option(
+            value="FOLDER",
+            text="Conversations that the table is fitted on. [dim]\\[default: the answers to the very prompts][/]",
         ),
     ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep the measured figures with the head, in its training.json.")
+        bool, option("--record", text="Keep the measured figures with the head, in its training.json.")
     ] = False,
     param: opt.Param = None,
-    temperature: opt.Temperature = 0.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    seed: opt.Seed = 0,
-    threads: opt.Threads = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
+    sampling: opt.Sampling,
+    json: opt.Json = False,
 ) -> None:
     """Measure a head: accepted length by position and by task, draft time, speed-up."""
     opt.check_length(max_new_tokens)
     if data is not None and not baselines:
         raise BadInput("--data is for the bigram table of --baselines; give both")
-    machine = Machine(model, None, dtype, device, threads)
-    from outpace.bench.settings import BenchSettings
-    from outpace.core.sampling import SamplingParams
+    from outpace.bench.head_subjects import choose_methods
     from outpace.heads.head_folder import open_head
-    from outpace.prompts.questions import load_prompts
 
-    open_head(folder)  # what is no head is said before a model is loaded for it
+    names = choose_methods(open_head(folder).kind, method)
     machine.check()
-    questions = load_prompts(prompts, limit)
-    settings = BenchSettings(
-        max_new_tokens=max_new_tokens,
-        params=SamplingParams(temperature=temperature, seed=seed),
-        command=shlex.join(["outpace", *sys.argv[1:]]),
-    )
-    found = _measured(machine, folder, questions, settings, method, param, baselines, data)
-    if record and found["complete"]:
-        from outpace.bench.head_evaluation import record as keep
-
-        keep(folder, found)
+    params, questions = sampling.params(), prompts.read()
+    with advancing() as advance:
+        found = outpace.evaluate_head(
+            machine.load,
+            folder,
+            questions,
+            methods=Drafting(param).settings(names, params),
+            max_new_tokens=max_new_tokens,
+            params=params,
+            baselines=baselines,
+            data=data,
+            record=record,
+            command=shlex.join(["outpace", *sys.argv[1:]]),
+            on_progress=advance,
+        )
     if json:
         print_json(found)
     else:
         _show(found, out())
     if not found["complete"]:
         err().print("[yellow]interrupted[/]: the figures are of the prompts that were finished")
-        raise typer.Exit(_INTERRUPTED)
-
-
-def _measured(
-    machine: Machine,
-    folder: Path,
-    prompts: list[Prompt],
-    settings: BenchSettings,
-    method: str | None,
-    param: list[str] | None,
-    baselines: bool,
-    data: Path | None,
-) -> dict[str, Any]:
-    """Load, build, decode."""
-    from outpace.bench.bigram import Bigrams
-    from outpace.bench.head_evaluation import evaluate, head_facts
-    from outpace.bench.head_subjects import bigram_subjects, head_subjects, own_answers, untrained_subjects
-    from outpace.bench.head_subjects import choose_methods as fitting
-    from outpace.bench.results import plain_figures
-    from outpace.cli.session import choose_methods
-    from outpace.heads.head_folder import open_head
-    from outpace.heads.untrained import as_training_begins
-
-    model, _ = machine.load()
-    head = open_head(folder).load(model.target)
-    names = fitting(head.config.kind, method)
-    chosen = choose_methods(names, param, None, settings.params).settings
-    subjects = head_subjects(model, head, chosen)
-    fitted = None
-    if baselines:
-        before = as_training_begins(head, model.target, settings.params.seed)
-        subjects += untrained_subjects(model, before, chosen)
-        if data is not None:
-            table, fitted = Bigrams.of(data, model.target.vocab_size), str(data)
-        else:
-            table, fitted = own_answers(model, prompts, settings.max_new_tokens), "the answers to these prompts"
-        nodes = [int(one["max_nodes"]) for one in chosen.values() if "max_nodes" in one]  # as many as the head's
-        subjects += bigram_subjects(model, table, *nodes[:1])
-    with advancing() as advance:
-        result = evaluate(model, subjects, prompts, settings, advance)
-    result["settings"] |= {"methods": names, "method_settings": plain_figures(chosen), "bigrams_of": fitted}
-    return {**result, "head": plain_figures(head_facts(folder, head))}
+        raise typer.Exit(opt.INTERRUPTED)
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -163,8 +110,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
 
 
 _NOTES = {
-    "tree, chain": "as many draft tokens as pay; of 60 and of 6: that many in every round, whether they pay or not",
-    "tok/fwd": "tokens committed per forward of the target, by decoding; plain decoding has 1",
+    "tree, chain": "as many draft tokens as measured costs suggest; of 60 and of 6: that many in every round",
+    "tok/fwd": "tokens committed per forward of the target; autoregressive decoding has 1",
     "accepted at depth": "share of all rounds in which a draft token at this depth was accepted",
 }
 

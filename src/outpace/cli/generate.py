@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,106 +11,119 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli import options as opt
+from outpace.cli.grouping import grouped
 from outpace.cli.interrupt import interruptible
+from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
-from outpace.cli.session import Machine, MethodChoice, choose_methods, read_texts
+from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.core.sampling import SamplingParams
     from outpace.engine.decoder import Decoder
-    from outpace.engine.method import Method
     from outpace.engine.request import Generation, Request
     from outpace.model import Model
 
-_INTERRUPTED = 130
 
-
+@grouped()
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads standard input.")],
-    model: opt.ModelName = "smollm2",
+    machine: Machine,
     system: opt.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, option("--raw", text="Continue the text as it is, without the chat template.")] = False,
     max_new_tokens: opt.MaxNewTokens = 256,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what was drafted, accepted and rejected, round by round.")
+        bool, option("--explain", text="Show what was drafted, accepted and rejected, round by round.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    json: Annotated[bool, option("--json", text="Print one JSON object instead of the text.")] = False,
     method: opt.MethodName = "auto",
-    param: opt.Param = None,
-    rule: opt.Rule = None,
-    draft_model: opt.DraftModel = None,
-    head: opt.Head = None,
-    datastore: opt.Datastore = None,
+    *,
+    drafting: Drafting,
     reference: opt.Reference = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    logit_bias: opt.LogitBias = None,
+    sampling: opt.Sampling,
     logprobs: Annotated[
         int | None,
-        typer.Option(
-            "--logprobs",
-            metavar="N",
-            rich_help_panel="Sampling",
-            help="Log-probabilities, and those of the N likeliest.",
-        ),
+        option(value="N", panel=opt.SAMPLING, text="Log-probabilities, and those of the N likeliest."),
     ] = None,
-    seed: opt.Seed = 0,
-    threads: opt.Threads = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
 ) -> None:
-    """Generate one answer. Speculation makes it faster, and changes nothing else."""
+    """Generate one answer. Speculation makes it faster; its distribution stays the model's."""
     question = read_prompt(prompt, raw)
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
     opt.check_length(max_new_tokens)
-    machine = Machine(model, draft_model, dtype, device, threads, datastore, head)
     machine.check()
+    drafting.check()
     texts = read_texts(reference)
-    biases = opt.logit_bias(logit_bias)
     try:
-        from outpace.core.sampling import SamplingParams
+        params = sampling.params(logprobs=logprobs is not None, top_logprobs=logprobs or 0)
+        settings = drafting.settings([method], params)
+        model, [built] = drafting.build(machine, settings)
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": question})
+        from outpace import api
 
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=biases,
-            seed=seed,
-            logprobs=logprobs is not None,
-            top_logprobs=logprobs or 0,
-        )
-        job = _Job(
-            question=question,
-            system=system,
+        request = api.request(
+            model,
+            question if raw else messages,
+            method=built,
             raw=raw,
-            choice=choose_methods([method], param, rule, params),
-            params=params,
             max_new_tokens=max_new_tokens,
-            stop=tuple(stop or ()),
+            stop=stop or (),
             references=texts,
             ignore_eos=ignore_eos,
-            explain=explain,
+            trace=explain,
+            params=params,
         )
-        complete = job.run(machine, json)
+        complete = _answer(model, request, explain=explain, json=json)
     except KeyboardInterrupt:
         if json:
             _print_nothing()
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(opt.INTERRUPTED) from None
     if not complete:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(opt.INTERRUPTED)
+
+
+def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> bool:
+    """Generate and print. False when Ctrl-C cut the answer short."""
+    from outpace.engine.decoder import Decoder
+
+    decoder = Decoder(model.target, model.tokenizer)
+    generation = decoder.submit(request)
+    with interruptible(generation) as interrupt:
+        if explain:
+            _explained(model, decoder, generation, err() if json else out())
+        else:
+            for piece in decoder.stream(generation):
+                if not json:
+                    print(piece, end="", flush=True)
+        decoder.run()  # lets a cancelled request leave
+    if generation.stream is not None and interrupt.pressed:
+        rest = generation.stream.finish()
+        if not json and not explain:
+            print(rest, end="")
+    if json:
+        print_json(report(model, generation, interrupt.pressed))
+    else:
+        if not explain:
+            print(flush=True)
+        if generation.logprobs:
+            _print_logprobs(model, generation)
+        remark = "interrupted: " if interrupt.pressed else ""
+        err().print(f"[dim]{remark}{status(generation)}", soft_wrap=True)
+    return not interrupt.pressed
+
+
+def _explained(model: Model, decoder: Decoder, generation: Generation, console: Console) -> None:
+    from outpace.cli.explain import Explainer
+
+    explainer = Explainer(console, model.tokenizer)
+    explainer.legend()
+    while generation.finish_reason is None:
+        decoder.step()
+        explainer.update(generation)
+    explainer.answer(generation)
+    explainer.summary(generation)
 
 
 def read_prompt(prompt: str, raw: bool) -> str:
@@ -131,85 +143,9 @@ def read_prompt(prompt: str, raw: bool) -> str:
     return prompt
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One generation, checked and not yet begun."""
-
-    question: str
-    system: str | None
-    raw: bool
-    choice: MethodChoice
-    params: SamplingParams
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    references: tuple[str, ...]
-    ignore_eos: bool
-    explain: bool
-
-    def run(self, machine: Machine, json: bool) -> bool:
-        """Load, generate and print. False when Ctrl-C cut the answer short."""
-        from outpace.engine.decoder import Decoder
-
-        model, drafts = machine.load()
-        method = self.choice.build(model, drafts, machine.datastore, machine.heads or ())[0]
-        decoder = Decoder(model.target, model.tokenizer)
-        generation = decoder.submit(self._request(model, method))
-        with interruptible(generation) as interrupt:
-            if self.explain:
-                self._explained(model, decoder, generation, err() if json else out())
-            else:
-                for piece in decoder.stream(generation):
-                    if not json:
-                        print(piece, end="", flush=True)
-            decoder.run()  # lets a cancelled request leave
-        if generation.stream is not None and interrupt.pressed:
-            rest = generation.stream.finish()
-            if not json and not self.explain:
-                print(rest, end="")
-        if json:
-            print_json(report(model, method, generation, interrupt.pressed))
-        else:
-            if not self.explain:
-                print(flush=True)
-            if generation.logprobs:
-                _print_logprobs(model, generation)
-            remark = "interrupted: " if interrupt.pressed else ""
-            err().print(f"[dim]{remark}{status(method, generation)}", soft_wrap=True)
-        return not interrupt.pressed
-
-    def _request(self, model: Model, method: Method) -> Request:
-        from outpace import api
-
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        messages.append({"role": "user", "content": self.question})
-        return api.request(
-            model,
-            self.question if self.raw else messages,
-            method=method,
-            raw=self.raw,
-            max_new_tokens=self.max_new_tokens,
-            stop=self.stop,
-            references=self.references,
-            ignore_eos=self.ignore_eos,
-            trace=self.explain,
-            **{name: getattr(self.params, name) for name in self.params.__dataclass_fields__},
-        )
-
-    @staticmethod
-    def _explained(model: Model, decoder: Decoder, generation: Generation, console: Console) -> None:
-        from outpace.cli.explain import Explainer
-
-        explainer = Explainer(console, model.tokenizer)
-        explainer.legend()
-        while generation.finish_reason is None:
-            decoder.step()
-            explainer.update(generation)
-        explainer.answer(generation)
-        explainer.summary(generation)
-
-
-def report(model: Model, method: Method, generation: Generation, interrupted: bool) -> dict[str, Any]:
+def report(model: Model, generation: Generation, interrupted: bool) -> dict[str, Any]:
     """The object that ``--json`` prints; metrics have the names of the bench's rows."""
+    method = generation.request.method
     figures = {"method": method.name, "lossless": method.lossless, **generation.metrics.figures()}
     value: dict[str, Any] = {"text": generation.text, "tokens": list(generation.tokens), "metrics": figures}
     if generation.request.params.logprobs:
@@ -228,10 +164,10 @@ def report(model: Model, method: Method, generation: Generation, interrupted: bo
     return value
 
 
-def status(method: Method, generation: Generation) -> str:
-    """The line under an answer."""
+def status(generation: Generation) -> str:
+    """The line under an answer: method, length, rate and wait."""
     figures = generation.metrics.figures()
-    parts = [f"{method.name}: {figures['tokens']} tokens"]
+    parts = [f"{generation.request.method.name}: {figures['tokens']} tokens"]
     if figures["decode_tokens_per_second"]:
         parts.append(f"{figures['decode_tokens_per_second']:.1f} tokens/s")
     if figures["mean_acceptance_length"]:

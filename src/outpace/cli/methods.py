@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from outpace.cli.output import err, out, print_json
+from outpace.cli import options as opt
+from outpace.cli.output import err, fact_table, out, print_json
 
 if TYPE_CHECKING:
     from outpace.methods.registry import MethodInfo
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method and its settings.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: opt.Json = False,
 ) -> None:
     """List the methods, or show one with its settings."""
     from outpace.methods.registry import find
@@ -42,31 +43,33 @@ def _list(infos: list[MethodInfo]) -> None:
             table.add_row()
         table.add_row(Text(family, style="bold"))
         for info in members:
-            marks = [word for word, holds in (("lossy", not info.lossless), ("needs training", info.trained)) if holds]
+            marks = [*([] if info.lossless else ["lossy"]), *([f"needs {_needs(info)}"] if info.needs else [])]
             mark = f" [yellow]({', '.join(marks)})[/]" if marks else ""
             table.add_row(f"  {info.name}", escape(info.summary) + mark)
     out().print(table)
     err().print(
-        "\n[dim]The answers are those of plain decoding, except with methods marked lossy. "
-        "When each pays, and its settings: outpace methods NAME"
+        "\n[dim]The output distribution is that of autoregressive decoding, except with methods marked lossy. "
+        "When to use each, and its settings: outpace methods NAME"
     )
+
+
+def _needs(info: MethodInfo) -> str:
+    return " and ".join(f"a {need}" for need in info.needs)
 
 
 def _show(info: MethodInfo) -> None:
     console = out()
     console.print(f"[bold cyan]{info.name}[/]  {escape(info.summary)}")
-    facts = Table(box=None, pad_edge=False, show_header=False)
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    if info.when_to_use:
-        facts.add_row("pays", escape(info.when_to_use))
-    facts.add_row("family", info.family)
-    facts.add_row("paper", escape(info.paper))
-    facts.add_row("lossless", "yes" if info.lossless else "no")
-    facts.add_row("needs training", "yes" if info.trained else "no")
-    if info.aliases:
-        facts.add_row("also called", ", ".join(info.aliases))
-    console.print(facts)
+    facts = (
+        ("when to use", info.when_to_use),
+        ("needs", _needs(info) or "nothing beside the model"),
+        ("aliases", ", ".join(info.aliases)),
+        ("family", info.family),
+        ("paper", info.paper),
+        ("lossless", "yes" if info.lossless else "no"),
+        ("needs training", "yes" if info.trained else "no"),
+    )
+    console.print(fact_table((label, escape(value)) for label, value in facts if value))
     fields = info.settings.model_fields
     if not fields:
         console.print("\nIt has no settings.")

@@ -1,155 +1,130 @@
-"""The options that several commands share, and the reading of their values."""
+"""Every option that more than one command has, declared once: single ones, and groups that belong together.
+
+A command takes a group as one parameter (:mod:`outpace.cli.grouping`). The groups that load models are in
+:mod:`outpace.cli.session`. To add a sampling parameter, add a field to SamplingParams and one of that name to Sampling.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import usable_cpus
 
-_SAMPLING = "Sampling"
-_DRAFTING = "Drafting"
-_MACHINE = "Machine"
+if TYPE_CHECKING:
+    from outpace.core.sampling import SamplingParams
+    from outpace.prompts.prompt import Prompt
 
-ModelName = Annotated[
-    str,
-    typer.Option("--model", "-m", metavar="NAME", help="Hub id, folder, GGUF file, or 'smollm2' (embedded)."),
-]
-MethodName = Annotated[
-    str, typer.Option("--method", metavar="NAME", rich_help_panel=_DRAFTING, help="How to draft; see: outpace methods.")
-]
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def option(*flags: str, value: str | None = None, panel: str | None = None, text: str) -> Any:
+    """An option's declaration. ``value``: what stands for its value in the help. ``panel``: the help's group."""
+    return typer.Option(*flags, metavar=value, rich_help_panel=panel, help=text)
+
+
+DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
+
+ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
 DraftModel = Annotated[
     list[str] | None,
-    typer.Option(
-        "--draft-model",
-        metavar="NAME",
-        rich_help_panel=_DRAFTING,
-        help="Smaller model, for methods that draft with one; may be repeated for those that take several.",
-    ),
+    option(value="NAME", panel=DRAFTING, text="Smaller model, for methods that draft with one; may be repeated."),
 ]
 Head = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--head",
-        metavar="DIR",
-        rich_help_panel=_DRAFTING,
-        help="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
+    option(
+        value="DIR",
+        panel=DRAFTING,
+        text="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
     ),
 ]
-Datastore = Annotated[
-    Path | None,
-    typer.Option(
-        "--datastore",
-        metavar="PATH",
-        rich_help_panel=_DRAFTING,
-        help="Corpus to copy from, for methods that do; built by: outpace datastore build.",
-    ),
+MethodName = Annotated[
+    str, option("--method", value="NAME", panel=DRAFTING, text="How to draft; see: outpace methods.")
 ]
 Reference = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--reference",
-        metavar="FILE",
-        rich_help_panel=_DRAFTING,
-        help="Text that drafters may copy from; may be repeated.",
+    option(value="FILE", panel=DRAFTING, text="Text that drafters may copy from; may be repeated."),
+]
+Namespace = Annotated[
+    str | None,
+    option(
+        value="NAME",
+        panel=DRAFTING,
+        text="Keep what methods learn from one prompt for the next, under this name; in a chat it is the "
+        "conversation's own where none is given.",
     ),
 ]
 Param = Annotated[
     list[str] | None,
-    typer.Option(
-        "--param",
-        metavar="KEY=VALUE",
-        rich_help_panel=_DRAFTING,
-        help="A method's setting, or METHOD.KEY=VALUE for one method; may be repeated. See: outpace methods NAME.",
+    option(
+        value="KEY=VALUE",
+        panel=DRAFTING,
+        text="A method's setting (num_draft_tokens, topk, depth, max_nodes, ...), or METHOD.KEY=VALUE for one method; "
+        "may be repeated. See: outpace methods NAME.",
     ),
 ]
-Rule = Annotated[
-    str | None,
-    typer.Option("--rule", metavar="NAME", rich_help_panel=_DRAFTING, help="Acceptance rule, instead of the method's."),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        metavar="NAME",
-        rich_help_panel=_DRAFTING,
-        help="Keep what methods learn from one prompt for the next, under this name.",
-    ),
-]
-System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the conversation.")]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before this text; may be repeated.")
-]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", metavar="N", help="Length limit of an answer.")]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the length limit.")]
-Temperature = Annotated[
-    float, typer.Option("--temperature", "-t", metavar="X", rich_help_panel=_SAMPLING, help="0 is greedy.")
-]
-TopK = Annotated[
-    int, typer.Option("--top-k", metavar="N", rich_help_panel=_SAMPLING, help="Keep the N likeliest tokens; 0 is off.")
-]
-TopP = Annotated[
-    float,
-    typer.Option("--top-p", metavar="X", rich_help_panel=_SAMPLING, help="Keep the smallest set of mass X; 1 is off."),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p", metavar="X", rich_help_panel=_SAMPLING, help="Keep tokens of at least X times the top probability."
-    ),
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        "--repetition-penalty", metavar="X", rich_help_panel=_SAMPLING, help="Above 1 discourages repeats; 1 is off."
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    typer.Option("--presence-penalty", metavar="X", rich_help_panel=_SAMPLING, help="Off every token already used."),
-]
-FrequencyPenalty = Annotated[
-    float,
-    typer.Option("--frequency-penalty", metavar="X", rich_help_panel=_SAMPLING, help="Off a token for each use of it."),
-]
-LogitBias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--logit-bias",
-        metavar="TOKEN=BIAS",
-        rich_help_panel=_SAMPLING,
-        help="Add BIAS to a token id's logit; may be repeated.",
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", rich_help_panel=_SAMPLING, help="Same seed, same answer.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", rich_help_panel=_MACHINE, help="CPU threads to compute with.")
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="NAME",
-        rich_help_panel=_MACHINE,
-        help="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored); default: int4 for "
-        "such a file on a CPU, otherwise the device's quickest.",
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        rich_help_panel=_MACHINE,
-        help="cpu, cuda, ...; default: a GPU, if there is one.",
-    ),
-]
+System = Annotated[str | None, option(value="TEXT", text="System message of the conversation.")]
+Stop = Annotated[list[str] | None, option(value="TEXT", text="End the answer before this text; may be repeated.")]
+MaxNewTokens = Annotated[int, option("--max-new-tokens", "-n", value="N", text="Length limit of an answer.")]
+IgnoreEos = Annotated[bool, option("--ignore-eos", text="Go on to the length limit.")]
+Json = Annotated[bool, option("--json", text="Print JSON.")]
+Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
+Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="CPU threads to compute with.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen: the fields of SamplingParams that a command line can give."""
+
+    temperature: Annotated[float, option("--temperature", "-t", value="X", panel=SAMPLING, text="0 is greedy.")] = 0.0
+    top_k: Annotated[int, option(value="N", panel=SAMPLING, text="Keep the N likeliest tokens; 0 is off.")] = 0
+    top_p: Annotated[float, option(value="X", panel=SAMPLING, text="Keep the smallest set of mass X; 1 is off.")] = 1.0
+    min_p: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Keep tokens of at least X times the top probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Above 1 discourages repeats; 1 is off.")
+    ] = 1.0
+    presence_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off every token already used.")] = 0.0
+    frequency_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off a token for each use of it.")] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        option(value="TOKEN=BIAS", panel=SAMPLING, text="Add BIAS to a token id's logit; may be repeated."),
+    ] = None
+    seed: Seed = 0
+
+    def params(self, **more: Any) -> SamplingParams:
+        """The sampling parameters, with ``more`` of their fields. Raises BadInput for values out of range."""
+        biases = logit_bias(self.logit_bias)
+        from outpace.core.sampling import SamplingParams  # imports torch
+
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SamplingParams(**given | {"logit_bias": biases} | more)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """The prompts that a command decodes."""
+
+    prompts: Annotated[
+        Path | None,
+        option(value="FILE", text="Spec-Bench questions, JSONL or plain text. [dim]\\[default: embedded][/]"),
+    ] = None
+    limit: Annotated[int | None, option(value="N", text="Use N prompts, taken from all categories in turn.")] = None
+
+    def read(self) -> list[Prompt]:
+        """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""
+        from outpace.prompts.questions import load_prompts
+
+        return load_prompts(self.prompts, self.limit)
 
 
 def check_length(max_new_tokens: int) -> None:
@@ -163,6 +138,11 @@ def check_threads(threads: int | None) -> None:
     have = usable_cpus()
     if threads is not None and not 1 <= threads <= have:
         raise BadInput(f"--threads must be between 1 and {have} (this machine's), not {threads}")
+
+
+def names(text: str | None) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def logit_bias(pairs: Sequence[str] | None) -> dict[int, float]:
@@ -179,11 +159,13 @@ def logit_bias(pairs: Sequence[str] | None) -> dict[int, float]:
     return biases
 
 
-def settings_by_method(pairs: Sequence[str] | None, known: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
-    """``--param`` values for each chosen method. ``known``: the settings that each of them has.
+def settings_by_method(
+    pairs: Sequence[str] | None, known: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, Any]]:
+    """``--param`` values for each chosen method.
 
-    ``key=value`` goes to every method that has the key, ``method.key=value`` to that one. Raises BadInput for a key
-    that no chosen method has.
+    ``known``: for each method, what may be written and the setting that it means. ``key=value`` goes to every method
+    that has the key, ``method.key=value`` to that one. Raises BadInput for a key that no chosen method has.
     """
     settings: dict[str, dict[str, Any]] = {name: {} for name in known}
     for pair in pairs or ():
@@ -197,10 +179,10 @@ def settings_by_method(pairs: Sequence[str] | None, known: Mapping[str, Iterable
         setting = inner if dot else key
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
-            have = "; ".join(f"{name}: {', '.join(known[name]) or 'none'}" for name in wanted)
+            have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
             raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}' (settings of {have})")
         for name in takers:
-            settings[name][setting] = _value(pair, text)
+            settings[name][known[name][setting]] = _value(pair, text)
     return settings
 
 

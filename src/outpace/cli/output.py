@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file, is_special
 
 if TYPE_CHECKING:
-    from outpace.bench.settings import Progress as Step
+    from outpace.bench.results import Results
 
 STDOUT = "-"
 
@@ -51,60 +53,62 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-@contextlib.contextmanager
-def advancing() -> Iterator[Callable[[Step], None] | None]:
-    """A progress bar on standard error while a bench runs, and what moves it; None where nobody watches."""
-    console = err()
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def advance(now: Step) -> None:
-            progress.update(task, completed=now.done, total=now.total, description=f"{now.method} {now.category}")
-
-        yield advance
+def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, with markup, in two columns."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """Where a command's results go: the table to the terminal, JSON and HTML to files."""
 
-    def __init__(self, json: str | None, html: Path | None) -> None:
-        self._to_stdout = json == STDOUT
-        self._json = None if json is None or self._to_stdout else Path(json)
-        self._html = html
+    json: Annotated[
+        str | None, option("--json", value="FILE", text="Write the results as JSON; - is standard output.")
+    ] = None
+    html: Annotated[Path | None, option("--html", value="FILE", text="Write a self-contained report with charts.")] = (
+        None
+    )
+
+    @property
+    def _to_stdout(self) -> bool:
+        return self.json == STDOUT
+
+    @property
+    def _file(self) -> Path | None:
+        return None if self.json is None or self._to_stdout else Path(self.json)
 
     def check(self) -> None:
         """Raise BadInput now for what could not be written later."""
-        for path in (self._json, self._html):
+        for path in (self._file, self.html):
             if path is not None:
                 check_writable(path)
-        if self._json is not None and self._json == self._html:
-            raise BadInput(f"--json and --html both name {self._html}")
+        if self._file is not None and self._file == self.html:
+            raise BadInput(f"--json and --html both name {self.html}")
 
-    def write(
-        self,
-        result: dict[str, Any],
-        table: Callable[[dict[str, Any], Console], None],
-        page: Callable[[dict[str, Any], Path], None],
-        *,
-        empty: bool,
-    ) -> None:
-        """Everything that was asked for; JSON first, for it is what a script waits for. ``empty``: nothing else."""
+    def write(self, report: Results) -> None:
+        """Everything that was asked for; JSON first, for it is what a script waits for.
+
+        Exits as after Ctrl-C, and says so, for partial results; without rows only JSON is written.
+        """
         if self._to_stdout:
-            print_json(result)
-        elif self._json is not None:
-            write_whole(self._json, lambda path: _write_text(path, to_json(result) + "\n"))
-        if empty:
-            return
-        if self._html is not None:
-            write_whole(self._html, lambda path: page(result, path))
-        table(result, err() if self._to_stdout else out())
-        for what, place in (("JSON", self._json), ("report", self._html)):
-            if place is not None:
-                err().print(f"[dim]{what}: {place}", soft_wrap=True)
+            print_json(report.result)
+        elif self._file is not None:
+            write_whole(self._file, lambda path: _write_text(path, to_json(report.result) + "\n"))
+        if report.rows:
+            if self.html is not None:
+                write_whole(self.html, report.write_html)
+            report.print(err() if self._to_stdout else out())
+            for what, place in (("JSON", self._file), ("report", self.html)):
+                if place is not None:
+                    err().print(f"[dim]{what}: {place}", soft_wrap=True)
+        if not report.complete:
+            err().print("[yellow]interrupted[/]: the results are partial" if report.rows else "[yellow]interrupted")
+            raise typer.Exit(INTERRUPTED)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
 from rich.markup import escape
 
-from outpace.cli.options import check_threads, settings_by_method
+from outpace.cli import options as opt
+from outpace.cli.options import DRAFTING, MACHINE, option
+from outpace.cli.output import err
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,68 +22,121 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodChoice:
-    """Methods by name with their settings, checked as far as is possible without a model."""
+class Machine:
+    """Which model, and where and how exactly it computes."""
 
-    settings: dict[str, dict[str, Any]]
-    rule: str | None = None
+    model: opt.ModelName = "smollm2"
+    threads: opt.Threads = None
+    dtype: Annotated[
+        str | None,
+        option(
+            value="NAME",
+            panel=MACHINE,
+            text="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored); default: int4 "
+            "for such a file on a CPU, otherwise the device's quickest.",
+        ),
+    ] = None
+    device: Annotated[
+        str | None, option(value="NAME", panel=MACHINE, text="cpu, cuda, ...; default: a GPU, if there is one.")
+    ] = None
 
-    @property
-    def names(self) -> list[str]:
-        """The chosen methods, in order."""
-        return list(self.settings)
+    def check(self) -> None:
+        """Raise BadInput for threads that this machine lacks, and a model that does not exist."""
+        opt.check_threads(self.threads)
+        from outpace.models.source import resolve
 
-    def build(
-        self,
-        model: Model,
-        draft_models: Sequence[Model] = (),
-        datastore: Path | None = None,
-        heads: Sequence[Path] = (),
-    ) -> list[Method]:
-        """The methods for this model. Raises BadInput for parts that do not fit."""
-        return [
-            model.method(
-                name,
-                settings,
-                # Plain decoding drafts nothing to judge: it stays the baseline under any rule.
-                rule=None if name == "none" else self.rule,
-                draft_model=draft_models,
-                datastore=datastore,
-                head=heads,
-            )
-            for name, settings in self.settings.items()
+        resolve(self.model)
+
+    def load(self, name: str | None = None) -> Model:
+        """The model, or another one for the same machine. The thread count is set first: packing depends on it."""
+        import torch
+
+        import outpace.loading
+
+        name = self.model if name is None else name
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        with _waiting(f"loading {name} (the first time takes longer)"):
+            model = outpace.loading.load(name, dtype=self.dtype, device=self.device)
+        if note := model.info.get("note"):
+            err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How methods draft: their settings and rule, and what they need beside the model."""
+
+    param: opt.Param = None
+    rule: Annotated[
+        str | None, option(value="NAME", panel=DRAFTING, text="Acceptance rule, instead of the method's.")
+    ] = None
+    draft_model: opt.DraftModel = None
+    head: opt.Head = None
+    datastore: Annotated[
+        Path | None,
+        option(
+            value="PATH",
+            panel=DRAFTING,
+            text="Corpus to copy from, for methods that do; built by: outpace datastore build.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise BadInput for draft models, a datastore or heads that do not exist."""
+        from outpace.models.source import resolve
+
+        for name in self.draft_model or ():
+            resolve(name)
+        if self.datastore is not None:
+            from outpace.datastore.store import open_datastore
+
+            open_datastore(self.datastore)
+        if self.head:
+            from outpace.heads.head_folder import open_head
+
+            for folder in self.head:
+                open_head(folder)
+
+    def settings(self, names: Iterable[str], params: SamplingParams) -> dict[str, dict[str, Any]]:
+        """The chosen methods with their settings, checked as far as is possible without a model.
+
+        Raises BadInput for methods, settings and rules that do not exist, and for a rule that is not for ``params``.
+        """
+        from outpace.acceptance.registry import find_rule
+        from outpace.methods.registry import configured, find
+
+        infos = {info.name: info for info in map(find, names)}
+        if not infos:
+            raise BadInput("name at least one method; see: outpace methods")
+        by_alias = {alias: info.name for info in infos.values() for alias in info.aliases}
+        pairs = [_unaliased(pair, by_alias) for pair in self.param or ()]
+        settings = opt.settings_by_method(pairs, {name: info.setting_names() for name, info in infos.items()})
+        for name, info in infos.items():
+            configured(info, settings[name])
+        if self.rule is not None:
+            find_rule(self.rule).check_params(params)
+        return settings
+
+    def load(self, machine: Machine) -> dict[str, Any]:
+        """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.method`."""
+        draft_models = tuple(machine.load(name) for name in self.draft_model or ())
+        return {"draft_model": draft_models, "datastore": self.datastore, "head": self.head}
+
+    def build(self, machine: Machine, settings: dict[str, dict[str, Any]]) -> tuple[Model, list[Method]]:
+        """The model, and the methods for it. Raises BadInput for parts that do not fit."""
+        model = machine.load()
+        needs = self.load(machine)
+        return model, [
+            # Autoregressive decoding drafts nothing to judge: it stays the baseline under any rule.
+            model.method(name, each, rule=None if name == "none" else self.rule, **needs)
+            for name, each in settings.items()
         ]
 
 
-def choose_methods(
-    names: Iterable[str], pairs: Sequence[str] | None, rule: str | None, params: SamplingParams
-) -> MethodChoice:
-    """Find methods, settings and rule. Raises BadInput for what does not exist or is not for these parameters."""
-    from pydantic import ValidationError
-
-    from outpace.acceptance.registry import rules
-    from outpace.methods.registry import find
-
-    infos = {info.name: info for info in map(find, names)}
-    if not infos:
-        raise BadInput("name at least one method; see: outpace methods")
-    by_alias = {alias: info.name for info in infos.values() for alias in info.aliases}
-    settings = settings_by_method(
-        [_unaliased(pair, by_alias) for pair in pairs or ()],
-        {name: list(info.settings.model_fields) for name, info in infos.items()},
-    )
-    for name, info in infos.items():
-        try:
-            info.settings.model_validate(settings[name])
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "settings"
-            raise BadInput(f"method '{name}', setting '{key}': {first['msg']}") from None
-    if rule is not None:
-        if rule not in rules():
-            raise BadInput(f"unknown acceptance rule '{rule}'; known: {', '.join(rules())}")
-        rules()[rule]().check_params(params)
-    return MethodChoice(settings, rule)
+def _waiting(what: str) -> AbstractContextManager[object]:
+    console = err()
+    return console.status(f"[dim]{what} ...") if console.is_terminal else nullcontext()
 
 
 def _unaliased(pair: str, by_alias: dict[str, str]) -> str:
@@ -118,55 +172,3 @@ def check_size(path: Path) -> None:
 
 _BYTES_PER_BYTE = 16
 """Memory for a byte of text: the text itself, and a token for every four bytes, with what the tokenizer notes of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The options that say what to load and where to run it."""
-
-    model: str
-    draft_models: Sequence[str] | None = None
-    dtype: str | None = None
-    device: str | None = None
-    threads: int | None = None
-    datastore: Path | None = None
-    heads: Sequence[Path] | None = None
-    console: Console = field(default_factory=lambda: Console(stderr=True))
-
-    def check(self) -> None:
-        """Raise BadInput for what this machine cannot do."""
-        check_threads(self.threads)
-        from outpace.models.source import resolve
-
-        for name in (self.model, *(self.draft_models or ())):
-            resolve(name)
-        if self.datastore is not None:
-            from outpace.datastore.store import open_datastore
-
-            open_datastore(self.datastore)
-        if self.heads:
-            from outpace.heads.head_folder import open_head
-
-            for folder in self.heads:
-                open_head(folder)
-
-    def load(self) -> tuple[Model, tuple[Model, ...]]:
-        """The model, and the draft models that were named. The thread count is set first: packing depends on it."""
-        import torch
-
-        import outpace.loading
-
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-
-        def one(name: str) -> Model:
-            with self._waiting(f"loading {name} (the first time takes longer)"):
-                model = outpace.loading.load(name, dtype=self.dtype, device=self.device)
-            if note := model.info.get("note"):
-                self.console.print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
-            return model
-
-        return one(self.model), tuple(one(name) for name in self.draft_models or ())
-
-    def _waiting(self, what: str) -> AbstractContextManager[object]:
-        return self.console.status(f"[dim]{what} ...") if self.console.is_terminal else nullcontext()

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from weakref import WeakKeyDictionary
 
 from outpace.core.errors import BadInput
-from outpace.datastore import Datastore
+from outpace.datastore.store import Datastore
 from outpace.drafting.copying import separated
 from outpace.drafting.suffix_automaton import ROOT_STATE, SuffixAutomaton
 

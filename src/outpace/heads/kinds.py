@@ -7,10 +7,9 @@ from collections.abc import Sequence as Seq
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
+from outpace.core.validation import known_fields, validated
 from outpace.heads.base import Head
 from outpace.heads.head_config import HeadConfig, TargetFacts
 
@@ -59,13 +58,11 @@ def plan(
     aux_hidden_state_layers: Seq[int] = (),
 ) -> HeadConfig:
     """The configuration of a new head of one kind. Raises BadInput for options and layers that do not exist."""
-    try:
-        settings = head.Options.model_validate(dict(options or {}))
-    except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(head.Options.model_fields) or "it has none"
-        where = ".".join(map(str, first["loc"])) or "options"
-        raise BadInput(f"head '{head.kind}', setting '{where}': {first['msg']} (settings: {known})") from None
+
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"head '{head.kind}', setting '{key}': {reason} (settings: {known_fields(head.Options)})")
+
+    settings = validated(head.Options, options or {}, refusal)
     chosen = tuple(aux_hidden_state_layers) or head.aux_layers_of(facts.num_layers, settings)
     outside = next((layer for layer in chosen if not 0 <= layer <= facts.num_layers), None)
     if outside is not None:

@@ -3,11 +3,11 @@
 A method is declared beside its drafter, in one file::
 
     class Settings(BaseModel):
-        length: int = Field(8, ge=0, description="draft tokens a round")
+        num_draft_tokens: int = Field(8, ge=0, description="draft tokens a round")
 
     @register("my-method", family="model-free", paper="Doe 2026, arXiv 2601.00001", summary="...")
     def build(context: Context, settings: Settings) -> Parts:
-        return Parts(MyDrafter(), Fixed(settings.length))
+        return Parts(MyDrafter(), Fixed(settings.num_draft_tokens))
 
 Packages outside outpace do the same in a module that they name under the entry point group ``outpace.methods``.
 """
@@ -20,26 +20,36 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.default import default_rule
+from outpace.acceptance.registry import find_rule
 from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
+from outpace.core.validation import known_fields, validated
 from outpace.drafting.base import Drafter
+from outpace.engine.method import Method
 from outpace.targets.base import Target
 
 if TYPE_CHECKING:
-    from outpace.datastore import Datastore
-    from outpace.drafting.base import Drafter
+    from outpace.datastore.store import Datastore
     from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer
-    from outpace.targets.base import Target
-from outpace.acceptance.registry import find_rule
-from outpace.engine.method import Method
+
+Need = Literal["draft model", "head", "datastore", "reference"]
+"""What the caller supplies beside the target: ``--draft-model``, ``--head``, ``--datastore``, ``--reference``."""
+
+_OLD_NAMES = {
+    "length": "num_draft_tokens",
+    "nodes": "max_nodes",
+    "k": "topk",
+    "width": "topk",
+}
+"""Settings of outpace 0.1 and what they are called now."""
 
 
 class NoSettings(BaseModel):
@@ -135,8 +145,10 @@ class MethodInfo:
     """The kind of trained head that it drafts with."""
     lossless: bool = True
     when_to_use: str = ""
-    """For which texts, models and machines it gains, and for which not."""
+    """When it decodes faster than autoregressive decoding, and when it does not."""
     aliases: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
+    """What it cannot draft without, or copies from before anything else."""
     tiny: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make a method small enough for exact certification on a toy target."""
 
@@ -145,16 +157,27 @@ class MethodInfo:
         """Whether it drafts with something that is trained for the target."""
         return self.head is not None
 
+    def setting_names(self) -> dict[str, str]:
+        """What a user may write, and the setting that it means: the settings' own names, and their earlier ones."""
+        fields = self.settings.model_fields
+        names = {name: name for name in fields} | {one.alias: one.alias for one in fields.values() if one.alias}
+        for old, new in _OLD_NAMES.items():
+            if old not in names and new in names:
+                names[old] = new
+        return names
+
     def public(self) -> dict[str, Any]:
         """The entry of ``outpace methods --json``."""
         return {
             "name": self.name,
+            "aliases": list(self.aliases),
             "family": self.family,
             "paper": self.paper,
             "lossless": self.lossless,
             "trained": self.trained,
+            "needs": list(self.needs),
             "summary": self.summary,
-            "pays": self.when_to_use,
+            "when_to_use": self.when_to_use,
         }
 
 
@@ -171,18 +194,21 @@ def register(
     lossless: bool = True,
     when_to_use: str = "",
     aliases: tuple[str, ...] = (),
+    needs: tuple[Need, ...] = (),
     tiny: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
     """Declare a method; the decorated function builds it from a Context and its settings model.
 
-    ``head``: the kind of trained head that it drafts with. ``tiny``: settings under which ``outpace certify`` can
-    enumerate the method on a toy target.
+    ``head``: the kind of trained head that it drafts with; it is among the method's needs. ``needs``: what else the
+    caller supplies. ``tiny``: settings under which ``outpace certify`` can enumerate the method on a toy target.
+    Raises BadInput for a name or alias that another method has.
     """
 
     def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
         settings = typing.get_type_hints(build).get("settings", NoSettings)
+        needed: tuple[Need, ...] = (*needs, "head") if head is not None else needs
         info = MethodInfo(
-            name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, tiny or {}
+            name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, needed, tiny or {}
         )
         for key in (name, *aliases):
             before = _REGISTRY.get(key, info)
@@ -209,7 +235,7 @@ def _discover() -> None:
 
 
 def methods() -> list[MethodInfo]:
-    """Every registered method, ``none`` first, then by family and name."""
+    """Every registered method, ``none`` (autoregressive decoding) first, then by family and name."""
     _discover()
     unique = {info.name: info for info in _REGISTRY.values()}
     return sorted(unique.values(), key=lambda info: (info.name != "none", info.family, info.name))
@@ -229,18 +255,18 @@ def drafting_with(kind: str) -> list[str]:
 
 
 def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
-    """A method's settings, checked. Raises BadInput that names the setting."""
-    known = ", ".join(info.settings.model_fields) or "it has none"
-    aliases = {field.alias for field in info.settings.model_fields.values()}
-    for key in settings:  # pydantic ignores these unless a method forbids it
-        if key not in info.settings.model_fields and key not in aliases:
+    """A method's settings, checked, also under their earlier names. Raises BadInput that names the setting."""
+    known, names = known_fields(info.settings), info.setting_names()
+    for key in settings:  # pydantic ignores unknown ones unless a method's author says otherwise
+        if key not in names:
             raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known})")
-    try:
-        return info.settings.model_validate(dict(settings), strict=False)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "settings"
-        raise BadInput(f"method '{info.name}', setting '{key}': {first['msg']} (settings: {known})") from None
+        if names[key] != key and names[key] in settings:
+            raise BadInput(f"method '{info.name}': '{key}' is the earlier name of '{names[key]}'; give one of the two")
+
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"method '{info.name}', setting '{key}': {reason} (settings: {known})")
+
+    return validated(info.settings, {names[key]: value for key, value in settings.items()}, refusal)
 
 
 def build(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import ValidationError
-
 from outpace.core.errors import BadInput
+from outpace.core.validation import validated
 from outpace.heads.checkpoint import CONFIG, FORMAT
 from outpace.heads.head_config import HeadConfig
 from outpace.heads.layouts.base import Layout, StoredHead
@@ -36,11 +35,7 @@ class OwnLayout(Layout):
 def own_config(files: HeadFiles) -> HeadConfig:
     """A head's configuration. Raises BadInput for a field that is wrong, and for a format that is not known yet."""
     path = files.path / CONFIG
-    try:
-        config = HeadConfig.model_validate(files.config)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadInput(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    config = validated(HeadConfig, files.config, lambda key, reason: BadInput(f"{path}, {key}: {reason}"))
     if config.format != FORMAT:
         raise BadInput(f"{path} is of format {config.format}, and this outpace reads format {FORMAT}; update it")
     return config

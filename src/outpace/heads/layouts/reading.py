@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from outpace.core.validation import validated
 from outpace.heads.checkpoint import CONFIG, facts
 from outpace.heads.draft_vocabulary import DraftVocabulary, map_problem
 from outpace.heads.head_config import HeadConfig, TargetFacts
@@ -89,11 +89,11 @@ def decoder_shapes(config: Mapping[str, Any], target: Target, where: Path) -> di
 
 def options_of(kind: str, found: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """A kind's own settings, those that the file does not have by default. Raises IncompatibleHead beyond bounds."""
-    try:
-        return find_kind(kind).Options.model_validate(dict(found)).model_dump()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise refused(where, f"is beyond what a {kind} head can be: {first['loc'][0]}: {first['msg']}") from None
+
+    def refusal(key: str, reason: str) -> IncompatibleHead:
+        return refused(where, f"is beyond what a {kind} head can be: {key}: {reason}")
+
+    return validated(find_kind(kind).Options, found, refusal).model_dump()
 
 
 def target_facts(target: Target, name: object) -> TargetFacts:

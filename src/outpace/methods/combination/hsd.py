@@ -111,6 +111,7 @@ def _texts(context: Context, count: int = 4, tokens: int = 32) -> list[list[int]
     "hsd",
     family="combination",
     paper="Mohri et al. 2025, arXiv 2510.19705",
+    needs=("draft model",),
     summary="A draft model that decodes speculatively itself, with any method inside, any number of levels deep.",
     when_to_use="With an expensive target whose draft model is slow enough to be accelerated itself. "
     "Not with a cheap draft model: inner rounds take time too.",

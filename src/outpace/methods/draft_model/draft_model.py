@@ -36,6 +36,7 @@ class DraftModelSettings(BaseModel):
     "draft-model",
     family="draft-model",
     paper="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
+    needs=("draft model",),
     summary="A smaller model with the same vocabulary drafts a chain (true q) or a top-k tree.",
     when_to_use="Where a model about ten times faster often agrees with the target, open-ended text included. Not "
     "beside a small target, where drafting costs too much.",

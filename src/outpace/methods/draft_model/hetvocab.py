@@ -49,6 +49,7 @@ class HetvocabSettings(BaseModel):
     "hetvocab",
     family="draft-model",
     paper="Timor et al. 2025, arXiv 2502.05202",
+    needs=("draft model",),
     summary="A draft model of another vocabulary: shared tokens, exact match or rejection sampling of strings.",
     when_to_use="When the only suitable small model has another tokenizer: tli where shared tokens cover most of the "
     "text, slem whatever they share, slrs for small vocabularies. Not for a draft model of the target's vocabulary.",

@@ -33,6 +33,7 @@ class RsdSettings(TreeSettings):
     "rsd",
     family="draft-model",
     paper="Jeon et al. 2024, arXiv 2402.14160",
+    needs=("draft model",),
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
     when_to_use="Above temperature 0, with a fast draft model and a target whose forward costs little more for more "
     "rows. At temperature 0 it drafts a chain, as draft-model does.",

@@ -29,6 +29,7 @@ class SampledTreeSettings(TreeSettings):
     "sampled-tree",
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781; Hu et al. 2025, arXiv 2502.18779",
+    needs=("draft model",),
     summary="A draft model's tree of siblings sampled with replacement, or the likeliest and one sampled.",
     when_to_use="Above temperature 0, with a fast draft model. Where its distributions are peaked, independent draws "
     "repeat, and rsd wastes fewer rows.",

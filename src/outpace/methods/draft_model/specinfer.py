@@ -85,6 +85,7 @@ class SpecInferSettings(BaseModel):
     "specinfer",
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781",
+    needs=("draft model",),
     summary="Several draft models' trees merged into one, each draw with its own q.",
     when_to_use="With draft models that are right in different places, beside a target whose forward costs little more "
     "for more rows. Not with models that agree: the second then costs its forwards and adds nothing.",

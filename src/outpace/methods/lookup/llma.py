@@ -23,6 +23,7 @@ class LlmaSettings(LookupSettings):
     "llma",
     family="model-free",
     paper="Yang et al. 2023, arXiv 2304.04487",
+    needs=("reference",),
     summary="Copies from the reference texts (from the prompt when none are given).",
     when_to_use="Where references hold the answer's wording. Not where nothing is quoted.",
 )

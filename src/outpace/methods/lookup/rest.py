@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outpace.datastore import Datastore
+from outpace.datastore.store import Datastore
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -122,6 +122,7 @@ class RestSettings(BaseModel):
     "rest",
     family="model-free",
     paper="He et al. 2024, arXiv 2311.08252",
+    needs=("datastore",),
     summary="Drafts the most frequent continuations in a datastore, as a tree.",
     when_to_use="Where answers resemble the corpus: code, standard phrases, earlier answers. "
     "No gain with a corpus of another subject.",

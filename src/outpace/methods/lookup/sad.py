@@ -78,6 +78,7 @@ class SadSettings(BaseModel):
     "sad",
     family="model-free",
     paper="Sun et al. 2021, arXiv 2106.04970",
+    needs=("reference",),
     summary="Drafts the reference (or the prompt) itself and finds its place in it again after every edit.",
     when_to_use="Where a text is corrected or code is edited: most of the answer is the source. Not where it is only "
     "quoted.",

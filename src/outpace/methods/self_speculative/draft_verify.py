@@ -1,9 +1,9 @@
 """Draft & Verify: the target without some of its sublayers drafts for the whole of it.
 
-``dv`` (Zhang et al. 2023, arXiv 2309.08168) skips a fixed set of attention and MLP sublayers, the same for every
-prompt. The set is found beforehand by Bayesian optimisation on the user's own prompts (``outpace tune dv``), saved to a
-file and named by the setting ``skips``. A draft ends with the first token whose largest probability in the sub-graph is
-below a threshold, which follows the acceptance rate.
+``draft-verify`` (Zhang et al. 2023, arXiv 2309.08168) skips a fixed set of attention and MLP sublayers, the same for
+every prompt. The set is found beforehand by Bayesian optimisation on the user's own prompts (``outpace tune
+draft-verify``), saved to a file and named by the setting ``skips``. A draft ends with the first token whose largest
+probability in the sub-graph is below a threshold, which follows the acceptance rate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class LayerSkipSettings(ExitSettings):
     """Settings of ``dv``."""
 
     skips: str = Field(
-        "", description="file that 'outpace tune dv' wrote; by default every other attention of the middle half"
+        "",
+        description="file of 'outpace tune draft-verify'; by default every other attention of the middle half",
     )
     attention: tuple[int, ...] | None = Field(None, description="layers whose attention is skipped, instead")
     mlp: tuple[int, ...] | None = Field(None, description="layers whose MLP is skipped, instead")
@@ -62,13 +63,13 @@ def skips_of(target: Target, settings: LayerSkipSettings) -> Skips:
 
 
 @register(
-    "dv",
+    "draft-verify",
     family="self-speculative",
     paper="Zhang et al. 2023, arXiv 2309.08168",
     summary="The model without a fixed set of its sublayers drafts for the whole of it.",
-    when_to_use="On deep models, with skips tuned on prompts like yours (outpace tune dv). Not on small models, where "
-    "the layers that are left cost half a forward and agree too seldom.",
-    aliases=("draft-and-verify",),
+    when_to_use="On deep models, with skips tuned on prompts like yours (outpace tune draft-verify). Not on small ones, "
+    "where the layers that are left cost half a forward and agree too seldom.",
+    aliases=("dv", "draft-and-verify"),
     tiny={"num_draft_tokens": 2, "confidence": 0.4, "step": 0.5},
 )
 def build(context: Context, settings: LayerSkipSettings) -> Parts:

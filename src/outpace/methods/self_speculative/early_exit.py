@@ -192,13 +192,13 @@ def exits_of(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 @register(
-    "del",
+    "early-exit",
     family="self-speculative",
     paper="Entezari Zarch et al. 2025, arXiv 2504.05598",
     summary="The first layers draft; after how many, and how far, is chosen each round from cached states.",
     when_to_use="On models trained to exit early (LayerSkip). Elsewhere early layers predict too little: it measures "
     "that, and hardly drafts.",
-    aliases=("early-exit",),
+    aliases=("del",),
     tiny={"num_draft_tokens": 2, "memory": 0.5},
 )
 def build(context: Context, settings: EarlyExitSettings) -> Parts:
