@@ -142,7 +142,7 @@ class DenseTarget(RowTarget):
             skip_attention=_flags(plan.skip_attention, self.num_layers, kept),
             skip_mlp=_flags(plan.skip_mlp, self.num_layers, kept),
             part=parts,
-            aux_hidden_state_layers=len(plan.hidden_states),
+            taps=len(plan.hidden_states),
             tap_layers=_integers(list(plan.hidden_states), kept),
             tap_rows=ctypes.addressof(pointers),
             tap_normed=plan.normed,
