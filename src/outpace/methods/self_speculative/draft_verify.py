@@ -67,7 +67,7 @@ def skips_of(target: Target, settings: LayerSkipSettings) -> Skips:
     family="self-speculative",
     paper="Zhang et al. 2023, arXiv 2309.08168",
     summary="The model without a fixed set of its sublayers drafts for the whole of it.",
-    when_to_use="On deep models, with skips tuned on prompts like yours (outpace tune draft-verify). Not on small ones, "
+    when_to_use="On deep models, skips tuned on prompts like yours (outpace tune draft-verify). Not on small ones, "
     "where the layers that are left cost half a forward and agree too seldom.",
     aliases=("dv", "draft-and-verify"),
     tiny={"num_draft_tokens": 2, "confidence": 0.4, "step": 0.5},
