@@ -5,8 +5,7 @@ A bias is a factory of Methods: drafters are real draft models over the tiny (or
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar

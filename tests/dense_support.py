@@ -156,11 +156,7 @@ def in_blocks(values: Any, kind: str) -> tuple[Any, Any]:
 
 def gguf_name(name: str) -> str | None:
     """What GGUF files call a parameter of a Llama."""
-    ends = {
-        "model.embed_tokens.weight": "token_embd",
-        "model.norm.weight": "output_norm",
-        "lm_head.weight": "output",
-    }
+    ends = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
     if name in ends:
         return ends[name]
     _, _, index, *rest = name.split(".")

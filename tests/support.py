@@ -6,8 +6,7 @@ The reference is written a second time, in float64 and without any cleverness, s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +125,7 @@ class Own:
 
 
 def whole_law(
-    target: TableTarget,
-    requests: Seq[Request],
-    source: Callable[[ChanceSource], ChanceSource] = lambda chance: chance,
+    target: TableTarget, requests: Seq[Request], source: Callable[[ChanceSource], ChanceSource] = lambda chance: chance
 ) -> dict[tuple[Path, ...], float]:
     """The exact joint law of the outputs of requests decoded as one batch."""
 

@@ -321,10 +321,7 @@ class SubGraphs:
         seen[13:, subset] = True
         seen[13:, 13:] = tree.ancestor_mask()
         positions = [*range(13), *(13 + at for at in tree.positions())]
-        near(
-            scores[0].logits,
-            masked_reference(model, [*sequence.tokens, *tree.tokens], positions, seen)[13:],
-        )
+        near(scores[0].logits, masked_reference(model, [*sequence.tokens, *tree.tokens], positions, seen)[13:])
 
     @pytest.mark.parametrize(
         "graph",

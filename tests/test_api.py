@@ -185,12 +185,7 @@ def test_a_bench_in_python() -> None:
 def test_a_head_is_trained_measured_and_exported_in_python(tmp_path: Path) -> None:
     model, stages = toy(), []
     made = outpace.train(
-        model,
-        "eagle2",
-        tmp_path / "head",
-        tokens=300,
-        size="tiny",
-        on_progress=lambda now: stages.append(now.stage),
+        model, "eagle2", tmp_path / "head", tokens=300, size="tiny", on_progress=lambda now: stages.append(now.stage)
     )
     assert (made.kind, made.method) == ("eagle", "eagle2")
     assert made.provenance["steps"] > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,10 +215,7 @@ def test_both_bring_more_than_either() -> None:
     copied = TableTarget(VOCAB, lambda path: target.table(path[44:] if len(path) > 44 else (7,)))
     copied.__dict__["costs"] = Costs(cheap)
     rounds = {}
-    for name, made in {
-        "both": of(copied, Foresight(copied, lambda at: at > 84)),
-        "copying": of(copied),
-    }.items():
+    for name, made in {"both": of(copied, Foresight(copied, lambda at: at > 84)), "copying": of(copied)}.items():
         found = answer(copied, made, (*prompt[:44],), length=80)
         rounds[name] = found.metrics.rounds
         if name == "both":

@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from outpace.bench.page import render
-from outpace.bench.peers import processes as planning
-from outpace.bench.peers import weights
+from outpace.bench.peers import processes as planning, weights
 from outpace.bench.peers.cpu_contention import CpuContention
 from outpace.bench.peers.entries import Answer, Entry, Question
 from outpace.bench.peers.libraries import PEERS, choose

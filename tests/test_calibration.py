@@ -7,8 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller

@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance

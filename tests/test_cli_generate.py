@@ -222,12 +222,7 @@ def test_ctrl_c_before_the_first_token(cli: Run, monkeypatch: pytest.MonkeyPatch
     press(monkeypatch, at=1)
     ran: Ran = cli("generate", PROMPT, "--json", *extra)
     assert ran.code == 130
-    assert json.loads(ran.out) == {
-        "text": "",
-        "tokens": [],
-        "metrics": RequestMetrics().figures(),
-        "complete": False,
-    }
+    assert json.loads(ran.out) == {"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False}
     silent = cli("generate", PROMPT)
     assert silent.code == 130
     assert "Traceback" not in silent.err

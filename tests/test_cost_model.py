@@ -7,8 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel

@@ -8,16 +8,14 @@ import os
 import random
 import struct
 import zlib
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import outpace.datastore.build as building
 import outpace.datastore.corpus as corpus
@@ -227,19 +225,7 @@ def test_every_length_but_the_right_one_is_seen(place: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        (1, 2),
-        (2, 0),
-        (2, 3),
-        (3, 0),
-        (3, 1 << 31),
-        (5, 0),
-        (5, 1 << 60),
-        (6, 0),
-        (6, 1 << 60),
-        (7, 7),
-        (7, 1 << 60),
-    ],
+    [(1, 2), (2, 0), (2, 3), (3, 0), (3, 1 << 31), (5, 0), (5, 1 << 60), (6, 0), (6, 1 << 60), (7, 7), (7, 1 << 60)],
 )
 def test_impossible_headers_are_refused_whatever_their_checksum(place: Path, field: int, value: int) -> None:
     whole = place.read_bytes()

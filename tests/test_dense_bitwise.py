@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dense_support import KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, Plain, target_of, threads
 from outpace.acceptance.rejection import RecursiveRejection

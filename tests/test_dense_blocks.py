@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dense_support import config, mixed, model_of, threads, write_blocks
 from outpace.targets.dense import quant_blocks

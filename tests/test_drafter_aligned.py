@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
@@ -55,11 +53,7 @@ def writes(answer: Seq[int], start: int = 1, size: int = 500) -> TableTarget:
 
 
 def decode(
-    name: str,
-    source: Seq[int],
-    answer: Seq[int],
-    settings: Mapping[str, bool] | None = None,
-    in_prompt: bool = False,
+    name: str, source: Seq[int], answer: Seq[int], settings: Mapping[str, bool] | None = None, in_prompt: bool = False
 ) -> Generation:
     """The answer, decoded greedily with the source as the reference (or within the prompt)."""
     prompt = (*PROMPT, *source, 0) if in_prompt else PROMPT

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget

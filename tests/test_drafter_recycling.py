@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
@@ -50,12 +49,7 @@ def run(target: TableTarget, drafter: Recycling, prompt: tuple[int, ...], n: int
     return generation
 
 
-@given(
-    rows=st.integers(1, 4),
-    vocab=st.sampled_from([5, 300, 1000, 4097]),
-    k=st.integers(1, 8),
-    seed=st.integers(0, 9),
-)
+@given(rows=st.integers(1, 4), vocab=st.sampled_from([5, 300, 1000, 4097]), k=st.integers(1, 8), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_the_top_is_the_top(rows: int, vocab: int, k: int, seed: int) -> None:
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice

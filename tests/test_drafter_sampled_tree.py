@@ -36,8 +36,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.registry import Context, build
 from outpace.targets.table import TableTarget, random_table
-from support import NeverTwice, Path, autoregressive_distribution, reference_probs
-from support import distance as apart
+from support import NeverTwice, Path, autoregressive_distribution, distance as apart, reference_probs
 
 PROMPT: Path = (0, 2, 1)
 PLAIN = SamplingParams(1.0)

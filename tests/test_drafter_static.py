@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from outpace.acceptance.base import Verdict
 from outpace.certify.exact import certify_exact, matrix, rotating_slice, tiny_context

@@ -6,8 +6,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict

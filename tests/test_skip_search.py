@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from outpace.drafting.layer_skips import Mask, Skips
 from outpace.drafting.skip_search import MaskSearch, _posterior

@@ -6,8 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cli_support import EOS, WORDS, Letters, toy
 from outpace.core.errors import BadInput, MissingExtra

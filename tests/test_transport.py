@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations
-from itertools import product as every
+from itertools import chain, combinations, product as every
 
 import numpy as np
 import pytest

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import DETERMINISTIC, ROOT, AuxiliaryToken, Draw, QRow, TokenTree

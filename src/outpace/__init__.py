@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 from outpace.core.version import __version__
 
 if TYPE_CHECKING:
-    from outpace.api import Result as Result
-    from outpace.api import generate as generate
-    from outpace.api import stream as stream
+    from outpace.api import Result as Result, generate as generate, stream as stream
     from outpace.bench.benchmark import bench as bench
     from outpace.bench.head_evaluation import evaluate_head as evaluate_head
     from outpace.certify import certify as certify
-    from outpace.core.errors import BadInput as BadInput
-    from outpace.core.errors import OutpaceError as OutpaceError
+    from outpace.core.errors import BadInput as BadInput, OutpaceError as OutpaceError
     from outpace.core.sampling import SamplingParams as SamplingParams
     from outpace.core.tree import TokenTree as TokenTree
     from outpace.engine.method import Method as Method
-    from outpace.heads.exchange import export_head as export_head
-    from outpace.heads.exchange import import_head as import_head
+    from outpace.heads.exchange import export_head as export_head, import_head as import_head
     from outpace.loading import load as load
     from outpace.model import Model as Model
     from outpace.training.job import train as train

@@ -6,8 +6,7 @@ accepted more often has learned nothing beyond such counts. The method is only m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from pathlib import Path
 
 import torch

@@ -245,11 +245,7 @@ class _Run:
             "version": __version__,
             "complete": complete,
             "machine": machine.describe(),
-            "model": {
-                "name": self.model.name,
-                "context_length": self.model.target.context_length,
-                **self.model.info,
-            },
+            "model": {"name": self.model.name, "context_length": self.model.target.context_length, **self.model.info},
             "settings": settings,
             "methods": [method_row(entry, self.reference, compared=greedy, seed=seed) for entry in self.methods],
             "per_prompt": prompt_rows(self.methods),

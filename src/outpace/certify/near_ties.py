@@ -17,8 +17,7 @@ from torch import Tensor
 
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.targets.base import Sequence as TargetSequence
-from outpace.targets.base import Target
+from outpace.targets.base import Sequence as TargetSequence, Target
 
 NEAR_TIE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
 """Largest gap in logits that rounding may explain. In bfloat16 logits near 20 are 0.125 apart."""

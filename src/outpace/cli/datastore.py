@@ -65,10 +65,7 @@ def build(
 
 
 @datastore.command()
-def info(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")],
-    json: opt.Json = False,
-) -> None:
+def info(path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")], json: opt.Json = False) -> None:
     """Check that a datastore is whole, and say what it holds."""
     from outpace.datastore.store import open_datastore
 

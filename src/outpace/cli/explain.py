@@ -11,8 +11,7 @@ from rich.text import Text
 from outpace.core.text import TextStream
 
 if TYPE_CHECKING:
-    from outpace.engine.request import Generation
-    from outpace.engine.request import RoundTrace as Round
+    from outpace.engine.request import Generation, RoundTrace as Round
     from outpace.models.base import ChatTokenizer
 
 ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"

@@ -43,8 +43,7 @@ def generate(
     reference: opt.Reference = None,
     sampling: opt.Sampling,
     logprobs: Annotated[
-        int | None,
-        option(value="N", panel=opt.SAMPLING, text="Log-probabilities, and those of the N likeliest."),
+        int | None, option(value="N", panel=opt.SAMPLING, text="Log-probabilities, and those of the N likeliest.")
     ] = None,
 ) -> None:
     """Generate one answer. Speculation makes it faster; its distribution stays the model's."""

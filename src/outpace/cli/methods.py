@@ -22,8 +22,7 @@ def methods(
     json: opt.Json = False,
 ) -> None:
     """List the methods, or show one with its settings."""
-    from outpace.methods.registry import find
-    from outpace.methods.registry import methods as registered
+    from outpace.methods.registry import find, methods as registered
 
     infos = registered() if name is None else [find(name)]
     if json:

@@ -50,8 +50,7 @@ MethodName = Annotated[
     str, option("--method", value="NAME", panel=DRAFTING, text="How to draft; see: outpace methods.")
 ]
 Reference = Annotated[
-    list[Path] | None,
-    option(value="FILE", panel=DRAFTING, text="Text that drafters may copy from; may be repeated."),
+    list[Path] | None, option(value="FILE", panel=DRAFTING, text="Text that drafters may copy from; may be repeated.")
 ]
 Namespace = Annotated[
     str | None,

@@ -14,8 +14,7 @@ comes before them. Models ordered by cost are its topological order, and n model
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 
 import torch

@@ -102,11 +102,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        vocab_size: int,
-        stop_ids: frozenset[int] = frozenset(),
+        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, stop_ids: frozenset[int] = frozenset()
     ) -> None:
         self.params = params
         self.stop_ids = stop_ids

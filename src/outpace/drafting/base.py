@@ -13,8 +13,7 @@ A drafter that runs a model for all sequences at once overrides ``propose_batch`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 

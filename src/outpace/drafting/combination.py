@@ -7,8 +7,7 @@ a round, so that it has learned what it can when its turn comes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 

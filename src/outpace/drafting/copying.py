@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -50,8 +49,7 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
 
 
 NumDraftTokens = Annotated[
-    int | None,
-    Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs"),
+    int | None, Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs")
 ]
 
 

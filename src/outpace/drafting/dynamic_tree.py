@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from typing import NamedTuple
 
 import torch

@@ -12,8 +12,7 @@ never depends on what was drawn.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 

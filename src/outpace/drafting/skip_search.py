@@ -10,8 +10,7 @@ A few hundred tries at most: small enough for Cholesky factors in numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt

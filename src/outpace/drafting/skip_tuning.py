@@ -11,8 +11,7 @@ tries.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any

@@ -11,8 +11,7 @@ A token of the corpus takes 5 microseconds to build and about 600 bytes: the aut
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from weakref import WeakKeyDictionary
 
 from outpace.core.errors import BadInput

@@ -7,8 +7,7 @@ that the draft model has not run come first in ``run``, and the tokens that are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 
 from torch import Tensor
 

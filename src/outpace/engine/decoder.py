@@ -10,8 +10,7 @@ Whatever their methods, one target forward scores the trees of all requests (:mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from time import perf_counter
 
 from torch import Tensor

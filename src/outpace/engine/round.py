@@ -5,8 +5,7 @@ One target forward scores the trees of all active requests, whatever their draft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar

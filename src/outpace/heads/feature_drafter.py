@@ -10,8 +10,7 @@ one token, or of tokens long before those that the request was rewound to.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol

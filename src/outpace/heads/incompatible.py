@@ -7,16 +7,7 @@ from typing import Literal
 from outpace.core.errors import BadInput
 
 CheckName = Literal[
-    "configuration",
-    "target",
-    "weights",
-    "keys",
-    "shapes",
-    "numbers",
-    "vocabulary",
-    "layers",
-    "fingerprint",
-    "decoding",
+    "configuration", "target", "weights", "keys", "shapes", "numbers", "vocabulary", "layers", "fingerprint", "decoding"
 ]
 """What ``outpace validate-head`` checks, in the order of its report."""
 

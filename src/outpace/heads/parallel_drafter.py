@@ -6,8 +6,7 @@ yet. So the first head, which predicts the token two positions after its state, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 

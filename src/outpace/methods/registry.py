@@ -15,8 +15,7 @@ Packages outside outpace do the same in a module that they name under the entry 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -43,12 +42,7 @@ if TYPE_CHECKING:
 Need = Literal["draft model", "head", "datastore", "reference"]
 """What the caller supplies beside the target: ``--draft-model``, ``--head``, ``--datastore``, ``--reference``."""
 
-_OLD_NAMES = {
-    "length": "num_draft_tokens",
-    "nodes": "max_nodes",
-    "k": "topk",
-    "width": "topk",
-}
+_OLD_NAMES = {"length": "num_draft_tokens", "nodes": "max_nodes", "k": "topk", "width": "topk"}
 """Settings of outpace 0.1 and what they are called now."""
 
 

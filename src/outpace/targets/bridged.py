@@ -10,8 +10,7 @@ grows by the new tokens alone. A token that both have is one row; any other toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch

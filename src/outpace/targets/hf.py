@@ -10,8 +10,7 @@ difference is about 1e-5 of the logits' size, in bfloat16 near-ties of the top t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
 

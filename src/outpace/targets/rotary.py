@@ -6,8 +6,7 @@ side by side, and sines once negated, once as they are, so that it takes one swa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 import torch
 from torch import Tensor

@@ -7,8 +7,7 @@ rows is cut and joined; chunked prefill, scoring, resuming and committing are wr
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 

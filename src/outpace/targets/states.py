@@ -7,8 +7,7 @@ layer that is read, less than its K/V as a rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 
 import torch
 from torch import Tensor

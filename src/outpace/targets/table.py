@@ -7,8 +7,7 @@ token's one-hot embedding plus what every sublayer adds, other fixed tables whos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import torch

@@ -7,8 +7,7 @@ has grown. So the draft tokens are a function of the committed tokens, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 
 from outpace.models.base import ChatTokenizer
 from outpace.vocabulary.shared import exact

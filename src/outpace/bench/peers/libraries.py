@@ -56,10 +56,7 @@ PEERS = {
             "llama_cpp.py",
             "gguf",
             "pip install llama-cpp-python",
-            (
-                Config("plain"),
-                Config("prompt-lookup", {"max_ngram_size": 2, "num_pred_tokens": 2}),
-            ),
+            (Config("plain"), Config("prompt-lookup", {"max_ngram_size": 2, "num_pred_tokens": 2})),
             ("llama.cpp", "llama-cpp", "llama_cpp"),
         ),
         Peer(

@@ -10,8 +10,7 @@ measured by the clock for greedy requests, and what a sampled request drafts mus
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from functools import partial
 from typing import Any
 

@@ -14,8 +14,7 @@ to the first part where none holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any

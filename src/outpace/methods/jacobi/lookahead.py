@@ -18,8 +18,7 @@ justify; and the window is left out of rounds while its n-grams bring less than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 

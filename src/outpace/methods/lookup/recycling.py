@@ -13,8 +13,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field

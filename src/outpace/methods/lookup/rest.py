@@ -60,12 +60,7 @@ class Rest(BestFirst[CandidateState]):
     """Drafts the trie of ``occurrences`` continuations, ``depth`` tokens each, of matches of at least ``min_match``."""
 
     def __init__(
-        self,
-        datastore: Datastore,
-        depth: int = 16,
-        min_match: int = 1,
-        occurrences: int = 16,
-        namespaces: int = 64,
+        self, datastore: Datastore, depth: int = 16, min_match: int = 1, occurrences: int = 16, namespaces: int = 64
     ) -> None:
         self.datastore, self.depth, self.min_match, self.occurrences = datastore, depth, min_match, occurrences
         self._calibrations = Namespaces(lambda: Calibration(prior), namespaces)

@@ -38,8 +38,7 @@ class LayerSkipSettings(ExitSettings):
     """Settings of ``dv``."""
 
     skips: str = Field(
-        "",
-        description="file of 'outpace tune draft-verify'; by default every other attention of the middle half",
+        "", description="file of 'outpace tune draft-verify'; by default every other attention of the middle half"
     )
     attention: tuple[int, ...] | None = Field(None, description="layers whose attention is skipped, instead")
     mlp: tuple[int, ...] | None = Field(None, description="layers whose MLP is skipped, instead")

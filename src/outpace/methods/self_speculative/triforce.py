@@ -13,8 +13,7 @@ of it, the bottom drafts for the target directly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

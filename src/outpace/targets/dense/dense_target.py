@@ -11,8 +11,7 @@ bit for bit, those of autoregressive decoding along its path.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from pathlib import Path

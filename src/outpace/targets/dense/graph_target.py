@@ -13,8 +13,7 @@ logits' size, in 16 bits near-ties of the top two logits may fall the other way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 
 import torch
 from torch import Tensor

@@ -22,12 +22,7 @@ from outpace.targets.dense import quant_blocks
 from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, NativeModel, Packed, Shape
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 
-KV_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.float16,
-    "int4": torch.float16,
-}
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float16, "int4": torch.float16}
 PRECISIONS = tuple(KV_DTYPES)
 
 

@@ -146,11 +146,7 @@ def to_int8(weight: Tensor) -> Packed:
     padded = torch.nn.functional.pad(weight.float(), (0, -inputs % BLOCK)).view(outputs, -1, BLOCK)
     scales = (padded.abs().amax(-1) / 127).half().float()
     q = (padded / scales.clamp_min(1e-30)[..., None]).round().clamp_(-127, 127) + 128
-    return Packed(
-        *("Q8", outputs, inputs),
-        q=q.to(torch.uint8).view(outputs, -1).numpy(),
-        scales=scales.numpy(),
-    )
+    return Packed(*("Q8", outputs, inputs), q=q.to(torch.uint8).view(outputs, -1).numpy(), scales=scales.numpy())
 
 
 def values(packed: Packed) -> Floats:

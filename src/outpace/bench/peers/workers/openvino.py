@@ -37,11 +37,7 @@ class OpenVINO:
         if options.pop("draft", False):
             more["draft_model"] = openvino_genai.draft_model(settings["draft_gguf"], "CPU")
         self.pipeline = openvino_genai.LLMPipeline(
-            settings["gguf"],
-            "CPU",
-            scheduler_config=scheduler,
-            INFERENCE_NUM_THREADS=settings["threads"],
-            **more,
+            settings["gguf"], "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=settings["threads"], **more
         )
         computed = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
         self.precision = f"{settings['gguf_kind']} in {computed}"

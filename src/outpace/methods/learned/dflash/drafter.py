@@ -7,8 +7,7 @@ runs the rows of the block and nothing else: the last committed token, and a mas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -106,11 +106,7 @@ class DraftLm(Head):
         return list(zip(starts.tolist(), texts, strict=True))
 
     def forward(
-        self,
-        rows: Tensor,
-        before: KeysValues | None = None,
-        where: Tensor | None = None,
-        seen: Tensor | None = None,
+        self, rows: Tensor, before: KeysValues | None = None, where: Tensor | None = None, seen: Tensor | None = None
     ) -> tuple[Tensor, KeysValues]:
         """States behind the final norm, (B, T, hidden), of embedded tokens, and all keys and values so far.
 

@@ -21,15 +21,7 @@ from outpace.heads.draft_vocabulary import map_problem
 from outpace.heads.head_config import HeadConfig, shapes
 from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package
-from outpace.heads.layouts.reading import (
-    number,
-    options_of,
-    refused,
-    renamed,
-    same_size,
-    target_facts,
-    weight_names,
-)
+from outpace.heads.layouts.reading import number, options_of, refused, renamed, same_size, target_facts, weight_names
 from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.writing import bf16, whole_rows
 from outpace.targets.base import Target

@@ -1,1 +1,0 @@
-"""Drafters: one file a family. Every module here is imported when the registry is first read."""
