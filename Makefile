@@ -62,7 +62,7 @@ $(VLLM)/.outpace-vllm:
 	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-run: $(BASE) ## compare plain decoding with drafted decoding on the embedded model
+run: $(BASE) ## compare autoregressive with speculative decoding on the embedded model
 	@mkdir -p $(OUT)
 	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam,auto --limit 14 --max-new-tokens 48 \
 	  --temperature 0 --threads $(THREADS) --json $(OUT)/report.json --html $(OUT)/report.html
@@ -83,9 +83,10 @@ bench-peers: peers ## compare with other libraries: same prompts, machine and th
 	@$(BIN)/outpace bench-peers --model smollm2 $(if $(QUESTIONS),--prompts $(QUESTIONS)) --limit 14 \
 	  --max-new-tokens 48 --threads $(THREADS) --json $(OUT)/peers.json --html $(OUT)/peers.html
 
-lint: $(DEV) ## style: ruff check and ruff format --check
+lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
 
 format: $(DEV) ## let ruff put the style right
 	@$(BIN)/ruff check --fix .

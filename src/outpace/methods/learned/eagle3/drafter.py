@@ -35,7 +35,7 @@ class Eagle3Net(Net):
         lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
         super().__init__(head, target, lm_head)
         layer_norms = (
-            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.tap_norms])) if drifting else None
+            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.fc_norm])) if drifting else None
         )
         behind = norm_of(layer.hidden_norm, self._where) if before else None
         plan = head_spec(
