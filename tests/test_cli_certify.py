@@ -249,7 +249,7 @@ def test_inconclusive_is_exit_code_2(cli: Run) -> None:
         ),
         (["pld", "--rule", "gumbel-coupling"], ["rule 'gumbel-coupling'"]),
         (["draft-model", "--param", "depth=3"], ["depth"]),
-        (["draft-model", "--param", "length=-3"], ["length"]),
+        (["draft-model", "--param", "length=-3"], ["num_draft_tokens"]),
         (["draft-model", "--level", "greedy", "--threads", "1"], ["draft model", "--draft-model"]),
         (["pld", "--level", "greedy", "--prompts", "/nowhere/at/all.jsonl"], ["/nowhere/at/all.jsonl"]),
         (["pld", "--cells", "0"], ["cells must be at least 1"]),

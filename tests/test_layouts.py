@@ -125,7 +125,7 @@ def test_medusa_makes_the_same_of_its_files(tmp_path: Path) -> None:
     head = head_of("medusa", 50, layers=2, heads=3)
     weights = tensors(written(head, "medusa", tmp_path / "there"))
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
-    ours = head.draft_vocabulary(head.predicted_states(states))
+    ours = head.draft_vocabulary(head.predicted(states))
     for index in range(3):
         row = states
         for layer in range(2):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,10 +20,11 @@ def make_callable(package: str, function: str) -> None:
         """A package and the function that it is for."""
 
         @property
-        def __signature__(self) -> inspect.Signature:
-            return inspect.signature(pkgutil.resolve_name(function))
+        def __wrapped__(self) -> Callable[..., Any]:  # inspect.signature and IDEs look here
+            found: Callable[..., Any] = pkgutil.resolve_name(function)
+            return found
 
         def __call__(self, *arguments: Any, **options: Any) -> Any:
-            return pkgutil.resolve_name(function)(*arguments, **options)
+            return self.__wrapped__(*arguments, **options)
 
     sys.modules[package].__class__ = CallablePackage
