@@ -123,7 +123,17 @@ sys.exit(main(sys.argv[2:]))
 def test_ctrl_c_while_the_file_is_written(notes: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     out.write_bytes(b"what was there")
-    command = [sys.executable, "-c", SLOW, str(Path(__file__).parent), "datastore", "build", str(notes), "-o", str(out)]
+    command = [
+        sys.executable,
+        "-c",
+        SLOW,
+        str(Path(__file__).parents[1]),
+        "datastore",
+        "build",
+        str(notes),
+        "-o",
+        str(out),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "writing\n"

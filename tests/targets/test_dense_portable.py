@@ -49,7 +49,7 @@ def test_kernels_of_a_lesser_machine(tmp_path: Path, machine: str, features: str
     environment = os.environ | {
         "OUTPACE_CACHE": str(tmp_path),
         "OUTPACE_NATIVE_FLAGS": f"-march={machine} -O1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
         [sys.executable, "-c", _CHECK, features], capture_output=True, text=True, env=environment, check=False

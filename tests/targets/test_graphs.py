@@ -395,7 +395,7 @@ def test_the_cpu_s_target_refuses_weights_that_are_elsewhere() -> None:
 
 @pytest.fixture
 def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[1] / "benchmarks" / "gpu.py")
+    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[2] / "benchmarks" / "gpu.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_cli_generate import press
 
 from cli_support import Run
-from test_cli_generate import press
 
 ROW = {
     "method", "lossless", "prompts", "tokens", "seconds", "tokens_per_second", "decode_tokens_per_second", "ttft_ms",
@@ -146,7 +146,7 @@ sys.exit(main(sys.argv[1:]))
 def test_ctrl_c_in_a_process_of_its_own(command: str, prompts: str) -> None:
     """Even as a shell's background job, for which SIGINT is ignored when it starts."""
     argv = {"bench": ["--prompts", prompts, "--methods", "none", "--json", "-"], "generate": ["abc", "--json"]}[command]
-    code = SLOW.format(tests=str(Path(__file__).parent))
+    code = SLOW.format(tests=str(Path(__file__).parents[1]))
     with subprocess.Popen(
         [sys.executable, "-c", code, command, "--model", "toy", *argv, "-n", "400"],
         stdout=subprocess.PIPE,

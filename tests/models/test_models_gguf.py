@@ -435,7 +435,7 @@ def test_embedded_model_and_its_tokenizer() -> None:
 @pytest.mark.slow
 @pytest.mark.model
 def test_second_load_of_the_embedded_model_is_quick(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "benchmarks" / "load.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "load.py"
     command = [sys.executable, str(script), "--repeat", "1", "--threads", "1", "--json"]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(out.stdout)["first_over_second"]["ready"] >= 5

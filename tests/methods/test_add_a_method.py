@@ -23,7 +23,7 @@ from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.targets.table import TableTarget, random_table
 
-PAGE = (Path(__file__).parents[1] / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 CODE: list[str] = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
 EXAMPLE, SETTINGS = CODE
 
