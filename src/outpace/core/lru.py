@@ -37,6 +37,10 @@ class Lru(Generic[K, V]):
         """All keys, the most recently used first; using none."""
         return list(reversed(self._entries))
 
+    def items(self) -> list[tuple[K, V]]:
+        """All entries, the least recently used first; using none."""
+        return list(self._entries.items())
+
     def put(self, key: K, value: V) -> None:
         """Enter or replace an entry, as the most recently used."""
         self._entries[key] = value

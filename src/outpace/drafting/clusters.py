@@ -6,12 +6,13 @@ rare tokens weighing more, or opens a new one. No training, no model, 32 kilobyt
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from outpace.core.lru import Lru
 
 Row = npt.NDArray[np.float64]
 T = TypeVar("T")
@@ -26,15 +27,18 @@ class Clusters(Generic[T]):
 
     def __init__(self, make: Callable[[], T], most: int, likeness: float) -> None:
         self.most, self.likeness = most, likeness
-        self.evicted = 0
         self._make = make
-        self._clusters: OrderedDict[int, tuple[Row, T]] = OrderedDict()
+        self._clusters: Lru[int, tuple[Row, T]] = Lru(most)
         self._prompts = 0
         self._seen: Row = np.zeros(BUCKETS)
-        self._next = 0
 
     def __len__(self) -> int:
         return len(self._clusters)
+
+    @property
+    def evicted(self) -> int:
+        """How many clusters have left for others."""
+        return self._clusters.evicted
 
     def assign(self, prompt: Iterable[int]) -> T:
         """What belongs to the prompt's cluster, of which it becomes a part."""
@@ -42,22 +46,17 @@ class Clusters(Generic[T]):
         bag: Row = np.log1p(np.bincount(buckets, minlength=BUCKETS).astype(np.float64))
         self._prompts += 1
         self._seen += bag > 0.0
-        found = self._nearest(bag)
-        if found is None:
-            found, self._next = self._next, self._next + 1
-            self._clusters[found] = bag, self._make()
+        number = self._nearest(bag)
+        found = None if number is None else self._clusters.get(number)
+        if number is None or found is None:
+            number, (centroid, held) = self._prompts, (np.zeros(BUCKETS), self._make())
         else:
-            centroid, held = self._clusters[found]
-            self._clusters[found] = centroid + bag, held  # a sum will do: the cosine knows no length
-        self._clusters.move_to_end(found)
-        held = self._clusters[found][1]
-        while len(self._clusters) > self.most:
-            self._clusters.popitem(last=False)
-            self.evicted += 1
+            centroid, held = found
+        self._clusters.put(number, (centroid + bag, held))  # a sum will do: the cosine knows no length
         return held
 
     def _nearest(self, bag: Row) -> int | None:
-        weights = np.log((1.0 + self._prompts) / self._seen.clip(min=1.0))  # what every prompt holds says little
+        weights = np.log((1.0 + self._prompts) / self._seen.clip(min=1.0))  # a token of every prompt tells little
         mine = bag * weights
         best, nearest = None, self.likeness
         for number, (centroid, _) in self._clusters.items():
