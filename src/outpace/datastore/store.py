@@ -176,6 +176,3 @@ def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None)
     if fingerprint is not None:
         store.check_fingerprint(fingerprint)
     return store
-
-
-__all__ = ["Datastore", "Found", "open_datastore"]
