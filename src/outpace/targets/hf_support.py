@@ -69,9 +69,7 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
     types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"] * layers
     for (_, extra), kind in zip(calls, types, strict=True):
         if kind == "sliding_attention" and extra["sliding_window"] is None:
-            raise BadInput(
-                f"{described(model)} does not tell its attention the sliding window, so it cannot be honoured"
-            )
+            raise BadInput(f"{name} does not tell its attention the sliding window, so it cannot be honoured")
         if extra.get("s_aux") is not None:
             raise BadInput(f"{name} has attention sinks (s_aux), which outpace does not compute")
     return _install_gates(model, [module for module, _ in calls])
@@ -102,10 +100,7 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> bool:
 
 
 class _Gate:
-    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others.
-
-    An object rather than a closure, so that a copy of the model has gates of its own.
-    """
+    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others."""
 
     def __init__(self, module: nn.Module, index: int) -> None:
         self.original: Callable[..., Any] = module.forward
