@@ -5,18 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from outpace.acceptance.draws import draws_by_parent
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from outpace.core.proposal import Proposal
-    from outpace.core.sampling import SamplingParams
-    from outpace.targets.base import Sequence, TreeScores
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, Draw, TokenTree
+from outpace.targets.base import Sequence, TreeScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +110,22 @@ class TreeByTree(AcceptanceRule):
     @abstractmethod
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         """The verdict on one tree."""
+
+
+class TopDown(TreeByTree):
+    """A rule that walks down from the root, choosing at every node among the draws made after it."""
+
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        draws_at = draws_by_parent(scores.tree)
+        path: list[int] = []
+        while True:
+            node = path[-1] if path else ROOT
+            p, draws = scores.p(node), draws_at.get(node)
+            chosen = self.choose(scores.tree, draws, p, chance) if draws else chance.categorical(p)
+            if not isinstance(chosen, Draw):
+                return Verdict(tuple(path), chosen)
+            path.append(chosen.node)
+
+    @abstractmethod
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        """The one of ``draws`` (at least one) that is accepted, or the token to end with; ``p``: (V,), the target's."""

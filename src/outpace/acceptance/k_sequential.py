@@ -8,21 +8,18 @@ transport's. Applied level by level, it takes trees whose siblings are independe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import acceptance_probability, draws_by_parent, proposal_distribution
+from outpace.acceptance.base import TopDown
+from outpace.acceptance.draws import acceptance_probability, proposal_distribution
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
-from outpace.core.tree import DETERMINISTIC, ROOT
-from outpace.targets.base import TreeScores
-
-if TYPE_CHECKING:
-    from outpace.core.proposal import Proposal
+from outpace.core.proposal import Proposal
+from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 
 
 def division_factor(p: Tensor, q: Tensor, k: int) -> float:
@@ -46,7 +43,7 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     return high  # at or above the root the selection is exact; below it the residual would be negative
 
 
-class KSequential(TreeByTree):
+class KSequential(TopDown):
     """k-SEQ selection down a tree of independent draws. Lossless."""
 
     name = "k-seq"
@@ -62,28 +59,16 @@ class KSequential(TreeByTree):
                 "use rule 'recursive-rejection'"
             )
 
-    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
-        tree = scores.tree
-        draws_at = draws_by_parent(tree)
-        path: list[int] = []
-        node = ROOT
-        while True:
-            p = scores.p(node)
-            draws = draws_at.get(node, ())
-            if not draws:
-                return Verdict(tuple(path), chance.categorical(p))
-            if len({draw.q_row for draw in draws}) > 1 or draws[0].q_row == DETERMINISTIC:
-                raise BadInput("rule 'k-seq' takes siblings that were drawn independently from one q row")
-            q = proposal_distribution(tree, (), draws[0], p)
-            assert q is not None
-            rho = division_factor(p, q, len(draws))
-            for draw in draws:
-                if chance.bernoulli(acceptance_probability(p, q, draw.token, 1.0 / rho)):
-                    path.append(draw.node)
-                    node = draw.node
-                    break
-            else:
-                beta = float(torch.minimum(q, p / rho).sum(dtype=torch.float64))
-                taken = (1.0 - (1.0 - beta) ** len(draws)) / beta if beta > 0.0 else 0.0
-                rest = (p - taken * torch.minimum(q, p / rho)).clamp_(min=0.0)
-                return Verdict(tuple(path), chance.categorical(rest if float(rest.sum()) > 0.0 else p))
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        if len({draw.q_row for draw in draws}) > 1 or draws[0].q_row == DETERMINISTIC:
+            raise BadInput("rule 'k-seq' takes siblings that were drawn independently from one q row")
+        q = proposal_distribution(tree, (), draws[0], p)
+        assert q is not None
+        rho = division_factor(p, q, len(draws))
+        for draw in draws:
+            if chance.bernoulli(acceptance_probability(p, q, draw.token, 1.0 / rho)):
+                return draw
+        beta = float(torch.minimum(q, p / rho).sum(dtype=torch.float64))
+        taken = (1.0 - (1.0 - beta) ** len(draws)) / beta if beta > 0.0 else 0.0
+        rest = (p - taken * torch.minimum(q, p / rho)).clamp_(min=0.0)
+        return chance.categorical(rest if float(rest.sum()) > 0.0 else p)

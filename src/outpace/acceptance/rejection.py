@@ -11,19 +11,17 @@ draw from a one-hot q: it is accepted with probability p(x), and its residual is
 
 from __future__ import annotations
 
-from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import (
-    acceptance_probability,
-    draws_by_parent,
-    proposal_distribution,
-    residual_distribution,
-)
+from collections.abc import Sequence as Seq
+
+from torch import Tensor
+
+from outpace.acceptance.base import TopDown
+from outpace.acceptance.draws import acceptance_probability, proposal_distribution, residual_distribution
 from outpace.core.chance import Chance
-from outpace.core.tree import ROOT
-from outpace.targets.base import TreeScores
+from outpace.core.tree import Draw, TokenTree
 
 
-class RecursiveRejection(TreeByTree):
+class RecursiveRejection(TopDown):
     """Multi-draft rejection down the tree; on a chain it is standard rejection sampling. Lossless.
 
     Siblings are independent draws, or drawn without replacement, or deterministic, in any mixture.
@@ -36,25 +34,15 @@ class RecursiveRejection(TreeByTree):
     takes_without_replacement = True
     takes_unverified_draws = True
 
-    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
-        tree = scores.tree
-        draws_at = draws_by_parent(tree)
-        path: list[int] = []
-        node = ROOT
-        while True:
-            p = scores.p(node)
-            draws = draws_at.get(node, ())
-            for index, draw in enumerate(draws):
-                q = proposal_distribution(tree, draws[:index], draw, p)
-                if chance.bernoulli(acceptance_probability(p, q, draw.token)):
-                    path.append(draw.node)
-                    node = draw.node
-                    break
-                rest, total = residual_distribution(p, q, draw.token)
-                if total > 0.0:  # else p equals q up to rounding: a rejection had probability zero, so keep p
-                    p = rest / total
-            else:
-                return Verdict(tuple(path), chance.categorical(p))
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        for index, draw in enumerate(draws):
+            q = proposal_distribution(tree, draws[:index], draw, p)
+            if chance.bernoulli(acceptance_probability(p, q, draw.token)):
+                return draw
+            rest, total = residual_distribution(p, q, draw.token)
+            if total > 0.0:  # else p equals q up to rounding: a rejection had probability zero, so keep p
+                p = rest / total
+        return chance.categorical(p)
 
 
 class Rejection(RecursiveRejection):

@@ -17,7 +17,6 @@ rejection. Nodes with several sampled draws have no closed form: such trees are 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,11 +25,9 @@ from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import draws_by_parent, proposal_distribution
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
+from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw
 from outpace.targets.base import TreeScores
-
-if TYPE_CHECKING:
-    from outpace.core.proposal import Proposal
 
 
 class UniVer(TreeByTree):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from outpace.core.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +16,7 @@ class Budget:
 
     ``depth``: draft tokens on the longest path; ``nodes``: nodes in the whole tree; ``width``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
-    ``relative_costs[n]``: what the round costs with n draft tokens, in autoregressive
-    steps; empty where it is not known.
+    ``relative_costs[n]``: what the round costs with n draft tokens, in autoregressive steps; empty where unknown.
     ``parts``: the budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
@@ -63,11 +59,6 @@ class Budget:
         Asked before the draw, so that no sampled draw is ever dropped for what it turned out to be.
         """
         return depth <= self.depth and confidence >= self.confidence
-
-    @staticmethod
-    def priority(log_q_path: float) -> float:
-        """The order in which nodes are expanded and kept: probability of the path under the drafter."""
-        return log_q_path if not math.isnan(log_q_path) else -math.inf
 
 
 class Controller(ABC):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget, Controller
-
-if TYPE_CHECKING:
-    from outpace.core.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
 
 
 class CombinedController(Controller):

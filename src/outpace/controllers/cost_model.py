@@ -8,13 +8,9 @@ rows of the whole batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outpace.controllers.base import Budget, Controller
-
-if TYPE_CHECKING:
-    from outpace.core.metrics import RequestMetrics
-    from outpace.targets.costs import ForwardCosts
+from outpace.core.metrics import RequestMetrics
+from outpace.targets.costs import ForwardCosts
 
 MARGIN = 1.05
 """Drafting must promise this much more than an autoregressive step: probabilities are not exact, drafts take time."""
@@ -24,8 +20,7 @@ does on processors where drafting gains at all; beyond some number of rows each 
 
 
 def nominal(count: int) -> float:
-    """The relative cost of a round with ``count`` draft tokens where nothing may be measured, in autoregressive
-    steps."""
+    """The cost of a round with ``count`` draft tokens where nothing may be measured, in autoregressive steps."""
     return MARGIN + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE) if count else 1.0
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outpace.controllers.base import Budget, Controller
 from outpace.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from outpace.core.metrics import RequestMetrics
+from outpace.core.metrics import RequestMetrics
 
 
 class Fixed(Controller):

@@ -1,12 +1,9 @@
 """Chance: the one source of random numbers in outpace.
 
-``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position
-(length of the sequence when the round began) and a purpose such as "draft" or "accept". Rounds always advance
-by at least one token, so no two rounds share a stream, and drafter and rule never share a number. Streams are
-counter-based (Philox, Salmon et al. 2011), so a request's randomness does not depend on its neighbours.
-
-:class:`Enumeration` replaces chance by a walk over every outcome with its weight, so that the distribution of a
-program's results is exact; certification uses it.
+``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position (length of
+the sequence when the round began) and a purpose such as "draft" or "accept": no two rounds share a stream, and drafter
+and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011). For certification,
+:class:`Enumeration` replaces chance by a walk over every outcome with its weight.
 """
 
 from __future__ import annotations

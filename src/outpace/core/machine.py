@@ -27,11 +27,11 @@ def describe() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "cpu": cpu_model(),
-        "cores": _physical_cores(),
+        "cores": psutil.cpu_count(logical=False),
         "usable_cpus": usable_cpus(),
         "threads": torch.get_num_threads() if torch else None,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "accelerator": _accelerator(torch),
+        "accelerator": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": _version("torch"),
@@ -107,19 +107,6 @@ def best_time(work: Any) -> float:
         work()
         best = min(best, perf_counter() - start)
     return best
-
-
-def _physical_cores() -> int | None:
-    import psutil
-
-    cores: int | None = psutil.cpu_count(logical=False)
-    return cores
-
-
-def _accelerator(torch: Any) -> str | None:
-    if torch is not None and torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
-    return None
 
 
 def _version(package: str) -> str | None:

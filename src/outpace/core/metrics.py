@@ -22,10 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
 PHASES = ("draft", "score", "accept", "other")
+_SUMMED = (
+    *("prompt_tokens", "tokens", "answered", "rounds", "committed", "drafting", "drafted", "accepted"),
+    *("seconds", "first_token_seconds"),
+)
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -76,8 +81,7 @@ class RequestMetrics:
         self.drafted += drafted
         self.accepted += accepted
         self.committed += committed
-        while len(self.accepted_at_depth) < accepted:
-            self.accepted_at_depth.append(0)
+        self.accepted_at_depth += [0] * (accepted - len(self.accepted_at_depth))
         for depth in range(accepted):
             self.accepted_at_depth[depth] += 1
 
@@ -112,20 +116,10 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
     """The sum of several requests' counters (requests that ran one after the other: seconds add up)."""
     out = RequestMetrics()
     for part in parts:
-        out.prompt_tokens += part.prompt_tokens
-        out.tokens += part.tokens
-        out.answered += part.answered
-        out.rounds += part.rounds
-        out.committed += part.committed
-        out.drafting += part.drafting
-        out.drafted += part.drafted
-        out.accepted += part.accepted
-        out.seconds += part.seconds
-        out.first_token_seconds += part.first_token_seconds
-        for depth, count in enumerate(part.accepted_at_depth):
-            if depth == len(out.accepted_at_depth):
-                out.accepted_at_depth.append(0)
-            out.accepted_at_depth[depth] += count
+        for name in _SUMMED:
+            setattr(out, name, getattr(out, name) + getattr(part, name))
+        depths = zip_longest(out.accepted_at_depth, part.accepted_at_depth, fillvalue=0)
+        out.accepted_at_depth = [sum(counts) for counts in depths]
         for phase in PHASES:
             out.phase_seconds[phase] += part.phase_seconds[phase]
         out.caches = part.caches or out.caches

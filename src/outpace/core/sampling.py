@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -89,9 +90,8 @@ class SamplingParams:
     @property
     def path_dependent(self) -> bool:
         """Whether the distribution at a node depends on more than its logits."""
-        return bool(
-            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty or self.processors
-        )
+        penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        return bool(penalties or self.processors)
 
 
 class Sampler:
@@ -130,12 +130,9 @@ class Sampler:
 
     def fork(self) -> Sampler:
         """An independent copy."""
-        twin = object.__new__(Sampler)
-        twin.params, twin.vocab_size, twin.bias = self.params, self.vocab_size, self.bias
-        twin.stop_ids = self.stop_ids
+        twin = copy(self)
         twin._seen = None if self._seen is None else self._seen.clone()
         twin._counts = None if self._counts is None else self._counts.clone()
-        twin.states = self.states
         return twin
 
     def extend(self, tokens: Iterable[int]) -> None:

@@ -1,12 +1,9 @@
 """TokenTree: the draft tokens of one sequence in one round, and how each of them was drawn.
 
-A tree has *nodes* and *draws*. Nodes are unique ``(parent, token)`` pairs in topological order; the
-target scores nodes. Draws are the proposals as they were made, in order; acceptance rules read draws.
-Two draws may point at one node (two drafters agree, or sampling with replacement repeats a token).
-
-The parent ``ROOT`` (-1) is the last committed token, which is not a node: it belongs to the sequence.
-A chain is a tree in which no node has two children. An empty tree makes the round an
-autoregressive step.
+Nodes are unique ``(parent, token)`` pairs in topological order; the target scores nodes. Draws are the proposals as
+they were made, in order; acceptance rules read draws. Two draws may point at one node (two drafters agree, or sampling
+with replacement repeats a token). The parent ``ROOT`` (-1) is the last committed token, which is not a node. An empty
+tree makes the round an autoregressive step.
 """
 
 from __future__ import annotations
@@ -27,9 +24,8 @@ DETERMINISTIC = -1
 class QRow:
     """The very distribution that a draw was sampled from, at its own precision.
 
-    ``probs`` has shape (V,) when ``ids`` is None, else (n,) beside ``ids`` of shape (n,): a reduced
-    vocabulary, every other token having probability zero. Drawing is proportional to ``probs``, so a row need
-    not sum to one (rows rounded to bf16 do not); what rules read is what was drawn from, normalised.
+    ``probs``: (V,) when ``ids`` is None, else (n,) beside ``ids`` (n,): a reduced vocabulary, every other token having
+    probability zero. A row need not sum to one (rows rounded to bf16 do not); rules read it normalised.
     """
 
     probs: Tensor
@@ -56,8 +52,7 @@ class QRow:
 class Draw:
     """One proposal: ``token`` proposed after ``parent``; it is held by node ``node``.
 
-    ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where the proposal is certain
-    given the context, so that its q is one-hot.
+    ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where q is one-hot.
     """
 
     parent: int
@@ -209,9 +204,11 @@ class TokenTree:
     @property
     def is_chain(self) -> bool:
         """No node has two children and no draw repeats a node."""
-        return len(self.draws) == len(self.tokens) and all(
-            parent == node - 1 for node, parent in enumerate(self.parents)
-        )
+        return len(self.draws) == len(self.tokens) and self._is_line
+
+    @property
+    def _is_line(self) -> bool:
+        return self.parents == list(range(ROOT, len(self.tokens) - 1))
 
     @property
     def is_deterministic(self) -> bool:
@@ -233,7 +230,7 @@ class TokenTree:
     def ancestor_mask(self) -> Tensor:
         """Bool (1 + n + s, 1 + n + s): row i sees column j. Rows are the root, nodes, auxiliary tokens."""
         rows = 1 + len(self.tokens) + len(self.auxiliary_tokens)
-        if not self.auxiliary_tokens and all(parent == node - 1 for node, parent in enumerate(self.parents)):
+        if not self.auxiliary_tokens and self._is_line:
             return torch.ones(rows, rows, dtype=torch.bool).tril_()
         mask = torch.zeros(rows, rows, dtype=torch.bool)
         view = mask.numpy()

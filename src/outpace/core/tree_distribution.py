@@ -105,12 +105,8 @@ class TreeDistribution:
             rows[:, ids] += bias.to(rows.device)
         if not sampler.params.path_dependent:
             return rows
-        return torch.stack(
-            [
-                sampler.penalise(row, self.tree.path_tokens(node), self._states_at(node))
-                for node, row in zip(nodes, rows, strict=True)
-            ]
-        )
+        paths = [(self.tree.path_tokens(node), self._states_at(node)) for node in nodes]
+        return torch.stack([sampler.penalise(row, *path) for row, path in zip(rows, paths, strict=True)])
 
     def ensure(self, nodes: Iterable[int]) -> None:
         """Compute p for all of ``nodes`` in one vectorised pass."""
@@ -120,10 +116,7 @@ class TreeDistribution:
             self._probs.update(zip(missing, rows.unbind(0), strict=True))
 
     def p(self, node: int) -> Tensor:
-        """The target's processed distribution after ``node`` (``ROOT`` allowed): (V,) float32, sums to one.
-
-        Raises BadInput where no token can follow.
-        """
+        """The distribution after ``node``: (V,) float32, sums to one. Raises BadInput where no token can follow."""
         if node not in self._probs:
             self.ensure([node])
         probs = self._probs[node]
@@ -138,10 +131,7 @@ class TreeDistribution:
         return not bool((self.processed([node])[0] > -math.inf).any())
 
     def argmax(self, node: int) -> int:
-        """The greedy choice after ``node``, without computing p. Ties go to the smallest id.
-
-        Raises BadInput where no token can follow.
-        """
+        """The greedy choice after ``node``; ties go to the smallest id. Raises BadInput where no token can follow."""
         plain = not self.sampler.params.path_dependent and self.sampler.bias is None
         row = self.logits[node + 1] if plain else self.processed([node])[0]
         if row.device.type == "cpu" and row.dtype == torch.float32:

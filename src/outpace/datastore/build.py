@@ -27,10 +27,6 @@ Advance = Callable[[str, int, int], None]
 _WIDE = SEPARATORS[4]
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """The default: no progress is shown."""
-
-
 class Corpus:
     """Token ids of many documents, two bytes each where they fit, four otherwise. Empty documents do not count."""
 
@@ -96,7 +92,7 @@ def build_datastore(
     model: str = "",
     *,
     depth: int = DEPTH,
-    advance: Advance = _silent,
+    advance: Advance = lambda *_: None,
 ) -> Header:
     """Write the datastore of a tokenised corpus to ``path``; what was there is replaced in one step, at the end.
 
@@ -120,7 +116,7 @@ def build_datastore(
 
 
 def packed(
-    corpus: Corpus, fingerprint: str, model: str, depth: int = DEPTH, advance: Advance = _silent
+    corpus: Corpus, fingerprint: str, model: str, depth: int = DEPTH, advance: Advance = lambda *_: None
 ) -> Iterator[bytes]:
     """The file, block by block, its header first. Empties the corpus; raises BadInput for a bad depth or corpus."""
     if not 1 <= depth <= MOST_DEPTH:
@@ -165,5 +161,4 @@ def _write_whole(path: Path, header: bytes, blocks: Iterable[bytes]) -> None:
 
 
 def _write_blocks(file: BinaryIO, blocks: Iterable[bytes]) -> None:
-    for block in blocks:
-        file.write(block)
+    file.writelines(blocks)

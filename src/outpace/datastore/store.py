@@ -1,8 +1,7 @@
 """Datastore: an opened corpus and its index, in which the longest known suffix of a context is found.
 
-The index has the places of the corpus, sorted by the tokens before them, read backwards. A binary search finds where a
-context would stand among them; its neighbours there share its longest suffix that occurs at all, and all places with
-that suffix are adjacent. A lookup costs three binary searches, whatever the length of the match.
+The index has the places of the corpus, sorted by the tokens before them, read backwards: the neighbours of a context
+there share its longest suffix that occurs at all, so that a lookup costs three binary searches.
 """
 
 from __future__ import annotations
@@ -176,6 +175,3 @@ def open_datastore(path: str | os.PathLike[str], fingerprint: str | None = None)
     if fingerprint is not None:
         store.check_fingerprint(fingerprint)
     return store
-
-
-__all__ = ["Datastore", "Found", "open_datastore"]

@@ -29,6 +29,8 @@ class ChatTokenizer(Protocol):
         """The text of one token by itself, special tokens shown."""
         ...
 
+    def __hash__(self) -> int: ...
+
     def __len__(self) -> int:
         """How many ids there are; a model may score more."""
         ...
@@ -40,6 +42,7 @@ class ChatTokenizer(Protocol):
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's answer.
 
-        A model without a template gets the last message's text, raw.
+        A model without a template gets the last message's text, raw. Raises BadInput for an empty conversation and
+        for one that the template refuses (no system role, roles that must alternate).
         """
         ...

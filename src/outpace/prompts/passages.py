@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence as Seq
 
 from outpace.prompts.overlap import words
 from outpace.prompts.prompt import Prompt
@@ -78,9 +77,9 @@ class PassagePrompts:
         if forms is _ANSWERS:  # among passages about other things
             passages = [text for _, text in some[: chance.choice((1, 2, 3))]]
             chance.shuffle(passages)
-            text = "\n\n".join(passages)
         else:
-            text = some[0][1] if chance.random() < 0.5 else _joined(some[:2])
+            passages = [text for _, text in some[: 1 if chance.random() < 0.5 else 2]]
+        text = "\n\n".join(passages)
         return Prompt.single(f"{self.name}:{number}", chance.choice(forms).format(text=text, question=question))
 
 
@@ -88,7 +87,3 @@ def _new(text: str) -> float:
     said = words(text)
     triples = list(zip(said, said[1:], said[2:], strict=False))
     return len(set(triples)) / max(1, len(triples))
-
-
-def _joined(some: Seq[tuple[str, str]]) -> str:
-    return "\n\n".join(text for _, text in some)

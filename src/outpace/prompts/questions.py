@@ -39,11 +39,15 @@ def load_prompts(path: str | Path | None = None, limit: int | None = None) -> li
 
 def stratified(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     """The first prompt of every category, then the second of every category, and so on: at most ``limit``."""
+    turns = zip_longest(*_by_category(prompts))
+    return [prompt for turn in turns for prompt in turn if prompt is not None][:limit]
+
+
+def _by_category(prompts: Iterable[Prompt]) -> list[list[Prompt]]:
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.category, []).append(prompt)
-    rounds = range(max(map(len, groups.values()), default=0))
-    return [group[i] for i in rounds for group in groups.values() if i < len(group)][:limit]
+    return list(groups.values())
 
 
 def unique(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -58,10 +62,7 @@ def unique(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
     """Batches of one category where possible, categories in turn, so that a bench cut short has seen them all."""
-    groups: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.category, []).append(prompt)
-    line = [prompt for group in groups.values() for prompt in group]
+    line = [prompt for group in _by_category(prompts) for prompt in group]
     cut: dict[str, list[list[Prompt]]] = {}
     for begin in range(0, len(line), size):
         cut.setdefault(line[begin].category, []).append(line[begin : begin + size])

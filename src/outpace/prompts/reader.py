@@ -19,12 +19,8 @@ COLUMNS = ("turns", "messages", "conversations", "conversation", "prompt", "ques
 WANTED = f"one of {', '.join(COLUMNS)} must hold text, a list of texts or a list of messages"
 _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-_SPEC_BENCH = {
-    **dict.fromkeys(_MT_BENCH, "chat"),
-    "mt_bench": "chat",
-    "summarization": "summarisation",
-    "math_reasoning": "math",
-}
+_OTHER_NAMES = {"mt_bench": "chat", "summarization": "summarisation", "math_reasoning": "math"}
+_SPEC_BENCH = dict.fromkeys(_MT_BENCH, "chat") | _OTHER_NAMES
 Rows = Iterator[tuple[int, Any]]
 """A number (the line, counted from 1; in an array the entry) and what stands there."""
 

@@ -118,7 +118,6 @@ class TreeScores:
 
     @property
     def distribution(self) -> TreeDistribution:
-        """The processed distribution, computed for the nodes that are asked for."""
         if self._distribution is None:
             self._distribution = TreeDistribution(self.sequence.sampler, self.tree, self.logits)
         return self._distribution
@@ -136,6 +135,8 @@ class TreeScores:
         return self.distribution.argmax(node)
 
 
+Trees = Seq[tuple[Sequence, TokenTree]]
+"""Sequences, and the tree to score after each."""
 HiddenStateChunk = Callable[[Sequence, int, Mapping[int, Tensor]], None]
 """Called during prefill with (sequence, position of the chunk's first token, (rows, hidden) by layer)."""
 
@@ -187,11 +188,7 @@ class Target(ABC):
 
     @abstractmethod
     def score(
-        self,
-        batch: Seq[tuple[Sequence, TokenTree]],
-        aux_hidden_state_layers: Seq[int] = (),
-        graph: SubGraph = FULL,
-        resume: Scores | None = None,
+        self, batch: Trees, aux_hidden_state_layers: Seq[int] = (), graph: SubGraph = FULL, resume: Scores | None = None
     ) -> Scores:
         """One forward over all trees. Pure: no sequence changes.
 
@@ -210,8 +207,7 @@ class Target(ABC):
 
     @abstractmethod
     def fork(self, kv: Any, length: int | None = None) -> Any:
-        """An independent copy of the first ``length`` tokens' K/V (None: all). Raises ValueError where there are
-        fewer."""
+        """A copy of the first ``length`` tokens' K/V (None: all). Raises ValueError where there are fewer."""
 
     def truncate(self, kv: Any, length: int) -> Any:
         """The first ``length`` tokens' K/V, the others given up; ``kv`` itself must not be used again.
@@ -229,8 +225,7 @@ class Target(ABC):
         """Raise BadInput when a sublayer that ``graph`` skips cannot be skipped."""
 
     def decoder_spec(self) -> DecoderSpec | None:
-        """Its weights, loaded again where it keeps them packed (seconds, and the model's memory); None: it has none
-        that a DecoderSpec describes."""
+        """Its weights, loaded again where it keeps them packed (seconds, and the model's memory); None: no spec."""
         return None if self.origin is None else spec_if_known(self.origin())
 
     def runner_for(self, spec: DecoderSpec) -> Any:

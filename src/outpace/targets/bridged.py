@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
 from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.targets.kv_store import rows_to_keep
 from outpace.vocabulary.shared import VocabularyMap
@@ -106,11 +106,7 @@ class BridgedTarget(Target):
             self.draft.prefill([one.kv.inner.sequence for one in pending])
 
     def score(
-        self,
-        batch: Seq[tuple[Sequence, TokenTree]],
-        aux_hidden_state_layers: Seq[int] = (),
-        graph: SubGraph = FULL,
-        resume: Scores | None = None,
+        self, batch: Trees, aux_hidden_state_layers: Seq[int] = (), graph: SubGraph = FULL, resume: Scores | None = None
     ) -> Scores:
         if graph.kv:
             raise BadInput(

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.errors import BadInput
 from outpace.targets.attention import IMPLEMENTATION, SideKV, running
 from outpace.targets.base import SubGraph
 from outpace.targets.context_limit import context_limit
 from outpace.targets.dense.architectures import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.forward_plan import ForwardPlan
-from outpace.targets.hf_support import Anatomy, check_supported, dissect, self_check
+from outpace.targets.hf_support import check_supported, described, dissect, self_check
 from outpace.targets.layered_kv import LayeredKV
 from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_work
@@ -47,7 +48,7 @@ class HFTarget(RowTarget):
         self.device = model.get_input_embeddings().weight.device
         self.prefill_chunk = prefill_chunk
         self._configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
-        self._anatomy: Anatomy = dissect(model, self.num_layers, self._attending)
+        self._has_mlp = dissect(model, self.num_layers, self._attending)
         self_check(self, model)
 
     def open(self) -> LayeredKV:
@@ -61,14 +62,14 @@ class HFTarget(RowTarget):
     @torch.inference_mode()
     def lm_head(self, hidden: Tensor) -> Tensor:
         # Every layer is gated to the identity, so what is left of the forward is the final norm and the LM head.
-        plan = ForwardPlan([], start=0, stop=0, states=hidden)
+        plan = ForwardPlan([], states=hidden)
         logits = self.run(plan, [0] * len(hidden), logits=True)
         assert logits is not None
         return logits
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        normed = self._run(ForwardPlan([], start=0, stop=0, states=hidden), [0] * len(hidden), self.model.base_model)
+        normed = self._run(ForwardPlan([], states=hidden), [0] * len(hidden), self.model.base_model)
         rows: Tensor = normed[0][0]
         return rows
 
@@ -98,9 +99,8 @@ class HFTarget(RowTarget):
             for row, embedding in embeddings.items():
                 rows[0, row] = embedding.to(rows)
             inputs = {"inputs_embeds": rows}
-        positions = [at for part in plan.parts for at in part.positions[part.earlier_rows :]] or list(
-            range(len(tokens))
-        )
+        positions = [at for part in plan.parts for at in part.positions[part.earlier_rows :]]
+        positions = positions or list(range(len(tokens)))
         for part in plan.parts:
             part.side_kv = [None] * self.num_layers
         with running(plan), self._attending():
@@ -116,7 +116,8 @@ class HFTarget(RowTarget):
         return spec_if_known(self.model)
 
     def check_skips(self, graph: SubGraph) -> None:
-        self._anatomy.check_skips(graph.skip_attention, graph.skip_mlp)
+        if graph.skip_mlp and not self._has_mlp:
+            raise BadInput(f"{described(self.model)}: its MLP modules were not found, so skip_mlp cannot be honoured")
 
     @contextmanager
     def _attending(self) -> Iterator[None]:

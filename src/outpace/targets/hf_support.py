@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "feedforward")
 
 
-def _name(model: Any) -> str:
+def described(model: Any) -> str:
+    """The model's class and type, for messages."""
     return f"{type(model).__name__} (model_type {model.config.model_type})"
 
 
@@ -28,35 +28,22 @@ def check_supported(model: Any) -> None:
     """Raise BadInput, naming the model, when its configuration already rules it out as a target."""
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
-        raise BadInput(f"{_name(model)} is an encoder-decoder; outpace takes decoder-only language models")
+        raise BadInput(f"{described(model)} is an encoder-decoder; outpace takes decoder-only language models")
     if model.get_output_embeddings() is None:
-        raise BadInput(f"{_name(model)} has no LM head; load a causal language model")
+        raise BadInput(f"{described(model)} has no LM head; load a causal language model")
     layer_types = set(getattr(config, "layer_types", None) or ())
     if strange := sorted(layer_types - _KNOWN_LAYER_TYPES):
-        raise BadInput(f"{_name(model)} has layers of type {', '.join(strange)}, whose state outpace cannot keep")
+        raise BadInput(f"{described(model)} has layers of type {', '.join(strange)}, whose state outpace cannot keep")
     if getattr(config, "num_kv_shared_layers", 0):
-        raise BadInput(f"{_name(model)} shares K/V between layers, which outpace cannot keep")
+        raise BadInput(f"{described(model)} shares K/V between layers, which outpace cannot keep")
     if getattr(config, "reorder_and_upcast_attn", False):
-        raise BadInput(f"{_name(model)} sets reorder_and_upcast_attn, which a custom attention cannot honour")
+        raise BadInput(f"{described(model)} sets reorder_and_upcast_attn, which a custom attention cannot honour")
     if getattr(config, "add_cross_attention", False):
-        raise BadInput(f"{_name(model)} has cross-attention, whose state outpace cannot keep")
+        raise BadInput(f"{described(model)} has cross-attention, whose state outpace cannot keep")
 
 
-@dataclass(slots=True)
-class Anatomy:
-    """Where the model's layers, attention and MLP modules are; gates are installed on all of them."""
-
-    name: str
-    has_mlp: bool
-
-    def check_skips(self, attention: frozenset[int], mlp: frozenset[int]) -> None:
-        """Raise BadInput when a sublayer cannot be skipped because it was not found."""
-        if mlp and not self.has_mlp:
-            raise BadInput(f"{self.name}: its MLP modules were not found, so skip_mlp cannot be honoured")
-
-
-def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextManager[None]]) -> Anatomy:
-    """Run a probe to see every attention layer at work, and gate the layers around it.
+def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextManager[None]]) -> bool:
+    """Run a probe to see every attention layer at work, and gate the layers around it. Whether it found their MLPs.
 
     Raises BadInput when any layer's attention does not pass through transformers' attention interface exactly once:
     such a layer keeps a state that outpace cannot see (recurrent, linear attention, ALiBi and the like).
@@ -71,23 +58,24 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
         try:
             model.base_model(input_ids=ids, position_ids=torch.arange(3, device=ids.device)[None], use_cache=False)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise BadInput(f"{_name(model)} does not run with a custom attention: {_line(error)}") from error
+            raise BadInput(f"{described(model)} does not run with a custom attention: {_line(error)}") from error
     calls = plan.calls or []
     if [int(module.layer_idx) for module, _ in calls] != list(range(layers)):
         seen = {int(module.layer_idx) for module, _ in calls}
         missing = [i for i in range(layers) if i not in seen]
         what = f"layers {missing[:8]} keep" if missing else "some layers keep"
-        raise BadInput(f"{_name(model)} cannot be a target: {what} a state other than attention K/V")
+        raise BadInput(f"{described(model)} cannot be a target: {what} a state other than attention K/V")
+    name = described(model)
     types = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"] * layers
     for (_, extra), kind in zip(calls, types, strict=True):
         if kind == "sliding_attention" and extra["sliding_window"] is None:
-            raise BadInput(f"{_name(model)} does not tell its attention the sliding window, so it cannot be honoured")
+            raise BadInput(f"{name} does not tell its attention the sliding window, so it cannot be honoured")
         if extra.get("s_aux") is not None:
-            raise BadInput(f"{_name(model)} has attention sinks (s_aux), which outpace does not compute")
+            raise BadInput(f"{name} has attention sinks (s_aux), which outpace does not compute")
     return _install_gates(model, [module for module, _ in calls])
 
 
-def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
+def _install_gates(model: Any, attentions: list[nn.Module]) -> bool:
     def holds_all(stack: nn.Module) -> bool:
         return (
             isinstance(stack, nn.ModuleList)
@@ -97,7 +85,7 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
 
     stack = next((module for module in model.modules() if holds_all(module)), None)
     if stack is None:
-        raise BadInput(f"{_name(model)} cannot be a target: its stack of layers was not found")
+        raise BadInput(f"{described(model)} cannot be a target: its stack of layers was not found")
     has_mlp = True
     for index, (layer, attention) in enumerate(zip(stack, attentions, strict=True)):
         layer.forward = _LayerGate(layer, index, len(stack))
@@ -108,14 +96,11 @@ def _install_gates(model: Any, attentions: list[nn.Module]) -> Anatomy:
             has_mlp = False
         else:
             mlp.forward = _MlpGate(mlp, index)
-    return Anatomy(_name(model), has_mlp)
+    return has_mlp
 
 
 class _Gate:
-    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others.
-
-    An object rather than a closure, so that a copy of the model has gates of its own.
-    """
+    """Replaces a module's forward: it follows the current plan in our forwards, and changes nothing in others."""
 
     def __init__(self, module: nn.Module, index: int) -> None:
         self.original: Callable[..., Any] = module.forward
@@ -173,7 +158,7 @@ def self_check(target: Target, model: Any) -> None:
     error = disagreement(target, model)
     if not error < (1e-3 if model.dtype == torch.float32 else 0.3):
         raise BadInput(
-            f"{_name(model)} cannot be a target: scores through outpace's attention differ from its own "
+            f"{described(model)} cannot be a target: scores through outpace's attention differ from its own "
             f"forward by {error:.2g} standard deviations"
         )
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from outpace.core.errors import OutpaceError
 from outpace.core.machine import best_time
+from outpace.targets.dense.binding import product_rate, read_rate
 
 
 def measure_bandwidth(megabytes: int = 256) -> float:
     """GB/s of one pass of reading over a buffer larger than the caches, with torch's current number of threads."""
-    import torch
-
     try:
-        from outpace.targets.dense.binding import read_rate
-
         return read_rate(torch.get_num_threads(), megabytes) / 1e9
     except OutpaceError:  # the kernels are not available
         # The maximum runs vectorised on every thread; the machine then waits for memory, not for arithmetic.
@@ -26,11 +25,7 @@ def measure_products(precision: str) -> float | None:
     The limit for any matrix product at this precision, with torch's current number of threads; None where the compiled
     kernels are not available.
     """
-    import torch
-
     try:
-        from outpace.targets.dense.binding import product_rate
-
         return product_rate(torch.get_num_threads(), precision) / 1e9
     except OutpaceError:
         return None

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.tree import TokenTree
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.kv_store import KVStore
 
@@ -51,13 +50,14 @@ class RowTarget(Target):
         embeddings of the rows they name.
         """
 
-    @abstractmethod
     def first_rows(self, side_kv: Any, rows: int) -> Any:
-        """A forward's K/V of its first ``rows`` rows."""
+        """A forward's K/V, (layers, 2, kv_heads, n, width) where nothing else is said, of its first ``rows`` rows."""
+        return side_kv[..., :rows, :]
 
-    @abstractmethod
     def stacked(self, lower: Any, upper: Any, boundary: int) -> Any:
-        """K/V of the same rows: layers below ``boundary`` from ``lower``, the others from ``upper``."""
+        """K/V of the same rows: layers below ``boundary`` from ``lower``, the others from ``upper``, which it takes."""
+        upper[:boundary] = lower[:boundary]
+        return upper
 
     def length(self, kv: KVStore) -> int:
         return kv.length
@@ -111,11 +111,7 @@ class RowTarget(Target):
 
     @torch.inference_mode()
     def score(
-        self,
-        batch: Seq[tuple[Sequence, TokenTree]],
-        aux_hidden_state_layers: Seq[int] = (),
-        graph: SubGraph = FULL,
-        resume: Scores | None = None,
+        self, batch: Trees, aux_hidden_state_layers: Seq[int] = (), graph: SubGraph = FULL, resume: Scores | None = None
     ) -> Scores:
         self._check_graph(graph)
         if resume is None:
@@ -133,19 +129,14 @@ class RowTarget(Target):
         return self._resume_full(batch, aux_hidden_state_layers, resume)
 
     def _score(
-        self,
-        batch: Seq[tuple[Sequence, TokenTree]],
-        aux_hidden_state_layers: Seq[int],
-        graph: SubGraph,
-        resume: Scores | None = None,
+        self, batch: Trees, aux_hidden_state_layers: Seq[int], graph: SubGraph, resume: Scores | None = None
     ) -> Scores:
         """One pass over the rows that ``resume`` (same graph) has not run yet."""
         stop = self.num_layers if graph.stop is None else graph.stop
         boundary = graph.first_difference(self.num_layers)
         parts, tokens, embeddings = self._lay_out(batch, graph, resume)
-        wanted = frozenset(aux_hidden_state_layers) | (
-            frozenset([boundary]) if boundary and graph != FULL else frozenset()
-        )
+        kept_for_resume = [boundary] if boundary and graph != FULL else []
+        wanted = frozenset([*aux_hidden_state_layers, *kept_for_resume])
         plan = ForwardPlan(parts, graph.start, stop, graph.skip_attention, graph.skip_mlp, wanted=wanted)
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []
@@ -167,9 +158,7 @@ class RowTarget(Target):
         kv, lengths = [_side_kv(part) for part in parts], [one.kv.length for one, _ in batch]
         return Scores(scored, _ForwardState(graph, kv, states, lengths))
 
-    def _resume_full(
-        self, batch: Seq[tuple[Sequence, TokenTree]], aux_hidden_state_layers: Seq[int], resume: Scores
-    ) -> Scores:
+    def _resume_full(self, batch: Trees, aux_hidden_state_layers: Seq[int], resume: Scores) -> Scores:
         """Full scores on top of a sub-graph pass: layers below its first difference are taken over, not run again."""
         earlier: _ForwardState = resume.forward_state
         boundary = earlier.graph.first_difference(self.num_layers)
@@ -187,13 +176,8 @@ class RowTarget(Target):
             assert before is not None
             fresh = first.hidden_states[boundary][part.start : part.stop] if tokens else None
             inputs.append(_joined(before[: 1 + resume[index].nodes], fresh))
-        second = ForwardPlan(
-            upper,
-            boundary,
-            self.num_layers,
-            states=torch.cat(inputs),
-            wanted=frozenset(aux_hidden_state_layers) - below,
-        )
+        above_boundary = frozenset(aux_hidden_state_layers) - below
+        second = ForwardPlan(upper, boundary, self.num_layers, states=torch.cat(inputs), wanted=above_boundary)
         logits = self.run(second, all_tokens, logits=True)
         assert logits is not None
         scored, kv = [], []
@@ -208,7 +192,7 @@ class RowTarget(Target):
         return Scores(scored, _ForwardState(FULL, kv, [None] * len(kv), [one.kv.length for one, _ in batch]))
 
     def _lay_out(
-        self, batch: Seq[tuple[Sequence, TokenTree]], graph: SubGraph, resume: Scores | None
+        self, batch: Trees, graph: SubGraph, resume: Scores | None
     ) -> tuple[list[SequenceRows], list[int], dict[int, Tensor]]:
         """Rows of all trees end to end: parts, token ids, and input embeddings that replace a token's."""
         parts: list[SequenceRows] = []

@@ -1,8 +1,7 @@
 """States: hidden states that are kept beside a sequence's K/V, so that a chat's next turn need not compute them.
 
-A drafter that reads the target's states needs those of the whole prompt. A turn that begins with the K/V of earlier
-ones runs no forward over them; their hidden states are kept here instead. A token takes ``hidden`` numbers for every
-layer that is read, less than its K/V as a rule.
+A drafter that reads the target's states needs those of the whole prompt, and a turn that begins with the K/V of earlier
+ones runs no forward over them.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.tree import TokenTree
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
 from outpace.targets.kv_store import rows_to_keep
 
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -78,11 +77,7 @@ class TableTarget(Target):
                 on_chunk(sequence, start, states)
 
     def score(
-        self,
-        batch: Seq[tuple[Sequence, TokenTree]],
-        aux_hidden_state_layers: Seq[int] = (),
-        graph: SubGraph = FULL,
-        resume: Scores | None = None,
+        self, batch: Trees, aux_hidden_state_layers: Seq[int] = (), graph: SubGraph = FULL, resume: Scores | None = None
     ) -> Scores:
         stop = self.num_layers if graph.stop is None else graph.stop
         if not 0 <= graph.start <= stop <= self.num_layers:

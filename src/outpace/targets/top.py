@@ -31,9 +31,11 @@ def top_and_totals(
     """As :func:`top`, and with each row the log of the sum of the exponentials of ``inverse_temperature`` * logits,
     which turns logits into probabilities at that temperature."""
     if _by_kernels(logits):
-        return zip(*binding.top_and_totals(logits, min(k, logits.shape[-1]), inverse_temperature), strict=True)
+        sums = np.empty(len(logits), np.float32)
+        best = binding.top(logits, min(k, logits.shape[-1]), inverse_temperature, sums)
+        return zip(*best, sums.tolist(), strict=True)
     totals = _log_totals(logits if inverse_temperature == 1.0 else logits * inverse_temperature)
-    return ((*best, total) for best, total in zip(top(logits, k), totals, strict=True))
+    return ((*pair, total) for pair, total in zip(top(logits, k), totals, strict=True))
 
 
 def _by_kernels(logits: Tensor) -> bool:

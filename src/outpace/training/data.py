@@ -151,11 +151,9 @@ class Collector:
             raise
         self._count()
         if not self.state.tokens:
-            raise BadInput("no prompt was left to answer: " + (self._why() or "the sources have none"))
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.log.removed.items()))
+            raise BadInput("no prompt was left to answer: " + (reasons or "the sources have none"))
         return self.state
-
-    def _why(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.log.removed.items()))
 
     def _count(self) -> None:
         self.state.removed = self.log.removed
@@ -187,25 +185,14 @@ class Collector:
     def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
         """Answer a block and write its shard, in the order of its prompts."""
         capture = self.layers if self.shards.bytes < self._cache() else ()
-        prompts = [
-            PromptTokens(
-                prompt.key, tuple(self.model.tokenizer.chat(prompt.messages)), *self.config.sampling.of(prompt.key)
-            )
-            for prompt in block
-        ]
+        chat, sampling = self.model.tokenizer.chat, self.config.sampling
+        prompts = [PromptTokens(one.key, tuple(chat(one.messages)), *sampling.of(one.key)) for one in block]
         found: dict[str, Conversation] = {}
         base = self.state.tokens
-        self.state.doing = (
-            "answering" if capture or not self.layers else "answering (states are not kept: --cache-bytes)"
-        )
-        for one in answered(
-            self.model.target,
-            prompts,
-            capture,
-            most=self._most,
-            stop_ids=self.model.eos_ids,
-            together=self.config.together,
-        ):
+        kept = capture or not self.layers
+        self.state.doing = "answering" if kept else "answering (states are not kept: --cache-bytes)"
+        stops, together = self.model.eos_ids, self.config.together
+        for one in answered(self.model.target, prompts, capture, most=self._most, stop_ids=stops, together=together):
             found[one.key] = one
             self.state.tokens += len(one.answer)
             self.state.prompts += 1

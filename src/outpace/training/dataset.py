@@ -86,11 +86,9 @@ class Dataset:
         return uses.argsort(descending=True, stable=True)[:count].sort().values
 
     def answer_tokens(self) -> int:
-        """Tokens of answers in the training split."""
         return sum(len(one.answer) for path in self.shards.paths for one in self.shards.read(path, wanted=_trained_on))
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """One pass over the training split, shuffled by ``epoch``."""
         order = random.Random(epoch)
         paths = self.shards.paths
         order.shuffle(paths)
@@ -100,7 +98,6 @@ class Dataset:
             yield from self._batches(windows, order)
 
     def held_out(self) -> Iterator[Batch]:
-        """The held-out split, the same batches every time."""
         for path in self.shards.paths:
             yield from self._batches(list(self._windows(path, True)), random.Random(0))
 

@@ -125,14 +125,8 @@ def train(
 
     if not isinstance(model, Model):
         model = model()
-    config = plan(
-        find_kind(head_kind),
-        checkpoint.facts(model.target, model.name),
-        size=size,
-        vocabulary=vocabulary,
-        rank=rank,
-        options=settings,
-    )
+    facts = checkpoint.facts(model.target, model.name)
+    config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
     shards = open_folder(folder / "data" if data is None else Path(data), model.target, model.name, layers)
     collected = _collect(Collector(model, shards, wanted, excluded), shards, wanted, on_progress)
@@ -222,9 +216,8 @@ def _collect(collector: Collector, shards: Shards, wanted: DataConfig, report: R
         collected = collector.run(watch)
     except KeyboardInterrupt:
         kept = shards.answer_tokens()
-        report(
-            TrainingProgress("stopped", kept, wanted.tokens, f"{kept:,} tokens of answers are kept in {shards.folder}")
-        )
+        found = f"{kept:,} tokens of answers are kept in {shards.folder}"
+        report(TrainingProgress("stopped", kept, wanted.tokens, found))
         raise
     removed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(collected.removed.items()))
     found = f"{collected.tokens:,} tokens of {collected.prompts:,} answers in {shards.folder}"
@@ -274,7 +267,6 @@ def _run(trainer: Trainer, folder: Path, report: Report) -> None:
 def _written(trainer: Trainer, folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """Measure the head on the held-out split, and write it. Returns its provenance."""
     progress = trainer.progress
-    history = [[step, round(loss, 5)] for step, loss in progress.history]
     made = {
         **about,
         "steps": progress.step,
@@ -282,7 +274,7 @@ def _written(trainer: Trainer, folder: Path, about: Mapping[str, Any]) -> dict[s
         "seconds": round(progress.seconds, 1),
         "skipped_steps": progress.skipped,
         "held_out": {name: round(value, 5) for name, value in trainer.evaluate().items()},
-        "history": history,
+        "history": [[step, round(loss, 5)] for step, loss in progress.history],
         "machine": describe(),
     }
     try:

@@ -1,13 +1,10 @@
 """On-policy distillation: some training answers are sampled from the drafter (DistillSpec, Zhou et al. 2024, arXiv
 2310.08461, section 4).
 
-At inference a drafter continues its own tokens, and the target's text never contains the drafter's mistakes. So a share
-At inference a drafter continues its own tokens, and the target's text never has its mistakes in it. So a share
-as many tokens as the target's answers had (up to ``MOST``). One forward of the target over each gives the hidden states
-that the loss compares with. Which heads can do this is theirs to say (:meth:`outpace.heads.base.Head.sample_answers`).
-
-Costs: a batch's answers are sampled token by token by the network in training, some hundred forwards of one token a
-row, and the target prefills the whole batch. A resumed run samples the batches that it skips again.
+At inference a drafter continues its own tokens, and the target's text never has its mistakes in it. So in a share of
+the batches the drafter answers the prompts, with as many tokens as the target's answers had (up to ``MOST``). One
+forward of the target over each gives the hidden states that the loss compares with. A resumed run samples the batches
+that it skips again.
 """
 
 from __future__ import annotations
@@ -48,15 +45,12 @@ class OnPolicy:
         self.share, self.stop_ids, self.most = share, stop_ids, most
 
     def answer_tokens(self) -> int:
-        """Tokens of the target's answers in a pass."""
         return self.data.answer_tokens()
 
     def held_out(self) -> Iterator[Batch]:
-        """The held-out split, with the target's own answers."""
         return self.data.held_out()
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """One pass, with the same choice of batches for the same ``epoch``."""
         order = random.Random(f"on policy {epoch}")
         for number, batch in enumerate(self.data.train(epoch)):
             own = order.random() < self.share

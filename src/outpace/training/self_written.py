@@ -49,10 +49,8 @@ def user_turn(model: Model) -> Turn:
 def _common(rows: Sequence[Sequence[int]]) -> list[int]:
     """The longest common prefix."""
     first = list(rows[0])
-    end = next(
-        (at for at in range(len(first)) if any(list(row[at : at + 1]) != [first[at]] for row in rows)), len(first)
-    )
-    return first[:end]
+    differs = (at for at in range(len(first)) if any(list(row[at : at + 1]) != [first[at]] for row in rows))
+    return first[: next(differs, len(first))]
 
 
 class SelfWritten:

@@ -267,9 +267,8 @@ class Trainer:
             return False
         known = {name: value for name, value in state["config"].items() if name != "target"}
         if known != self._settings():
-            raise BadInput(
-                f"{self.folder / STATE} is of a run with other settings; give the same ones, or another folder"
-            )
+            where = self.folder / STATE
+            raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
         if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
         self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -120,13 +119,7 @@ def _names(tokenizer: ChatTokenizer, size: int) -> dict[tuple[bool, bytes], int]
     return names
 
 
+@lru_cache(maxsize=8)
 def vocabulary_map(target: ChatTokenizer, draft: ChatTokenizer, target_size: int, draft_size: int) -> VocabularyMap:
     """The map of a pair, made once: it takes a few tenths of a second for real vocabularies."""
-    ours: Any = target  # hashed by identity
-    theirs: Any = draft
-    return _made(ours, theirs, target_size, draft_size)
-
-
-@lru_cache(maxsize=8)
-def _made(target: Any, draft: Any, target_size: int, draft_size: int) -> VocabularyMap:
     return VocabularyMap(target, draft, target_size, draft_size)

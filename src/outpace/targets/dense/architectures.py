@@ -1,7 +1,6 @@
 """Reading a DecoderSpec from a transformers model: the architectures that the fast targets know.
 
-The Llama, Mistral, Qwen2, Qwen3, Gemma 2, Gemma 3 (text) and Phi-3 families. Of other architectures, and of variants
-whose parts are not the expected ones, no spec is made; the generic target runs them.
+The Llama, Mistral, Qwen2, Qwen3, Gemma 2, Gemma 3 (text) and Phi-3 families. The generic target runs all others.
 """
 
 from __future__ import annotations
@@ -103,10 +102,8 @@ def _layer(config: Any, layer: Any, index: int, rotation: int, shift: float) -> 
     kinds = getattr(config, "layer_types", None)
     local = kinds[index] == "sliding_attention" if kinds else True
     window = int(getattr(config, "sliding_window", None) or 0) if local else 0
-    query_size, key_size = (
-        config.num_attention_heads * attention.head_dim,
-        config.num_key_value_heads * attention.head_dim,
-    )
+    query_size = config.num_attention_heads * attention.head_dim
+    key_size = config.num_key_value_heads * attention.head_dim
     if hasattr(attention, "qkv_proj"):
         qkv = _split(_matrix(attention.qkv_proj), [query_size, key_size, key_size])
         gate, up = _split(_matrix(mlp.gate_up_proj), [config.intermediate_size] * 2)

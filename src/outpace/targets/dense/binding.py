@@ -94,13 +94,9 @@ class Packed:
             array = getattr(self, name)
             if array is not None:
                 setattr(self, name, np.ascontiguousarray(array))
-        return _Matrix(
-            FORMATS.index(self.format),
-            self.outputs,
-            self.inputs,
-            *(None if one is None else one.ctypes.data for one in (self.rows, self.q, self.scales, self.minima)),
-            None if self.bias is None else self.bias.ctypes.data,
-        )
+        arrays = (self.rows, self.q, self.scales, self.minima, self.bias)
+        pointers = (None if one is None else one.ctypes.data for one in arrays)
+        return _Matrix(FORMATS.index(self.format), self.outputs, self.inputs, *pointers)
 
 
 @cache
@@ -153,38 +149,17 @@ def loaded() -> bool:
     return _calls.cache_info().currsize > 0
 
 
-def top(logits: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
-    """Values and places of the ``k`` <= V largest of every row of (n, V) float32 on the CPU, largest first."""
-    return _top(logits, k, 1.0, None)
-
-
-def top_and_totals(
-    logits: Tensor, k: int, inverse_temperature: float
-) -> tuple[list[list[float]], list[list[int]], list[float]]:
-    """The same, and the log of the sum of each row's exponentials, all values times ``inverse_temperature``."""
-    totals = np.empty(len(logits), np.float32)
-    values, ids = _top(logits, k, inverse_temperature, totals.ctypes.data)
-    return values, ids, totals.tolist()
-
-
-def _top(
-    logits: Tensor, k: int, inverse_temperature: float, totals: int | None
+def top(
+    logits: Tensor, k: int, inverse_temperature: float = 1.0, totals: Floats | None = None
 ) -> tuple[list[list[float]], list[list[int]]]:
+    """Values and places of the ``k`` <= V largest of every row of (n, V) float32 on the CPU, largest first.
+
+    ``totals``, (n,), is filled with the log of the sum of each row's exponentials, all times ``inverse_temperature``.
+    """
     count, width = logits.shape
     values, ids = np.empty((count, k), np.float32), np.empty((count, k), np.int32)
-    _calls().outpace_top(
-        *(
-            logits.data_ptr(),
-            count,
-            width,
-            logits.stride(0),
-            k,
-            values.ctypes.data,
-            ids.ctypes.data,
-            inverse_temperature,
-            totals,
-        )
-    )
+    found = (values.ctypes.data, ids.ctypes.data, inverse_temperature, None if totals is None else totals.ctypes.data)
+    _calls().outpace_top(logits.data_ptr(), count, width, logits.stride(0), k, *found)
     return values.tolist(), ids.tolist()
 
 
@@ -231,11 +206,8 @@ class NativeModel:
     def set_rotation(self, index: int, cosines: Tensor, sines: Tensor) -> None:
         """Tables (positions, rotated dimensions / 2) of float32, kept alive here."""
         positions, half = cosines.shape
-        self._check(
-            self._lib.outpace_set_rotation(
-                self._handle, index, cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
-            )
-        )
+        tables = cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
+        self._check(self._lib.outpace_set_rotation(self._handle, index, *tables))
         self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
 
     def run(self, record: ForwardRecord) -> None:
@@ -249,12 +221,8 @@ class NativeModel:
 
     def commit(self, store: Tensor, capacity: int, length: int, side: Tensor, rows: npt.NDArray[np.int32]) -> None:
         """Copy ``rows`` of ``side`` (layers, 2, kv_heads, n, width) behind the committed ones of ``store``."""
-        self._check(
-            self._lib.outpace_commit(
-                *(self._handle, store.data_ptr(), capacity, length),
-                *(side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)),
-            )
-        )
+        taken = side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)
+        self._check(self._lib.outpace_commit(self._handle, store.data_ptr(), capacity, length, *taken))
 
     def _check(self, status: int) -> None:
         if status:

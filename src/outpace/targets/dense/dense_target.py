@@ -50,9 +50,7 @@ class DenseTarget(RowTarget):
         prefill_chunk: int = PREFILL_CHUNK,
         embeddings_of: DenseTarget | None = None,
     ) -> None:
-        packing = pack(spec, precision, gguf)
-        self.native = packing.model
-        self.formats = packing.formats
+        self.native, self.formats = pack(spec, precision, gguf)
         self.dtype = precision
         self.vocab_size = spec.vocabulary
         self.num_layers = len(spec.layers)
@@ -186,13 +184,6 @@ class DenseTarget(RowTarget):
         where = torch.arange(self._positions)
         for index, rotation in enumerate(self._rotations):
             self.native.set_rotation(index, *rotation(where))
-
-    def first_rows(self, side_kv: Tensor, rows: int) -> Tensor:
-        return side_kv[:, :, :, :rows]
-
-    def stacked(self, lower: Tensor, upper: Tensor, boundary: int) -> Tensor:
-        upper[:boundary] = lower[:boundary]
-        return upper
 
     def runner_for(self, spec: DecoderSpec) -> DenseTarget:
         # A head is not in the GGUF file that int4 keeps the blocks of.

@@ -2,9 +2,7 @@
 
 Plain PyTorch. A full forward over one tree has static shapes: its rows are padded to a bucket, its K/V lies in a buffer
 that stays where it is, and from the second use on it is one CUDA graph. Other forwards (batches, hidden states,
-sub-graphs, prefill) run eagerly through the same layers.
-
-**Not yet measured**: the code runs in the tests on the CPU, the capture by a stand-in. On a GPU it has not been run.
+sub-graphs, prefill) run eagerly. **Not yet run on a GPU**: tests run it on the CPU with a stand-in for the capture.
 
 Numerics: those of transformers, in the weights' precision; norms and softmax are computed in float32. How many rows a
 forward has decides how matrix products round, as in every library: in float32 the difference is about 1e-5 of the
@@ -183,13 +181,6 @@ class GraphTarget(RowTarget):
         hidden = self.decoder.embed(step.lane.tokens)
         hidden = self.decoder.run(ForwardPlan([], stop=self.num_layers), hidden, [step.lane], step.turns)
         return self.decoder.logits(hidden)
-
-    def first_rows(self, side_kv: Tensor, rows: int) -> Tensor:
-        return side_kv[..., :rows, :]
-
-    def stacked(self, lower: Tensor, upper: Tensor, boundary: int) -> Tensor:
-        upper[:boundary] = lower[:boundary]
-        return upper
 
 
 def _is_plain(plan: ForwardPlan, layers: int) -> bool:

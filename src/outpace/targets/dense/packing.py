@@ -8,7 +8,6 @@ under the quantised precisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,8 @@ KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch
 PRECISIONS = tuple(KV_DTYPES)
 
 
-@dataclass(slots=True)
-class Packing:
-    """The packed model, and which formats its matrices are in (format -> weights)."""
-
-    model: NativeModel
-    formats: dict[str, int]
-
-
-def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing:
-    """Pack every matrix. ``gguf``: the file whose blocks ``int4`` keeps.
+def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> tuple[NativeModel, dict[str, int]]:
+    """The packed model, and its weights by the format that they are in. ``gguf``: the file whose blocks int4 keeps.
 
     Raises BadInput for int4 without a file, and for weights that are not on the CPU, where the kernels run.
     """
@@ -64,7 +55,7 @@ def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> Packing
         for slot, one in ((2, spec.entry.before), (3, spec.entry.after)):
             if one is not None:
                 model.set_norm(-1, slot, source.norm(one))
-    return Packing(model, source.formats)
+    return model, source.formats
 
 
 def _pack_layer(model: NativeModel, index: int, layer: LayerSpec, source: _Source) -> None:

@@ -19,11 +19,9 @@ from outpace.targets.dense.binding import BLOCK, Bytes, Floats, Packed
 Raw = npt.NDArray[np.uint8]
 """A tensor's rows as they lie in the file: (outputs, bytes)."""
 
-_HALF = np.dtype("<f2")
-
 
 def _halves(raw: Raw) -> Floats:
-    return np.ascontiguousarray(raw).view(_HALF).astype(np.float32)
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def _nibbles(raw: Raw) -> Bytes:
@@ -102,13 +100,10 @@ def _q5_k(raw: Raw) -> tuple[str, Bytes, Floats, Floats | None]:
 
 def _q6_k(raw: Raw) -> tuple[str, Bytes, Floats, Floats | None]:
     block = _blocks(raw, 210)
-    low, high = (
-        block[..., :128].reshape(*block.shape[:-1], 2, 64),
-        block[..., 128:192].reshape(*block.shape[:-1], 2, 32),
-    )
-    halves = [low & 15, low >> 4]
+    low = block[..., :128].reshape(*block.shape[:-1], 2, 64)
+    high = block[..., 128:192].reshape(*block.shape[:-1], 2, 32)
     upper = np.concatenate([(high >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=-1)
-    q = np.concatenate(halves, axis=-1) | upper  # (..., 2, 128), around 32
+    q = _nibbles(low) | upper  # (..., 2, 128), around 32
     scales = np.ascontiguousarray(block[..., 192:208]).view(np.int8).astype(np.float32) * _halves(block[..., 208:])
     return "Q8S", q + np.uint8(96), scales, None  # the kernels' zero is 128
 
@@ -164,16 +159,9 @@ def values(packed: Packed) -> Floats:
 
 def stack(parts: list[Packed]) -> Packed:
     """One matrix of all rows, one part below the other. The parts have the same format and inputs."""
-    return Packed(
-        parts[0].format,
-        sum(part.outputs for part in parts),
-        parts[0].inputs,
-        _joined([part.rows for part in parts]),
-        _joined([part.q for part in parts]),
-        _joined([part.scales for part in parts]),
-        _joined([part.minima for part in parts]),
-        _biases(parts),
-    )
+    arrays = {name: _joined([getattr(part, name) for part in parts]) for name in ("rows", "q", "scales", "minima")}
+    outputs = sum(part.outputs for part in parts)
+    return Packed(parts[0].format, outputs, parts[0].inputs, **arrays, bias=_biases(parts))
 
 
 def _joined(arrays: list[Any]) -> Any:
@@ -190,16 +178,8 @@ def taken(packed: Packed, rows: npt.NDArray[np.int64]) -> Packed:
         found[rows < 0] = 0
         return found
 
-    return Packed(
-        packed.format,
-        len(rows),
-        packed.inputs,
-        chosen(packed.rows),
-        chosen(packed.q),
-        chosen(packed.scales),
-        chosen(packed.minima),
-        chosen(packed.bias),
-    )
+    arrays = (packed.rows, packed.q, packed.scales, packed.minima, packed.bias)
+    return Packed(packed.format, len(rows), packed.inputs, *(chosen(array) for array in arrays))
 
 
 def _biases(parts: list[Packed]) -> Floats | None:
