@@ -89,7 +89,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     head = found["head"]
     console.print(
         f"[bold cyan]{escape(head['kind'])}[/]  {head['parameters']:,} weights, {head['bytes'] / 1e6:.1f} MB, "
-        f"{head['vocabulary']:,} words, for {escape(head['target'])}; {found['settings']['prompts']} prompts"
+        f"{head['vocabulary']:,} draft tokens, for {escape(head['target'])}; {found['settings']['prompts']} prompts"
     )
     rows = found["drafters"]
     table = Table(box=None, pad_edge=False)
