@@ -19,7 +19,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head
-from outpace.methods.registry import Context, build, drafting_with, find
+from outpace.methods.registry import build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 
@@ -78,7 +78,8 @@ def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
-        method = build(name, _with(model, head, name), settings)
+        context = replace(model.context(name), head=lambda *_: head)
+        method = build(name, context, settings)
         return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
 
     subjects = [one for name, settings in names.items() for one in made(name, settings)]
@@ -96,10 +97,6 @@ def untrained_subjects(
 ) -> list[Subject]:
     """As the largest chain alone: that a head which knows nothing accepts nothing is soon seen."""
     return [one for one in head_subjects(model, head, names, label) if one.chain][-1:]
-
-
-def _with(model: Model, head: Head, name: str) -> Context:
-    return replace(model.context(name), head=lambda *_: head)
 
 
 def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from outpace.bench.differences import Difference
-from outpace.bench.records import Record
+from outpace.bench.records import Difference, Record
 from outpace.bench.statistics import Rate, repeated_ngrams
 from outpace.core.metrics import ratio, total
 from outpace.engine.method import Method

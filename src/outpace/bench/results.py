@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
-    from outpace.bench.report import Report
+from outpace.bench.report import Report
+from outpace.bench.terminal import print_report
 
 _WIDTH = 110  # columns of str()
 
@@ -50,13 +50,9 @@ class Results(ABC):
 
     def print(self, console: Console) -> None:
         """Print the tables. They read well from 100 columns on."""
-        from outpace.bench.terminal import print_report
-
         print_report(self.report(), console)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         text = io.StringIO()
         self.print(Console(file=text, width=_WIDTH, highlight=False))
         return text.getvalue()

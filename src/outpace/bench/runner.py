@@ -22,10 +22,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from outpace.bench.differences import first_difference
+from outpace.bench.columns import method_row, prompt_rows
 from outpace.bench.method_records import MethodRecords
-from outpace.bench.method_rows import method_row, prompt_rows
-from outpace.bench.records import Answer, Record, answer_together
+from outpace.bench.records import Answer, Record, answer_together, first_difference
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
@@ -227,10 +226,8 @@ class _Run:
 
     def _tell(self, method: str, category: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(Progress(self.done, self.total, method, category, self._rates()))
-
-    def _rates(self) -> dict[str, float | None]:
-        return {entry.label: total_rate(entry.rates()) for entry in self.methods}
+            rates = {entry.label: total_rate(entry.rates()) for entry in self.methods}
+            self.on_progress(Progress(self.done, self.total, method, category, rates))
 
     def result(self, *, complete: bool) -> dict[str, Any]:
         """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -193,10 +193,7 @@ def certify_exact(
         table = random_table(setting.vocab_size, setting.seed)
         plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
         watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1
-
-        def batch(setting: Setting = setting, params: SamplingParams = params) -> tuple[Target, list[Request]]:
-            return requests(make, setting, params)
-
+        batch = partial(requests, make, setting, params)
         try:
             proposal_distribution, count = enumerated_distribution(batch, watched, outcomes)
             error = distance(proposal_distribution, plain)

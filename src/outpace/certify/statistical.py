@@ -175,12 +175,11 @@ def _conclude(method: Method, tallies: dict[str, _Tally], drafted: int, alpha: f
     p_value = holm([check.p_value for check in checks if check.p_value is not None])
     power = [detectable_bias(size, freedom, alpha / len(checks)) for size, freedom in sizes]
     bias = max(one for one in power if one is not None)
+    lossless: bool | None = True
+    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
     if p_value < alpha:
         worst = min(checks, key=lambda check: check.p_value or 0.0)
-        verdict = f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
-        return Certificate(method.name, "statistical", False, verdict, None, p_value, bias, checks=tuple(checks))
-    if not drafted and method.may_draft:
-        verdict = "inconclusive: it drafted nothing on these prompts"
-        return Certificate(method.name, "statistical", None, verdict, None, p_value, bias, checks=tuple(checks))
-    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
-    return Certificate(method.name, "statistical", True, verdict, None, p_value, bias, checks=tuple(checks))
+        lossless, verdict = False, f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
+    elif not drafted and method.may_draft:
+        lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
+    return Certificate(method.name, "statistical", lossless, verdict, None, p_value, bias, checks=tuple(checks))

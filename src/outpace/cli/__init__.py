@@ -25,12 +25,12 @@ from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.heads import export_head, import_head, validate_head
 from outpace.cli.methods import methods
+from outpace.cli.options import INTERRUPTED
 from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.core.errors import OutpaceError
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="outpace",

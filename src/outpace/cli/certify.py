@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import outpace
+from outpace.certify import check_options
+from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
 from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
-
-if TYPE_CHECKING:
-    from outpace.certify.certificate import Certificate
 
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
 
@@ -37,7 +36,6 @@ def certify(
     seed: opt.Seed = 0,
 ) -> None:
     """Say whether a method leaves the output distribution untouched."""
-    from outpace.certify import check_options
     from outpace.core.sampling import SamplingParams
 
     check_options(level, samples, alpha, cells)

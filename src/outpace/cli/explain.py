@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from outpace.core.text import TextStream
-
-if TYPE_CHECKING:
-    from outpace.engine.request import Generation, RoundTrace as Round
-    from outpace.models.base import ChatTokenizer
+from outpace.engine.request import Generation, RoundTrace as Round
+from outpace.models.base import ChatTokenizer
 
 ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"
 STYLE = {ACCEPTED: "green", BONUS: "bold cyan", CORRECTION: "yellow", PLAIN: "", REJECTED: "red"}

@@ -17,10 +17,11 @@ import typer
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import usable_cpus
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import load_prompts
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
-    from outpace.prompts.prompt import Prompt
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -121,8 +122,6 @@ class PromptFile:
 
     def read(self) -> list[Prompt]:
         """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""
-        from outpace.prompts.questions import load_prompts
-
         return load_prompts(self.prompts, self.limit)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, colours, linear_scale
 from outpace.bench.columns import table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, number, span, times
-from outpace.bench.peers.peer_columns import COLUMNS
+from outpace.bench.peers.peer_rows import COLUMNS
 from outpace.bench.report import Cell, Heading, Report, Row, Table, Tile, gain
 from outpace.bench.results import Results
 from outpace.core.version import __version__

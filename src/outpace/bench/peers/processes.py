@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.peers.entries import Entry
-from outpace.bench.peers.libraries import Config, Peer
+from outpace.bench.peers.libraries import PEERS, Config, Peer
 from outpace.bench.peers.weights import Weights
 from outpace.core.errors import BadInput
 
@@ -83,8 +83,6 @@ def make_plan(
     job: Job, dtypes: Sequence[str], methods: Sequence[str], peers: Mapping[str, str], skipped: list[dict[str, str]]
 ) -> Plan:
     """Ours, a process a dtype; then the peers, a process a configuration. ``peers``: interpreter by peer's name."""
-    from outpace.bench.peers.libraries import PEERS
-
     plan = Plan(skipped=skipped)
     for dtype in dtypes:
         entries = [Entry(OURS, method, ours=True, precision=dtype) for method in methods]
