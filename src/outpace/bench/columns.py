@@ -1,7 +1,6 @@
 """The figures of a bench's row. Each is declared once, here: how it is measured, and how and where it is shown.
 
-A new figure is one entry of ``COLUMNS``: the JSON object, the terminal's tables, the page and its definitions follow.
-The order is that of the JSON object's keys and of the tables' columns.
+A new figure is one entry of ``COLUMNS``, whose order is that of the JSON object's keys and of the tables' columns.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ Source = TypeVar("Source")
 class Column(Heading, Generic[Source]):
     """One figure of a row.
 
-    ``key`` and ``measure``: its name in the JSON object and its value there; a column without them shows other keys.
-    ``cell``: what stands below its title in ``table``, read from the JSON row; without one it is in the JSON object
-    alone.
+    ``key`` and ``measure``: its name and its value in the JSON object; a column without them shows other keys.
+    ``cell``: what stands in ``table``, read from the JSON row; without one it is in the JSON object alone.
     """
 
     key: str = ""
@@ -215,10 +213,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
 
 
 def method_row(of: MethodRecords, autoregressive: MethodRecords, *, compared: bool, seed: int) -> dict[str, Any]:
-    """One method's row, with ``by_category`` and ``differences``.
-
-    ``compared``: whether answers were compared with those of autoregressive decoding.
-    """
+    """One method's row, with ``by_category``, and ``differences`` where answers were ``compared``."""
     records = list(of.records.values())
     row = row_of(COLUMNS, Measured(of, records, autoregressive, compared, seed))
     row["by_category"] = {

@@ -1,8 +1,7 @@
 """What is measured of a head: each of its methods with as many draft tokens as pay, and in shapes of the literature.
 
-How much a drafter has accepted depends on how much it may draft. Drafting what pays is how it is used; its speed-up is
-measured so. Accepted lengths are compared at fixed shapes, where the machine's costs have no say: trees of 60 draft
-tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
+Speed-ups are measured with what pays; accepted lengths are compared at fixed shapes, where the machine's costs have no
+say: trees of 60 draft tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """Its name in a result."""
         return f"{self.drafter} {self.shape}"
 
     @property
@@ -73,8 +71,7 @@ def choose_methods(kind: str, name: str | None) -> list[str]:
 def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
     """Methods with this head, by name with their settings; and as a chain, where all of them draft trees.
 
-    Each with as many draft tokens as pay, and in its fixed shape. ``label``: what they are called, with {} for the
-    method's name.
+    Each with as many draft tokens as pay, and in its fixed shape. ``label``: their name, {} being the method's.
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:

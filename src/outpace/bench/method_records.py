@@ -34,10 +34,7 @@ class MethodRecords:
 
 @dataclass(frozen=True)
 class Measured:
-    """Some prompts of one method beside those of autoregressive decoding: what a row's columns are read from.
-
-    ``compared``: whether answers were compared token by token. ``seed``: of the bootstrap.
-    """
+    """Some prompts of one method: what a row's columns are read from. ``compared``: answers were, token by token."""
 
     of: MethodRecords
     records: Sequence[Record]

@@ -1,9 +1,8 @@
 """What one method did on one prompt, and how that is measured when several requests run together.
 
-Requests that run together share every round. The wall time of a round is split equally among the requests in it, so
-that each prompt has seconds of its own, which add up to the wall time of the batch. For a batch the decode rate is thus
-the tokens after each request's first, over the time from the end of the first round (which brings every request its
-first token) to the end. The time to the first token is not split: it is what a user waits.
+The wall time of a round is split equally among the requests in it, so that each prompt has seconds of its own, which
+add up to those of the batch. A batch's decode rate is thus the tokens after each request's first, over the time from
+the end of the first round to the end. The time to the first token is not split: it is what a user waits.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Record:
 
     @property
     def metrics(self) -> RequestMetrics:
-        """The sum over the turns."""
         return total(answer.metrics for answer in self.answers)
 
     @property

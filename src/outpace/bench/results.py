@@ -20,7 +20,10 @@ _WIDTH = 110  # columns of str()
 
 @dataclass(frozen=True, slots=True)
 class Results(ABC):
-    """``result`` is the JSON object: plain numbers, text, lists and objects; what is undefined is None, never NaN."""
+    """``result`` is the JSON object: plain numbers, text, lists and objects; what is undefined is None, never NaN.
+
+    ``str()`` is the terminal's tables.
+    """
 
     result: dict[str, Any]
 
@@ -39,7 +42,6 @@ class Results(ABC):
         """What the terminal and the page show."""
 
     def to_json(self) -> str:
-        """The JSON object as text."""
         return json.dumps(self.result, ensure_ascii=False, allow_nan=False, indent=2)
 
     def write_html(self, path: str | Path) -> None:

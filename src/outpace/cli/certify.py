@@ -48,7 +48,9 @@ def certify(
         drafting.check()
         loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}
     elif machine.threads is None:
-        _one_thread()
+        import torch
+
+        torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
     with bar("certifying") as shown:
         certificate = outpace.certify(
             method,
@@ -68,13 +70,6 @@ def certify(
         _show(certificate)
     if certificate.lossless is not True:
         raise typer.Exit(NOT_LOSSLESS if certificate.lossless is False else INCONCLUSIVE)
-
-
-def _one_thread() -> None:
-    """Toy targets are too small to share: a second thread only waits for the first."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _show(certificate: Certificate) -> None:

@@ -43,14 +43,12 @@ class Explainer:
         self._shown = 0
 
     def legend(self) -> None:
-        """What the colours and signs mean."""
         for kind, meaning in _MEANING.items():
             line = Text().append(f"{SIGN[kind]} {kind:<12}", style=STYLE[kind])
             self._console.print(line.append(meaning, style="dim"))
         self._console.print("\n[dim]round  accepted")
 
     def update(self, generation: Generation) -> None:
-        """Print the rounds that are new."""
         for turn in generation.rounds[self._shown :]:
             self._shown += 1
             self._console.print(self._line(turn), no_wrap=True, overflow="ellipsis", crop=True)
@@ -96,7 +94,6 @@ class Explainer:
         self._console.print()
 
     def summary(self, generation: Generation) -> None:
-        """The counts in words."""
         metrics = generation.metrics
         if not metrics.rounds:
             return

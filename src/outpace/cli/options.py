@@ -1,7 +1,6 @@
-"""Every option that more than one command has, declared once: single ones, and groups that belong together.
+"""Options that more than one command has, declared once; groups that load models are in :mod:`outpace.cli.session`.
 
-A command takes a group as one parameter (:mod:`outpace.cli.grouping`). The groups that load models are in
-:mod:`outpace.cli.session`. To add a sampling parameter, add a field to SamplingParams and one of that name to Sampling.
+To add a sampling parameter, add a field to SamplingParams and one of that name to Sampling.
 """
 
 from __future__ import annotations
@@ -103,11 +102,11 @@ class Sampling:
 
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters, with ``more`` of their fields. Raises BadInput for values out of range."""
-        biases = logit_bias(self.logit_bias)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["logit_bias"] = logit_bias(self.logit_bias)
         from outpace.core.sampling import SamplingParams  # imports torch
 
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingParams(**given | {"logit_bias": biases} | more)
+        return SamplingParams(**given | more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,7 @@ class Outputs:
             raise BadInput(f"--json and --html both name {self.html}")
 
     def write(self, report: Results) -> None:
-        """Everything that was asked for; JSON first, for it is what a script waits for.
-
-        Exits as after Ctrl-C, and says so, for partial results; without rows only JSON is written.
-        """
+        """Everything that was asked for, without rows JSON alone. Exits as after Ctrl-C for partial results."""
         if self._to_stdout:
             print_json(report.result)
         elif self._file is not None:

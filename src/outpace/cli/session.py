@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from outpace.engine.method import Method
     from outpace.model import Model
 
+_BYTES_PER_BYTE = 16  # memory for a byte of text: the text, and a token for every four, with the tokenizer's notes
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -117,8 +119,11 @@ class Drafting:
 
     def load(self, machine: Machine) -> dict[str, Any]:
         """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.method`."""
-        draft_models = tuple(machine.load(name) for name in self.draft_model or ())
-        return {"draft_model": draft_models, "datastore": self.datastore, "head": self.head}
+        return {
+            "draft_model": tuple(machine.load(name) for name in self.draft_model or ()),
+            "datastore": self.datastore,
+            "head": self.head,
+        }
 
     def build(self, machine: Machine, settings: dict[str, dict[str, Any]]) -> tuple[Model, list[Method]]:
         """The model, and the methods for it. Raises BadInput for parts that do not fit."""
@@ -158,7 +163,3 @@ def check_size(path: Path) -> None:
             f"reference {path} has {size / 1e6:,.0f} MB, more than memory holds ({free / 1e6:,.0f} MB are free); give "
             "a shorter one, or build a datastore of it (outpace datastore build) and use method rest"
         )
-
-
-_BYTES_PER_BYTE = 16
-"""Memory for a byte of text: the text itself, and a token for every four bytes, with what the tokenizer notes of it."""

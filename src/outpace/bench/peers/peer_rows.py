@@ -36,7 +36,6 @@ class Answered:
 
     @property
     def answers(self) -> list[Answer]:
-        """What it answered."""
         return [self.entry.answers[one] for one in self.ids if one in self.entry.answers]
 
     @property

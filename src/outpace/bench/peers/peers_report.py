@@ -20,10 +20,7 @@ _OVER_THE_BEST = (
 
 
 class PeersReport(Results):
-    """The results of a comparison with other libraries: ``rows`` are outpace's, then those of the others.
-
-    ``str()`` is the terminal's tables; ``result`` is the JSON object.
-    """
+    """The results of a comparison with other libraries: ``rows`` are outpace's, then those of the others."""
 
     @classmethod
     def empty(cls) -> PeersReport:
@@ -33,11 +30,9 @@ class PeersReport(Results):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for every library and configuration."""
         return [*self.result["ours"], *self.result["peers"]]
 
     def report(self) -> Report:
-        """What the terminal and the page show."""
         result = self.result
         settings, machine = result["settings"], result["machine"]
         return Report(
@@ -67,8 +62,10 @@ def label(row: Row) -> str:
 
 def ranked(result: Mapping[str, Any]) -> list[Row]:
     """All rows, the fastest first; those that failed last."""
-    found = [*result["ours"], *result["peers"]]
-    return sorted(found, key=lambda row: (row["error"] is not None, -(row["decode_tokens_per_second"] or 0)))
+    return sorted(
+        [*result["ours"], *result["peers"]],
+        key=lambda row: (row["error"] is not None, -(row["decode_tokens_per_second"] or 0)),
+    )
 
 
 def _categories(result: Mapping[str, Any]) -> list[str]:

@@ -62,7 +62,6 @@ class Job:
     heads: tuple[str, ...] = ()
 
     def settings(self, configs: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[str, Any]:
-        """What a worker is told."""
         return {
             "model": self.weights.name,
             "folder": self.weights.folder,

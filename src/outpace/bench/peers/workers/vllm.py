@@ -1,7 +1,4 @@
-"""vLLM on the CPU: plain, n-gram and suffix decoding, by its engine's step loop in this process.
-
-Runs in an environment of its own, where outpace is not installed.
-"""
+"""vLLM on the CPU: plain, n-gram and suffix decoding, by its engine's step loop, where outpace is not installed."""
 
 from __future__ import annotations
 
