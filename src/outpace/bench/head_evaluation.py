@@ -168,7 +168,7 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
 
 
 def keep_with_head(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the head's own rows with it, in place of earlier ones at this temperature. Raises BadInput where it cannot."""
+    """Keep the head's rows with it, in place of earlier ones at this temperature. Raises BadInput where it cannot."""
     settings = result["settings"]
     about = read_provenance(folder) or {}
     measured = dict(about.get("measured") or {})

@@ -119,11 +119,8 @@ class Drafting:
 
     def load(self, machine: Machine) -> dict[str, Any]:
         """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.method`."""
-        return {
-            "draft_model": tuple(machine.load(name) for name in self.draft_model or ()),
-            "datastore": self.datastore,
-            "head": self.head,
-        }
+        draft_models = tuple(machine.load(name) for name in self.draft_model or ())
+        return {"draft_model": draft_models, "datastore": self.datastore, "head": self.head}
 
     def build(self, machine: Machine, settings: dict[str, dict[str, Any]]) -> tuple[Model, list[Method]]:
         """The model, and the methods for it. Raises BadInput for parts that do not fit."""

@@ -24,10 +24,7 @@ PLAIN = {"none", "plain"}
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One library in one configuration, on these prompts; what a row's columns are read from.
-
-    ``ids`` of prompts, ``groups`` of them by task; ``reference``: the row that answers are compared with.
-    """
+    """What a row's columns are read from: ``ids`` of prompts, ``groups`` of them by task, the row to compare with."""
 
     entry: Entry
     ids: Sequence[str]

@@ -62,10 +62,8 @@ def label(row: Row) -> str:
 
 def ranked(result: Mapping[str, Any]) -> list[Row]:
     """All rows, the fastest first; those that failed last."""
-    return sorted(
-        [*result["ours"], *result["peers"]],
-        key=lambda row: (row["error"] is not None, -(row["decode_tokens_per_second"] or 0)),
-    )
+    found = [*result["ours"], *result["peers"]]
+    return sorted(found, key=lambda row: (row["error"] is not None, -(row["decode_tokens_per_second"] or 0)))
 
 
 def _categories(result: Mapping[str, Any]) -> list[str]:

@@ -116,10 +116,7 @@ def context_for(longest_prompt: int, length: int) -> int:
 
 
 def available(peers: Sequence[Peer], vllm_python: str | None) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """The interpreter of each peer that is installed, and the others with what installs them.
-
-    Raises BadInput for an interpreter that was named and is none, or lacks vLLM.
-    """
+    """Interpreters of the peers that are installed, and the others. Raises BadInput for a named one without vLLM."""
     found: dict[str, str] = {}
     skipped = []
     for peer in peers:
