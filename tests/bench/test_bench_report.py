@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from test_bench_runner import PROMPTS, SHORT, Lossy, make, method
 
-from outpace.bench import bench_report, method_rows
+from outpace.bench import bench_report, columns
 from outpace.bench.bench_report import BenchReport, headline
 from outpace.bench.columns import COLUMNS, Column
 from outpace.bench.method_records import Measured
@@ -93,7 +93,7 @@ def test_a_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         legend="counted",
         definition="Rounds of all answers.",
     )
-    for user in (method_rows, bench_report):
+    for user in (columns, bench_report):
         monkeypatch.setattr(user, "COLUMNS", (*COLUMNS, new))
     model = make()
     found = BenchReport(run(model, [method(model)], PROMPTS, SHORT))

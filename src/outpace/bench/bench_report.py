@@ -20,10 +20,7 @@ _LOOPING = 0.3  # share of repeated 4-grams from which on a note says so
 
 
 class BenchReport(Results):
-    """The results of a bench: ``rows`` are those of the methods, autoregressive decoding (``none``) first.
-
-    ``str()`` is the terminal's tables; ``result`` is the JSON object.
-    """
+    """The results of a bench: ``rows`` are those of the methods, autoregressive decoding (``none``) first."""
 
     @classmethod
     def empty(cls) -> BenchReport:
@@ -33,12 +30,10 @@ class BenchReport(Results):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row a method."""
         found: list[dict[str, Any]] = self.result["methods"]
         return found
 
     def report(self) -> Report:
-        """What the terminal and the page show."""
         result = self.result
         settings, palette = result["settings"], {"none": PLAIN, **colours([row["method"] for row in drafted(result)])}
         model = {key: value for key, value in result["model"].items() if key != "location"}  # a report may be shared

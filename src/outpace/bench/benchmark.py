@@ -1,8 +1,7 @@
 """bench: methods side by side, on the same prompts, interleaved, with autoregressive decoding among them.
 
 report = bench("smollm2", ["pld", "sam"], limit=7, max_new_tokens=64)
-print(report)                                    # the terminal's tables
-print(report.rows[1]["speedup"], report.rows[1]["speedup_ci95"])
+print(report)
 report.write_html("report.html")
 """
 
@@ -44,12 +43,11 @@ def bench(
 
     ``model``: a Model, or a name for :func:`outpace.load`. ``methods``: names, Method objects, or names with their
     settings. ``prompts``: questions, texts, or the path of a file as :func:`~outpace.prompts.questions.load_prompts`
-    reads it; None takes the embedded set. ``limit``: use that many, taken from all categories in turn.
-    ``max_new_tokens``: per answer. ``batch_size``: requests that are decoded together. ``references``: texts that
-    methods may copy from. ``namespace``: what a method learns from a prompt it keeps for the next ones, each method for
-    itself; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are those of :meth:`Model.method`;
-    autoregressive decoding keeps its own rule. ``params``: None is greedy. ``command``: noted in the report as what the
-    user typed. ``on_progress`` is called before every answer.
+    reads it; None takes the embedded set. ``limit``: use that many, from all categories in turn. ``max_new_tokens``:
+    per answer. ``batch_size``: requests decoded together. ``references``: texts that methods may copy from.
+    ``namespace``: where each method keeps what it learns from prompt to prompt; "" keeps nothing. ``rule``,
+    ``draft_model``, ``datastore`` and ``head`` are those of :meth:`Model.method`; autoregressive decoding keeps its own
+    rule. ``params``: None is greedy. ``command``: what the user typed. ``on_progress``: called before every answer.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.

@@ -1,7 +1,7 @@
 """The baseline of learned drafters: what most often followed a token in the target's own answers.
 
-A table of bigrams is fitted in about a second, and a lookup costs next to nothing. A head whose draft tokens are not
-accepted more often has learned nothing beyond such counts. The method is only measured by the bench, not registered.
+A head whose draft tokens are not accepted more often has learned nothing beyond such counts. The method is only
+measured by the bench, not registered.
 """
 
 from __future__ import annotations

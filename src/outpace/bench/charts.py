@@ -1,8 +1,4 @@
-"""The charts of a report as data: bars with intervals, stacked bars, lines. ``templates/charts.html`` draws them.
-
-Rows of bars are HTML, so that labels stay readable on a narrow screen; their tracks are SVG whose positions are per
-cent of the width. A page needs no script.
-"""
+"""The charts of a report as data: bars with intervals, stacked bars, lines. ``templates/charts.html`` draws them."""
 
 from __future__ import annotations
 
@@ -134,11 +130,9 @@ class LineChart:
         return range(1, self.depth + 1, max(1, math.ceil(self.depth / 12)))
 
     def x(self, position: float) -> float:
-        """Where a position lies."""
         return self.left + (self.right - self.left) * (position - 1) / max(1, self.depth - 1)
 
     def y(self, share: float) -> float:
-        """Where a share lies."""
         return self.bottom - (self.bottom - self.top) * share / self.levels[-1]
 
     def points(self, name: str) -> list[tuple[float, float, str]]:

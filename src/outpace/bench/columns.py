@@ -1,19 +1,19 @@
 """The figures of a bench's row. Each is declared once, here: how it is measured, and how and where it is shown.
 
-A new figure is one entry of ``COLUMNS``: the JSON object, the terminal's tables, the page and its definitions follow.
-The order is that of the JSON object's keys and of the tables' columns.
+A new figure is one entry of ``COLUMNS``, whose order is that of the JSON object's keys and of the tables' columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from outpace.bench.figure_text import UNDEFINED, number, parts, percent, span, split, times
-from outpace.bench.method_records import Measured
+from outpace.bench.method_records import Measured, MethodRecords
 from outpace.bench.report import Cell, Heading, Row, Table, gain
 from outpace.bench.statistics import speedup, speedup_interval
+from outpace.core.metrics import ratio
 
 Source = TypeVar("Source")
 
@@ -22,9 +22,8 @@ Source = TypeVar("Source")
 class Column(Heading, Generic[Source]):
     """One figure of a row.
 
-    ``key`` and ``measure``: its name in the JSON object and its value there; a column without them shows other keys.
-    ``cell``: what stands below its title in ``table``, read from the JSON row; without one it is in the JSON object
-    alone.
+    ``key`` and ``measure``: its name and its value in the JSON object; a column without them shows other keys.
+    ``cell``: what stands in ``table``, read from the JSON row; without one it is in the JSON object alone.
     """
 
     key: str = ""
@@ -41,17 +40,9 @@ def row_of(columns: Sequence[Column[Source]], source: Source) -> dict[str, Any]:
 def table_of(title: str, columns: Sequence[Column[Any]], rows: Sequence[Row], lead: str = "") -> Table:
     """The table of those columns that have cells."""
     shown = [(one, one.cell) for one in columns if one.cell is not None]
-    cells = [[_cell(read(row)) for _, read in shown] for row in rows]
+    found = [[read(row) for _, read in shown] for row in rows]
+    cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in found]
     return Table(title, [one for one, _ in shown], cells, lead)
-
-
-def _cell(found: Cell | str) -> Cell:
-    return found if isinstance(found, Cell) else Cell(found)
-
-
-def _interval(one: Measured) -> list[float] | None:
-    found = speedup_interval(*one.pairs, seed=one.seed)
-    return list(found) if found else None
 
 
 def _identical(row: Row) -> Cell:
@@ -109,7 +100,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
     ),
     Column(
         key="speedup_ci95",
-        measure=_interval,
+        measure=lambda one: speedup_interval(*one.pairs, seed=one.seed),
         title="95 %",
         cell=lambda row: Cell("" if row["method"] == "none" else span(row["speedup_ci95"]), "dim"),
         definition="The speed-up's 95 % interval: paired bootstrap over prompts.",
@@ -219,3 +210,37 @@ COLUMNS: tuple[Column[Measured], ...] = (
         definition="Entries that had to leave a full cache, the least recently used first.",
     ),
 )
+
+
+def method_row(of: MethodRecords, autoregressive: MethodRecords, *, compared: bool, seed: int) -> dict[str, Any]:
+    """One method's row, with ``by_category``, and ``differences`` where answers were ``compared``."""
+    records = list(of.records.values())
+    row = row_of(COLUMNS, Measured(of, records, autoregressive, compared, seed))
+    row["by_category"] = {
+        category: row_of(COLUMNS, Measured(of, chosen, autoregressive, compared, seed))
+        for category in dict.fromkeys(record.category for record in autoregressive.records.values())
+        if (chosen := [record for record in records if record.category == category])
+    }
+    row["differences"] = [asdict(difference) for difference in of.differences.values()]
+    return row
+
+
+def prompt_rows(methods: Sequence[MethodRecords]) -> list[dict[str, Any]]:
+    """Every prompt with each method's tokens, decode rate and speed-up. The first method is the reference."""
+    reference = methods[0].records
+    entries = []
+    for name in dict.fromkeys(name for one in methods for name in one.records):
+        records = {one.label: one.records[name] for one in methods if name in one.records}
+        entries.append(
+            {
+                "id": name,
+                "category": next(iter(records.values())).category,
+                "tokens": {label: record.metrics.tokens for label, record in records.items()},
+                "decode_tokens_per_second": {label: ratio(*record.decode_rate) for label, record in records.items()},
+                "speedup": {
+                    label: speedup([record.decode_rate], [reference[name].decode_rate]) if name in reference else None
+                    for label, record in records.items()
+                },
+            }
+        )
+    return entries

@@ -1,8 +1,4 @@
-"""How reports write figures: numbers, shares, ratios and intervals as text.
-
->>> number(1.234), percent(0.714), times(1.4159), bounds((1.31, 1.55))
-('1.2', '71 %', '1.42x', '[1.31, 1.55]')
-"""
+"""How reports write figures: numbers, shares, ratios and intervals as text."""
 
 from __future__ import annotations
 

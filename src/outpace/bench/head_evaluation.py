@@ -3,10 +3,8 @@
     found = outpace.evaluate_head(outpace.load("smollm2"), "heads/eagle3", methods=["eagle3"])
     print(found["drafters"][1]["mean_acceptance_length"])
 
-Not the teacher-forced accuracy that training watches: there every draft token stands on the target's own text, here it
-stands on the draft tokens before it. The runs are the bench's (:mod:`outpace.bench.runner`): all drafters by turns on
-the same prompts, autoregressive decoding among them, answers compared. Draft time and accepted length are reported
-apart from the speed-up that comes of them.
+Not the teacher-forced accuracy that training watches: here a draft token stands on the draft tokens before it. The runs
+are the bench's (:mod:`outpace.bench.runner`).
 """
 
 from __future__ import annotations
@@ -78,13 +76,11 @@ def evaluate_head(
 
     ``model``: or what loads it, called after the folder and the methods have been checked. ``prompts``: None takes the
     embedded ones. ``methods``: names, or names with settings; None takes all that draft with such a head. ``params``:
-    None is greedy. ``baselines`` measures the untrained head and a bigram table beside it; the table is fitted on the
-    conversations in ``data``, or else on the answers to the very prompts. ``record`` keeps what was measured with the
-    head, in its ``training.json``. ``command`` stands in the result as it is.
+    None is greedy. ``baselines``: measure the untrained head beside it, and a bigram table fitted on the conversations
+    in ``data``, else on the answers to the very prompts. ``record``: keep the figures in the head's ``training.json``.
 
-    Returns plain numbers and text, as ``outpace eval-head --json`` prints them: ``drafters`` holds autoregressive
-    decoding first, then every method in its shapes, with FIGURES and ``by_category``. After Ctrl-C ``complete`` is
-    false. Raises BadInput for a folder without a head that fits, and for methods and prompts that do not fit.
+    Returns plain numbers and text, as :func:`evaluate` does, and as ``outpace eval-head --json`` prints them. Raises
+    BadInput for a folder without a head that fits, and for methods and prompts that do not fit.
     """
     stored = open_head(folder)
     folder, kind = stored.files.path, stored.kind
@@ -140,7 +136,7 @@ def evaluate(
 
 
 def figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a bench's row that say what a drafter is worth, ``acceptance_by_depth`` among them."""
+    """FIGURES of a bench's row."""
     return {name: row[name] for name in FIGURES if name in row} | {
         "acceptance_by_depth": by_depth(row["per_position_acceptance"])
     }
@@ -153,13 +149,15 @@ def by_depth(shares: Sequence[float]) -> list[float]:
 
 def head_facts(folder: Path, head: Head) -> dict[str, Any]:
     """What a head is, and where it comes from as ``training.json`` says (None where there is none)."""
-    config = head.config
+    config, no_weights = head.config, (STATE, "training_args.bin")
+    files = [one for one in folder.iterdir() if one.suffix in (".safetensors", ".bin", ".pt")]
+    weights = [one for one in files if one.name not in no_weights]
     return {
         "folder": str(folder),
         "kind": config.kind,
         "target": config.target.name,
         "parameters": sum(weight.numel() for weight in head.parameters()),
-        "bytes": sum(one.stat().st_size for one in folder.iterdir() if _holds_weights(one)),
+        "bytes": sum(one.stat().st_size for one in weights),
         "vocabulary": config.vocabulary,
         "rank": config.rank,
         "layers": config.layers,
@@ -169,16 +167,8 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
     }
 
 
-def _holds_weights(path: Path) -> bool:
-    """Of whatever layout; the state of a run is not the head."""
-    return path.suffix in (".safetensors", ".bin", ".pt") and path.name not in (STATE, "training_args.bin")
-
-
 def keep_with_head(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep with the head what was measured of it: accepted lengths, on what, by which command.
-
-    The head's own rows alone; an earlier measurement at this temperature is replaced. Raises BadInput where it cannot.
-    """
+    """Keep the head's rows with it, in place of earlier ones at this temperature. Raises BadInput where it cannot."""
     settings = result["settings"]
     about = read_provenance(folder) or {}
     measured = dict(about.get("measured") or {})

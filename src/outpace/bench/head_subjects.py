@@ -1,8 +1,7 @@
 """What is measured of a head: each of its methods with as many draft tokens as pay, and in shapes of the literature.
 
-How much a drafter has accepted depends on how much it may draft. Drafting what pays is how it is used; its speed-up is
-measured so. Accepted lengths are compared at fixed shapes, where the machine's costs have no say: trees of 60 draft
-tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
+Speed-ups are measured with what pays; accepted lengths are compared at fixed shapes, where the machine's costs have no
+say: trees of 60 draft tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head
-from outpace.methods.registry import Context, build, drafting_with, find
+from outpace.methods.registry import build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 
@@ -40,7 +39,6 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """Its name in a result."""
         return f"{self.drafter} {self.shape}"
 
     @property
@@ -73,12 +71,12 @@ def choose_methods(kind: str, name: str | None) -> list[str]:
 def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
     """Methods with this head, by name with their settings; and as a chain, where all of them draft trees.
 
-    Each with as many draft tokens as pay, and in its fixed shape. ``label``: what they are called, with {} for the
-    method's name.
+    Each with as many draft tokens as pay, and in its fixed shape. ``label``: their name, {} being the method's.
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
-        method = build(name, _with(model, head, name), settings)
+        context = replace(model.context(name), head=lambda *_: head)
+        method = build(name, context, settings)
         return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
 
     subjects = [one for name, settings in names.items() for one in made(name, settings)]
@@ -96,10 +94,6 @@ def untrained_subjects(
 ) -> list[Subject]:
     """As the largest chain alone: that a head which knows nothing accepts nothing is soon seen."""
     return [one for one in head_subjects(model, head, names, label) if one.chain][-1:]
-
-
-def _with(model: Model, head: Head, name: str) -> Context:
-    return replace(model.context(name), head=lambda *_: head)
 
 
 def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:

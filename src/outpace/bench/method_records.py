@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from outpace.bench.differences import Difference
-from outpace.bench.records import Record
+from outpace.bench.records import Difference, Record
 from outpace.bench.statistics import Rate, repeated_ngrams
 from outpace.core.metrics import ratio, total
 from outpace.engine.method import Method
@@ -35,10 +34,7 @@ class MethodRecords:
 
 @dataclass(frozen=True)
 class Measured:
-    """Some prompts of one method beside those of autoregressive decoding: what a row's columns are read from.
-
-    ``compared``: whether answers were compared token by token. ``seed``: of the bootstrap.
-    """
+    """Some prompts of one method: what a row's columns are read from. ``compared``: answers were, token by token."""
 
     of: MethodRecords
     records: Sequence[Record]

@@ -1,19 +1,20 @@
 """What one method did on one prompt, and how that is measured when several requests run together.
 
-Requests that run together share every round. The wall time of a round is split equally among the requests in it, so
-that each prompt has seconds of its own, which add up to the wall time of the batch. For a batch the decode rate is thus
-the tokens after each request's first, over the time from the end of the first round (which brings every request its
-first token) to the end. The time to the first token is not split: it is what a user waits.
+The wall time of a round is split equally among the requests in it, so that each prompt has seconds of its own, which
+add up to those of the batch. A batch's decode rate is thus the tokens after each request's first, over the time from
+the end of the first round to the end. The time to the first token is not split: it is what a user waits.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from outpace.certify.near_ties import gap, parting
 from outpace.core.metrics import PHASES, RequestMetrics, total
+from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
 from outpace.targets.base import Target
@@ -41,7 +42,6 @@ class Record:
 
     @property
     def metrics(self) -> RequestMetrics:
-        """The sum over the turns."""
         return total(answer.metrics for answer in self.answers)
 
     @property
@@ -49,6 +49,17 @@ class Record:
         """(tokens after the first, seconds after the first), summed over the turns."""
         metrics = self.metrics
         return metrics.tokens - metrics.answered, metrics.decode_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between a method's answers to a prompt and those of autoregressive decoding."""
+
+    prompt: str
+    turn: int
+    position: int
+    gap: float | None
+    near_tie: bool
 
 
 def answer_together(target: Target, requests: Sequence[Request]) -> list[Answer]:
@@ -95,3 +106,19 @@ def _run(decoder: Decoder, generations: Sequence[Generation], began: float) -> l
     for share, seconds, until_first, split in zip(shares, spent, first, phases, strict=True):
         share.seconds, share.first_token_seconds, share.phase_seconds = seconds, until_first, split
     return shares
+
+
+def first_difference(
+    target: Target, ours: Record, reference: Record, params: SamplingParams, eos_ids: Iterable[int]
+) -> Difference | None:
+    """Compare two records of one prompt; None where every turn's tokens are the same."""
+    for turn, (mine, theirs) in enumerate(zip(ours.answers, reference.answers, strict=True)):
+        parted = parting(mine.tokens, theirs.tokens)
+        if parted is None:
+            continue
+        position, *chosen = parted
+        if mine.context != theirs.context:  # an earlier turn parted at a tie that was counted there
+            return Difference(reference.prompt, turn + 1, position, None, False)
+        apart = gap(target, theirs.context, theirs.tokens[:position], chosen, params, eos_ids)
+        return Difference(reference.prompt, turn + 1, position, apart.size, apart.near_tie)
+    return None

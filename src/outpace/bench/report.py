@@ -1,8 +1,4 @@
-"""What a report shows, whichever command measured it: headline, tiles, tables, charts, definitions.
-
-:mod:`outpace.bench.terminal` prints a Report, :mod:`outpace.bench.page` writes it as one HTML file. All text is plain:
-whoever shows it escapes it.
-"""
+"""What a report shows, whichever command measured it. All text is plain: whoever shows it escapes it."""
 
 from __future__ import annotations
 
@@ -72,10 +68,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt and its answers side by side.
-
-    ``answers``: (method, the beginning that all share, the rest from the first difference on).
-    """
+    """One prompt; ``answers``: (method, the beginning that all share, the rest from the first difference on)."""
 
     id: str
     category: str

@@ -8,19 +8,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
-    from outpace.bench.report import Report
+from outpace.bench.report import Report
+from outpace.bench.terminal import print_report
 
 _WIDTH = 110  # columns of str()
 
 
 @dataclass(frozen=True, slots=True)
 class Results(ABC):
-    """``result`` is the JSON object: plain numbers, text, lists and objects; what is undefined is None, never NaN."""
+    """``result`` is the JSON object: plain numbers, text, lists and objects; what is undefined is None, never NaN.
+
+    ``str()`` is the terminal's tables.
+    """
 
     result: dict[str, Any]
 
@@ -39,7 +42,6 @@ class Results(ABC):
         """What the terminal and the page show."""
 
     def to_json(self) -> str:
-        """The JSON object as text."""
         return json.dumps(self.result, ensure_ascii=False, allow_nan=False, indent=2)
 
     def write_html(self, path: str | Path) -> None:
@@ -50,13 +52,9 @@ class Results(ABC):
 
     def print(self, console: Console) -> None:
         """Print the tables. They read well from 100 columns on."""
-        from outpace.bench.terminal import print_report
-
         print_report(self.report(), console)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         text = io.StringIO()
         self.print(Console(file=text, width=_WIDTH, highlight=False))
         return text.getvalue()

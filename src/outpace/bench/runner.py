@@ -2,10 +2,7 @@
 
 For each prompt (or batch of prompts of one category) the methods run one after the other, in an order that is shuffled
 each time, so that a machine that grows slower or faster during the run favours none of them. Autoregressive decoding
-(method ``none``) always runs.
-
-What methods learn is gone with each request, unless the settings name a namespace: then each method has one of its own,
-and keeps it from prompt to prompt.
+(method ``none``) always runs. What methods learn is kept from prompt to prompt only in a namespace.
 
 Conversations: at temperature 0 a lossless method continues its own earlier answers, which are those of autoregressive
 decoding but for near ties. At temperature > 0, and for lossy methods, later turns continue the answers of
@@ -22,10 +19,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from outpace.bench.differences import first_difference
+from outpace.bench.columns import method_row, prompt_rows
 from outpace.bench.method_records import MethodRecords
-from outpace.bench.method_rows import method_row, prompt_rows
-from outpace.bench.records import Answer, Record, answer_together
+from outpace.bench.records import Answer, Record, answer_together, first_difference
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
@@ -51,9 +47,8 @@ def run(
 ) -> dict[str, Any]:
     """Run all methods and return the JSON object; :func:`outpace.bench.benchmark.bench` is the function for users.
 
-    Ctrl-C ends the run early, with ``complete`` false and whole prompts only. A method that fails while it runs gets
-    its ``error``, and the others go on. Raises BadInput for prompts that do not fit the context and methods that do not
-    fit the sampling parameters.
+    Ctrl-C ends the run early, with ``complete`` false and whole prompts only. A method that fails gets its ``error``,
+    and the others go on. Raises BadInput for prompts or methods that do not fit the context or the parameters.
     """
     work = _Run(model, methods, prompts, settings, on_progress)
     try:
@@ -227,10 +222,8 @@ class _Run:
 
     def _tell(self, method: str, category: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(Progress(self.done, self.total, method, category, self._rates()))
-
-    def _rates(self) -> dict[str, float | None]:
-        return {entry.label: total_rate(entry.rates()) for entry in self.methods}
+            rates = {entry.label: total_rate(entry.rates()) for entry in self.methods}
+            self.on_progress(Progress(self.done, self.total, method, category, rates))
 
     def result(self, *, complete: bool) -> dict[str, Any]:
         """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""

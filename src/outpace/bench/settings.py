@@ -14,9 +14,8 @@ from outpace.core.sampling import SamplingParams
 class BenchSettings:
     """What all methods share. ``max_new_tokens`` is per answer. Raises BadInput for values out of range.
 
-    ``namespace``: what a method learns from a prompt it keeps for the next ones, each method for itself; without one
-    nothing outlives a request. ``command`` (what the user typed) and ``extra`` (settings of the methods, say) are only
-    noted in the result.
+    ``namespace``: where each method keeps what it learns; without one nothing outlives a request. ``command`` (what the
+    user typed) and ``extra`` (settings of the methods, say) are only noted in the result.
     """
 
     max_new_tokens: int = 128
@@ -39,7 +38,6 @@ class BenchSettings:
         return replace(self.params, seed=self.params.seed + 1_000_003 * request)
 
     def public(self) -> dict[str, Any]:
-        """The settings as the result notes them."""
         sampling = {one.name: getattr(self.params, one.name) for one in fields(self.params)}
         sampling["processors"] = len(self.params.processors)
         return {

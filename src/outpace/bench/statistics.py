@@ -2,10 +2,7 @@
 
 Speed-up of a method over autoregressive decoding: the ratio of the two decode rates, each being the tokens of all
 prompts together over their time together. Its 95 % interval is a paired percentile bootstrap over prompts (Efron and
-Tibshirani 1993, chapter 13): prompts are drawn with replacement, both methods' figures of a prompt stay together.
-
-``scipy.stats.bootstrap`` has the same definition and speed, but gives no interval as soon as one resample has no rate,
-as those of prompts that were answered with a single token; and importing it takes longer than the sums.
+Tibshirani 1993, chapter 13). ``scipy.stats.bootstrap`` gives none as soon as one resample has no rate.
 """
 
 from __future__ import annotations

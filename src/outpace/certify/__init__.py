@@ -1,13 +1,10 @@
-"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token.
-
-certificate = outpace.certify("draft-model", level="exact", rule="block")
-print(certificate.verdict)
-"""
+"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +45,7 @@ def certify(
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
     ``model`` at temperature 1; ``greedy`` compares answers. A trained method drafts with the ``head`` that is named,
-    else with a shipped one, else with one that has learned nothing, which must be lossless as well. Raises BadInput for
-    what cannot be run.
+    else with a shipped one, else with an untrained one. Raises BadInput for what cannot be run.
     """
     check_options(level, samples, alpha, cells)
     if level == "exact":
@@ -62,19 +58,19 @@ def certify(
     built = build(method, context, settings, rule)
     asked = _prompts(model, prompts)
 
-    def count(done: int, total: int) -> None:
+    def tell(done: int, total: int) -> None:
         if on_progress is not None:
             on_progress(done, total, level)
 
     if level == "greedy":
         from outpace.certify.greedy import certify_greedy
 
-        certificate = certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=count)
+        certificate = certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=tell)
     else:
         from outpace.certify.statistical import certify_statistical
 
         certificate = certify_statistical(
-            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=count
+            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=tell
         )
     if untrained:
         said = f"{certificate.verdict} (with an untrained {untrained[0]} head: none is named or shipped for this model)"
@@ -133,18 +129,16 @@ def _exact(
 
     tiny = {**find(name).tiny, **(settings or {})}
     chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)
-    done = 0
+    numbers = count()
 
     def make(context: Context) -> Method:
         return build(name, context, tiny, rule)
 
-    def count(setting: Setting) -> None:
-        nonlocal done
+    def tell(setting: Setting) -> None:
         if on_progress is not None:
-            on_progress(done, len(chosen), str(setting))
-        done += 1
+            on_progress(next(numbers), len(chosen), str(setting))
 
-    return certify_exact(name, make, chosen, samples=samples, alpha=alpha, seed=seed, on_progress=count)
+    return certify_exact(name, make, chosen, samples=samples, alpha=alpha, seed=seed, on_progress=tell)
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -46,14 +46,5 @@ class Certificate:
             "detectable_bias": self.detectable_bias,
             "first_difference": self.first_difference,
             "verdict": self.verdict,
-            "checks": [
-                {
-                    "name": check.name,
-                    "passed": check.passed,
-                    "max_abs_error": check.max_abs_error,
-                    "p_value": check.p_value,
-                    "note": check.note,
-                }
-                for check in self.checks
-            ],
+            "checks": [asdict(check) for check in self.checks],
         }

@@ -52,8 +52,7 @@ class _Own:
 def enumerated_distribution(
     build: Callable[[], tuple[Target, Seq[Request]]], watched: int = 0, limit: int = 300_000
 ) -> tuple[OutputDistribution, int]:
-    """The exact distribution of the output of request ``watched`` when all requests decode in one batch, and the
-    number of tokens that it drafted over all branches (a method that never drafts proves nothing).
+    """The exact output distribution of request ``watched`` of the batch, and the tokens it drafted in all branches.
 
     ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
     Raises NotImplementedError for continuous noise and RuntimeError for more than ``limit`` branches.

@@ -1,9 +1,8 @@
 """The exact level: every outcome of the real round, weighed, on targets of three to five tokens.
 
-A method is built from its tiny settings on table targets; whole outputs of three or four tokens are enumerated
-through the decoder, several rounds of drafting, acceptance and commit each, and their distribution is compared with
-autoregressive decoding's. Rules with continuous noise cannot be enumerated: their outputs are sampled and tested
-against the exact distribution instead, and the smallest bias that this would have shown is stated.
+A method is built from its tiny settings on table targets; whole outputs are enumerated through the decoder, and their
+distribution is compared with autoregressive decoding's. Rules with continuous noise cannot be enumerated: their outputs
+are sampled and tested against the exact distribution, and the smallest bias that this would have shown is stated.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -108,10 +107,7 @@ def matrix(seed: int = 0) -> list[Setting]:
 
 
 def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
-    """``count`` settings picked by ``seed``: what a quick run looks at, another slice every time.
-
-    One of them samples: in a greedy setting a rule that claims to be lossless is not asked at all.
-    """
+    """``count`` settings picked by ``seed``. One of them samples: in a greedy one a lossless rule is not asked."""
     rng = random.Random(seed)
     first = rng.choice([cell for cell in cells if not SAMPLING[cell.sampling].greedy])
     others = [cell for cell in cells if cell != first]
@@ -119,10 +115,7 @@ def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
 
 
 def tiny_context(vocab_size: int, seed: int) -> Context:
-    """A table target and, under other seeds, toy draft models: of its vocabulary and, with tokenizers, of another.
-
-    Trained methods get a head that has learned nothing.
-    """
+    """A table target, an untrained head, and toy draft models of its vocabulary and, with tokenizers, of another."""
 
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
@@ -141,11 +134,7 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
 
 @cache
 def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
-    """An untrained head for toy targets of one vocabulary: they differ in their tables alone, which it never sees.
-
-    Odd ones can draft all tokens but the first. The second has a low-rank LM head, the third the options that its kind
-    does not have by default.
-    """
+    """An untrained head for toy targets of one vocabulary; ``number`` varies vocabulary, LM head and options."""
     words, rank = vocab_size - number % 2, 2 if number == 2 else 0
     options = other_choices(find_kind(kinds[0]).Options) if number == 3 else None
     return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
@@ -193,10 +182,7 @@ def certify_exact(
         table = random_table(setting.vocab_size, setting.seed)
         plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
         watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1
-
-        def batch(setting: Setting = setting, params: SamplingParams = params) -> tuple[Target, list[Request]]:
-            return requests(make, setting, params)
-
+        batch = partial(requests, make, setting, params)
         try:
             proposal_distribution, count = enumerated_distribution(batch, watched, outcomes)
             error = distance(proposal_distribution, plain)

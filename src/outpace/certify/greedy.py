@@ -1,5 +1,4 @@
-"""The greedy level: the tokens of autoregressive decoding, one by one; a first difference is classified as tie or
-bug."""
+"""The greedy level: the tokens of autoregressive decoding, one by one; a first difference is a near tie or a bug."""
 
 from __future__ import annotations
 

@@ -12,10 +12,7 @@ OTHER_LETTERS = ("b", "ba", "a")
 
 
 class Letters:
-    """A vocabulary of strings; text is read from the left, the longest string that fits first.
-
-    ``pieces``: a string a token, None for a special token. Text that no token begins is skipped.
-    """
+    """A vocabulary of ``pieces``, a string a token, None for a special one. The longest that fits is read first."""
 
     def __init__(self, pieces: Seq[str | bytes | None]) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]

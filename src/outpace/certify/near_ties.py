@@ -1,10 +1,9 @@
 """Are two outputs the same, and where not: a near tie, or a mistake?
 
-Scoring several tokens at once rounds differently from scoring one at a time, so the two most likely tokens can swap
-places when their logits are nearly equal. At the first difference the target scores the common prefix again. The
-*gap* is how far the less likely of the two chosen tokens lies below the largest logit. It is a near tie where the gap
-is within rounding: within ``NEAR_TIE`` of the model's precision, or within twice the *noise*, by how much the
-difference of the two logits changes when the last 2, 4 or 8 tokens are scored at once instead of one.
+At the first difference the target scores the common prefix again. The *gap* is how far the less likely of the two
+chosen tokens lies below the largest logit. It is a near tie where the gap is within rounding: within ``NEAR_TIE`` of
+the model's precision, or within twice the *noise*, by how much the difference of the two logits changes when the last
+2, 4 or 8 tokens are scored at once instead of one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The statistical level: a real model, its own prompts, and tests of what was put out against what p says.
 
-Every prompt is decoded many times to the same short length, so that no token is left out for how it came about. For
-each output token the round's own scores give p, in float32, for the prefix that led to it. Given its prefix the token
-is a draw from p, whatever the rounds were; so over many contexts the tokens' ranks under p follow the sums of p by
-rank, and their ids the sums by id: sampling walks the vocabulary in the order of ids, so numbers that drafter and rule
-share show there. The first token of an answer has, besides, a draft that is a function of the prompt alone in
-deterministic drafters and a q row in sampling ones: its place by q / p, or whether it is a drafted token, is tested as
-well, which is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
+Every prompt is decoded many times to the same short length, so that no token is left out for how it came about. Given
+its prefix each output token is a draw from the round's own p (float32), whatever the rounds were; so over many contexts
+the tokens' ranks under p follow the sums of p by rank, and their ids the sums by id, where numbers that drafter and
+rule share would show. For first tokens the place by q / p, or whether it is a drafted token, is tested as well, which
+is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
 """
 
 from __future__ import annotations
@@ -40,17 +38,12 @@ RATIOS = (-2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0)
 """Cell limits of log(q / p) for the first token."""
 
 
-@dataclass(slots=True)
 class _Tally:
     """Observed and expected counts of one partition of the vocabulary, over many contexts."""
 
-    observed: np.ndarray
-    expected: np.ndarray
-    samples: int = 0
-
-    @classmethod
-    def cells(cls, count: int) -> _Tally:
-        return cls(np.zeros(count), np.zeros(count))
+    def __init__(self, cells: int) -> None:
+        self.observed, self.expected = np.zeros(cells), np.zeros(cells)
+        self.samples = 0
 
     def add(self, cell_of: Tensor, p: Tensor, token: int) -> None:
         """One draw ``token`` of ``p``, the vocabulary being split by ``cell_of`` (V,)."""
@@ -61,10 +54,7 @@ class _Tally:
 
 @dataclass(eq=False)
 class Recorder(AcceptanceRule):
-    """A rule that notes, beside the verdict of the rule under test, p at every node of the path.
-
-    It is the rule under test in every other respect.
-    """
+    """The rule under test, noting besides its verdict p at every node of the path."""
 
     rule: AcceptanceRule
     rows: list[tuple[Tensor, int]] = field(default_factory=list)
@@ -124,9 +114,9 @@ def certify_statistical(
     ``params`` must sample (temperature > 0); the default is temperature 1.
     """
     params = params or SamplingParams(temperature=1.0)
-    tallies = {"rank": _Tally.cells(len(RANKS)), "token id": _Tally.cells(2 * IDS)}
-    tallies["first token by q / p"] = _Tally.cells(len(RATIOS) + 1)
-    tallies["first token drafted"] = _Tally.cells(2)
+    tallies = {"rank": _Tally(len(RANKS)), "token id": _Tally(2 * IDS)}
+    tallies["first token by q / p"] = _Tally(len(RATIOS) + 1)
+    tallies["first token drafted"] = _Tally(2)
     rng = random.Random(seed)
     done, drafted = 0, 0
     while done < samples:
@@ -175,12 +165,11 @@ def _conclude(method: Method, tallies: dict[str, _Tally], drafted: int, alpha: f
     p_value = holm([check.p_value for check in checks if check.p_value is not None])
     power = [detectable_bias(size, freedom, alpha / len(checks)) for size, freedom in sizes]
     bias = max(one for one in power if one is not None)
+    lossless: bool | None = True
+    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
     if p_value < alpha:
         worst = min(checks, key=lambda check: check.p_value or 0.0)
-        verdict = f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
-        return Certificate(method.name, "statistical", False, verdict, None, p_value, bias, checks=tuple(checks))
-    if not drafted and method.may_draft:
-        verdict = "inconclusive: it drafted nothing on these prompts"
-        return Certificate(method.name, "statistical", None, verdict, None, p_value, bias, checks=tuple(checks))
-    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
-    return Certificate(method.name, "statistical", True, verdict, None, p_value, bias, checks=tuple(checks))
+        lossless, verdict = False, f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
+    elif not drafted and method.may_draft:
+        lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
+    return Certificate(method.name, "statistical", lossless, verdict, None, p_value, bias, checks=tuple(checks))

@@ -29,8 +29,7 @@ def draw_sets(q: np.ndarray, draws: int, replacement: bool) -> dict[frozenset[in
 
 
 def optimal_acceptance(p: np.ndarray, proposal_distribution: dict[frozenset[int], float]) -> float:
-    """The largest P(y in S) of any coupling of y ~ ``p`` (V,) with S ~ ``proposal_distribution``: the bound for every
-    lossless rule."""
+    """The largest P(y in S) of any coupling of y ~ ``p`` (V,) with S ~ ``proposal_distribution``."""
     sets = list(proposal_distribution)
     flows = [(number, token) for number, drawn in enumerate(sets) for token in sorted(drawn)]
     constraints = np.zeros((len(sets) + len(p), len(flows)))

@@ -1,7 +1,4 @@
-"""``outpace validate-head``: every check of a head's folder, of outpace's own layout or another engine's.
-
-The checks of files are those of loading (:mod:`outpace.heads.head_checks`); the last one decodes an answer.
-"""
+"""``outpace validate-head``: the checks of loading a head's folder, of any layout, and an answer decoded with it."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from outpace.model import Model
 
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 _PROMPT = "Write a short list of three things that a good night's sleep is for."
-_DRAFT = 3
-"""Draft tokens a round."""
+_DRAFT = 3  # draft tokens a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +53,7 @@ class Report:
 
 
 def validate(folder: Path, model: Model, *, tokens: int = 32) -> Report:
-    """Check a head for this model. ``tokens``: length of the answer that is decoded with it.
-
-    Raises BadInput where there is no folder. What is wrong with the head is in the report.
-    """
+    """Check a head for this model, with an answer of ``tokens`` tokens. Raises BadInput where there is no folder."""
     if not folder.is_dir():
         raise BadInput(f"there is no head at '{folder}': no such folder")
     report = Report(str(folder))

@@ -25,16 +25,15 @@ from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.heads import export_head, import_head, validate_head
 from outpace.cli.methods import methods
+from outpace.cli.options import INTERRUPTED
 from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.core.errors import OutpaceError
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="outpace",
-    help="Language models generate faster by speculative decoding, with the same output distribution.",
     epilog="Start with: outpace doctor, then outpace generate 'Why is the sky blue?' --explain",
     add_completion=False,
     rich_markup_mode="rich",
@@ -107,8 +106,7 @@ def _explain(error: Exception, argv: list[str]) -> int:
 def _be_patient() -> None:
     """Let OpenMP's threads sleep sooner while they wait for each other; takes effect when torch is imported.
 
-    With gcc's default they spin, and where another program wants the cores too, decoding is many times slower. On an
-    idle machine it costs nothing that could be measured (LOG.md).
+    With gcc's default they spin, and decoding is many times slower where another program wants the cores (LOG.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

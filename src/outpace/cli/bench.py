@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 import outpace
@@ -11,7 +9,7 @@ from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import Outputs
+from outpace.cli.output import Outputs, typed
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
 
@@ -59,7 +57,7 @@ def bench(
                 namespace=namespace or "",
                 rule=drafting.rule,
                 params=params,
-                command=shlex.join(["outpace", *sys.argv[1:]]),
+                command=typed(),
                 on_progress=advance,
                 **needs,
             )

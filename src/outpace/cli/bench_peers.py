@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Annotated
 
 from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import Outputs, err
+from outpace.cli.output import Outputs, err, typed
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 from outpace.core.machine import usable_cpus
@@ -71,7 +69,7 @@ def bench_peers(
             max_new_tokens=max_new_tokens,
             threads=threads or usable_cpus(),
             timeout=timeout,
-            command=shlex.join(["outpace", *sys.argv[1:]]),
+            command=typed(),
         )
         comparison = prepare(settings, questions)
         for note in comparison.notes:

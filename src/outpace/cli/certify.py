@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import outpace
+from outpace.certify import check_options
+from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
 from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
-
-if TYPE_CHECKING:
-    from outpace.certify.certificate import Certificate
 
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
 
@@ -37,7 +36,6 @@ def certify(
     seed: opt.Seed = 0,
 ) -> None:
     """Say whether a method leaves the output distribution untouched."""
-    from outpace.certify import check_options
     from outpace.core.sampling import SamplingParams
 
     check_options(level, samples, alpha, cells)
@@ -50,7 +48,9 @@ def certify(
         drafting.check()
         loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}
     elif machine.threads is None:
-        _one_thread()
+        import torch
+
+        torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
     with bar("certifying") as shown:
         certificate = outpace.certify(
             method,
@@ -70,13 +70,6 @@ def certify(
         _show(certificate)
     if certificate.lossless is not True:
         raise typer.Exit(NOT_LOSSLESS if certificate.lossless is False else INCONCLUSIVE)
-
-
-def _one_thread() -> None:
-    """Toy targets are too small to share: a second thread only waits for the first."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _show(certificate: Certificate) -> None:

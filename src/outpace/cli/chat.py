@@ -21,7 +21,7 @@ from outpace.core.errors import BadInput
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
-    from outpace.engine.request import Generation, Request
+    from outpace.engine.request import Request
     from outpace.model import Model
     from outpace.targets.base import Sequence
 
@@ -165,7 +165,8 @@ class _Conversation:
         print(flush=True)
         self._keep(generation.sequence)
         self.messages = [*messages, {"role": "assistant", "content": generation.text}]
-        self._status(generation, reused if before else 0)
+        kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens kept" if before and reused else ""
+        err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
         if interrupt.pressed and not interactive:
             raise KeyboardInterrupt
 
@@ -184,11 +185,6 @@ class _Conversation:
             keep=True,
             kept=self.kept,
         )
-
-    def _status(self, generation: Generation, reused: int) -> None:
-        prompt = generation.metrics.prompt_tokens
-        kept = f", {reused} of {prompt} prompt tokens kept" if reused else ""
-        err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
 
     def _keep(self, sequence: Sequence | None) -> None:
         """Hold on to this sequence's K/V instead of the last one's."""

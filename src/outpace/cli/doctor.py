@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli import options as opt
-from outpace.cli.output import err, out, print_json
+from outpace.cli.output import out, print_json, waiting
 from outpace.core.errors import BadInput
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -19,8 +18,7 @@ PACKED = ("float32", "bfloat16", "int8")
 
 def doctor(json: opt.Json = False) -> None:
     """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
-    console = err()
-    with console.status("[dim]measuring for a few seconds ...") if console.is_terminal else nullcontext():
+    with waiting("measuring for a few seconds"):
         found = examine()
     if json:
         print_json(found)
@@ -99,7 +97,9 @@ def _print(found: dict[str, Any]) -> None:
     table.add_row("fast target", escape(found["fast_target"] or "-"))
     table.add_row("", "")
     for model in found["models"]:
-        table.add_row(f"model {model['name']}", escape(_home(model["path"])) if model["found"] else "[yellow]not here")
+        table.add_row(
+            f"model {model['name']}", escape(Path(model["path"]).name) if model["found"] else "[yellow]not here"
+        )
     console = out()
     console.print(table)
     console.print()
@@ -107,8 +107,3 @@ def _print(found: dict[str, Any]) -> None:
         console.print(f"[yellow]![/] {escape(line)}", soft_wrap=True)
     if not found["advice"]:
         console.print("[green]ready[/]: outpace generate 'Why is the sky blue?' --explain")
-
-
-def _home(path: str) -> str:
-    """The end of a path, which tells more than its beginning."""
-    return Path(path).name

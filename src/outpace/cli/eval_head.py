@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 import outpace
+from outpace.bench.figure_text import bounds, number, percent, times
 from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import err, out, print_json
+from outpace.cli.output import err, out, print_json, typed
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 
@@ -73,7 +72,7 @@ def eval_head(
             baselines=baselines,
             data=data,
             record=record,
-            command=shlex.join(["outpace", *sys.argv[1:]]),
+            command=typed(),
             on_progress=advance,
         )
     if json:
@@ -117,17 +116,14 @@ _NOTES = {
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    from outpace.bench.figure_text import number, percent, times
-
     shares = [f"{percent(share).removesuffix(' %')}" for share in row["per_position_acceptance"][:_DEPTHS]]
-    bounds = row["speedup_ci95"]
     return [
         _named(row),
         number(row["mean_acceptance_length"], 2),
         " ".join(shares) + (" %" if shares else "–"),
         number(row["draft_ms"], 2),
         number(row["decode_tokens_per_second"]),
-        times(row["speedup"]) + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds and row["shape"] else ""),
+        f"{times(row['speedup'])} {bounds(row['speedup_ci95']) if row['shape'] else ''}".rstrip(),
     ]
 
 
@@ -137,8 +133,6 @@ def _named(row: dict[str, Any]) -> str:
 
 def _by_category(rows: list[dict[str, Any]], categories: list[str]) -> Table:
     """Tokens per forward by task."""
-    from outpace.bench.figure_text import number
-
     table = Table(box=None, pad_edge=False)
     table.add_column("tok/fwd by task", no_wrap=True)
     for category in categories:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from outpace.core.text import TextStream
-
-if TYPE_CHECKING:
-    from outpace.engine.request import Generation, RoundTrace as Round
-    from outpace.models.base import ChatTokenizer
+from outpace.engine.request import Generation, RoundTrace as Round
+from outpace.models.base import ChatTokenizer
 
 ACCEPTED, BONUS, CORRECTION, PLAIN, REJECTED = "accepted", "bonus", "correction", "plain", "rejected"
 STYLE = {ACCEPTED: "green", BONUS: "bold cyan", CORRECTION: "yellow", PLAIN: "", REJECTED: "red"}
@@ -46,14 +43,12 @@ class Explainer:
         self._shown = 0
 
     def legend(self) -> None:
-        """What the colours and signs mean."""
         for kind, meaning in _MEANING.items():
             line = Text().append(f"{SIGN[kind]} {kind:<12}", style=STYLE[kind])
             self._console.print(line.append(meaning, style="dim"))
         self._console.print("\n[dim]round  accepted")
 
     def update(self, generation: Generation) -> None:
-        """Print the rounds that are new."""
         for turn in generation.rounds[self._shown :]:
             self._shown += 1
             self._console.print(self._line(turn), no_wrap=True, overflow="ellipsis", crop=True)
@@ -99,7 +94,6 @@ class Explainer:
         self._console.print()
 
     def summary(self, generation: Generation) -> None:
-        """The counts in words."""
         metrics = generation.metrics
         if not metrics.rounds:
             return

@@ -76,8 +76,10 @@ def generate(
         )
         complete = _answer(model, request, explain=explain, json=json)
     except KeyboardInterrupt:
-        if json:
-            _print_nothing()
+        if json:  # interrupted before the first token
+            from outpace.core.metrics import RequestMetrics
+
+            print_json({"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False})
         raise typer.Exit(opt.INTERRUPTED) from None
     if not complete:
         raise typer.Exit(opt.INTERRUPTED)
@@ -186,10 +188,3 @@ def _print_logprobs(model: Model, generation: Generation) -> None:
         table.add_row(escape(repr(show(one.token))), f"{one.logprob:.3f}", escape(top))
     out().print()
     out().print(table)
-
-
-def _print_nothing() -> None:
-    """The JSON of an answer that was interrupted before its first token."""
-    from outpace.core.metrics import RequestMetrics
-
-    print_json({"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False})

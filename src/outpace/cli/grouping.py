@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
 
@@ -21,7 +21,8 @@ def grouped(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., No
             if is_dataclass(one.annotation) and isinstance(one.annotation, type):
                 hints = get_type_hints(one.annotation, include_extras=True)
                 for field in fields(one.annotation):
-                    default = defaults.get(field.name, _default(field))
+                    own = inspect.Parameter.empty if field.default is MISSING else field.default
+                    default = defaults.get(field.name, own)
                     parameters.append(_keyword(field.name, default, hints[field.name]))
                 groups[one.name] = one.annotation, [field.name for field in fields(one.annotation)]
             else:
@@ -42,7 +43,3 @@ def grouped(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., No
 
 def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _default(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default

@@ -44,8 +44,5 @@ def deferred(
 
 
 def interruptible(generation: Generation) -> AbstractContextManager[Interrupt]:
-    """Ctrl-C lets the round under way end and keeps the answer so far; before the first token, or twice, it raises.
-
-    An exception in the middle of a round would leave the K/V and the tokens out of step.
-    """
+    """Ctrl-C lets the round under way end and keeps the answer so far; before the first token, or twice, it raises."""
     return deferred(generation.cancel, lambda: bool(generation.tokens))

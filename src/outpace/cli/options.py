@@ -1,7 +1,6 @@
-"""Every option that more than one command has, declared once: single ones, and groups that belong together.
+"""Options that more than one command has, declared once; groups that load models are in :mod:`outpace.cli.session`.
 
-A command takes a group as one parameter (:mod:`outpace.cli.grouping`). The groups that load models are in
-:mod:`outpace.cli.session`. To add a sampling parameter, add a field to SamplingParams and one of that name to Sampling.
+To add a sampling parameter, add a field to SamplingParams and one of that name to Sampling.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import typer
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import usable_cpus
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import load_prompts
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
-    from outpace.prompts.prompt import Prompt
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -102,11 +102,11 @@ class Sampling:
 
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters, with ``more`` of their fields. Raises BadInput for values out of range."""
-        biases = logit_bias(self.logit_bias)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["logit_bias"] = logit_bias(self.logit_bias)
         from outpace.core.sampling import SamplingParams  # imports torch
 
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return SamplingParams(**given | {"logit_bias": biases} | more)
+        return SamplingParams(**given | more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,6 @@ class PromptFile:
 
     def read(self) -> list[Prompt]:
         """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""
-        from outpace.prompts.questions import load_prompts
-
         return load_prompts(self.prompts, self.limit)
 
 

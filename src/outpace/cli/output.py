@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from outpace.bench.results import Results
 from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file, is_special
-
-if TYPE_CHECKING:
-    from outpace.bench.results import Results
 
 STDOUT = "-"
 
@@ -40,6 +40,17 @@ def _console(*, stderr: bool) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110  # a log or a file: rich would assume 80 columns, and cut tables
     return console
+
+
+def waiting(what: str) -> AbstractContextManager[object]:
+    """Says on a terminal what is being waited for."""
+    console = err()
+    return console.status(f"[dim]{what} ...") if console.is_terminal else nullcontext()
+
+
+def typed() -> str:
+    """The command line, as reports note it."""
+    return shlex.join(["outpace", *sys.argv[1:]])
 
 
 def to_json(value: Any) -> str:
@@ -91,14 +102,11 @@ class Outputs:
             raise BadInput(f"--json and --html both name {self.html}")
 
     def write(self, report: Results) -> None:
-        """Everything that was asked for; JSON first, for it is what a script waits for.
-
-        Exits as after Ctrl-C, and says so, for partial results; without rows only JSON is written.
-        """
+        """Everything that was asked for, without rows JSON alone. Exits as after Ctrl-C for partial results."""
         if self._to_stdout:
             print_json(report.result)
         elif self._file is not None:
-            write_whole(self._file, lambda path: _write_text(path, to_json(report.result) + "\n"))
+            write_whole(self._file, lambda path: path.write_text(to_json(report.result) + "\n", encoding="utf-8"))
         if report.rows:
             if self.html is not None:
                 write_whole(self.html, report.write_html)
@@ -109,10 +117,6 @@ class Outputs:
         if not report.complete:
             err().print("[yellow]interrupted[/]: the results are partial" if report.rows else "[yellow]interrupted")
             raise typer.Exit(INTERRUPTED)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:
@@ -131,7 +135,7 @@ def check_writable(path: Path) -> None:
         raise BadInput(f"cannot write {path}: {error.strerror}") from None
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a file that then appears at ``path``, whole. Raises BadInput where it cannot be written."""
     try:
         with atomic_file(path) as unfinished:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,17 @@ from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.options import DRAFTING, MACHINE, option
-from outpace.cli.output import err
+from outpace.cli.output import err, waiting
 from outpace.core.errors import BadInput
+from outpace.core.machine import free_memory
+from outpace.models.source import resolve
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
     from outpace.model import Model
+
+_BYTES_PER_BYTE = 16  # memory for a byte of text: the text, and a token for every four, with the tokenizer's notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,6 @@ class Machine:
     def check(self) -> None:
         """Raise BadInput for threads that this machine lacks, and a model that does not exist."""
         opt.check_threads(self.threads)
-        from outpace.models.source import resolve
-
         resolve(self.model)
 
     def load(self, name: str | None = None) -> Model:
@@ -56,7 +57,7 @@ class Machine:
         name = self.model if name is None else name
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        with _waiting(f"loading {name} (the first time takes longer)"):
+        with waiting(f"loading {name} (the first time takes longer)"):
             model = outpace.loading.load(name, dtype=self.dtype, device=self.device)
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
@@ -84,8 +85,6 @@ class Drafting:
 
     def check(self) -> None:
         """Raise BadInput for draft models, a datastore or heads that do not exist."""
-        from outpace.models.source import resolve
-
         for name in self.draft_model or ():
             resolve(name)
         if self.datastore is not None:
@@ -134,11 +133,6 @@ class Drafting:
         ]
 
 
-def _waiting(what: str) -> AbstractContextManager[object]:
-    console = err()
-    return console.status(f"[dim]{what} ...") if console.is_terminal else nullcontext()
-
-
 def _unaliased(pair: str, by_alias: dict[str, str]) -> str:
     head, dot, rest = pair.partition(".")
     return f"{by_alias[head]}.{rest}" if dot and head in by_alias else pair
@@ -160,15 +154,9 @@ def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:
 
 def check_size(path: Path) -> None:
     """Raise BadInput for a file that memory cannot hold as text and tokens; drafters' indices are larger still."""
-    from outpace.core.machine import free_memory
-
     size, free = path.stat().st_size, free_memory()
     if size * _BYTES_PER_BYTE > free:
         raise BadInput(
             f"reference {path} has {size / 1e6:,.0f} MB, more than memory holds ({free / 1e6:,.0f} MB are free); give "
             "a shorter one, or build a datastore of it (outpace datastore build) and use method rest"
         )
-
-
-_BYTES_PER_BYTE = 16
-"""Memory for a byte of text: the text itself, and a token for every four bytes, with what the tokenizer notes of it."""

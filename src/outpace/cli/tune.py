@@ -70,21 +70,18 @@ def _tuning(
     model: Model, texts: list[str], max_new_tokens: int, length: int, seed: int, record: dict[str, Any] | None
 ) -> Tuning:
     """The prompts answered greedily, and the search over them."""
+    from outpace.bench.records import answer_together
     from outpace.drafting.skip_tuning import Beginnings, Tuning
-    from outpace.engine.decoder import Decoder
     from outpace.engine.request import Request
 
     answers = []
     with bar("answering prompts") as shown:
         for text in texts:
             prompt = model.tokenizer.chat([{"role": "user", "content": text}])
-            decoder = Decoder(model.target)
             request = Request(
                 tuple(prompt), model.method("none"), max_new_tokens=max_new_tokens, stop_ids=model.eos_ids
             )
-            generation = decoder.submit(request)
-            decoder.run()
-            answers.append((prompt, generation.tokens))
+            answers.append((prompt, answer_together(model.target, [request])[0].tokens))
             shown.move(len(answers), len(texts), "greedily")
     return Tuning(Beginnings(model.target, answers, length), model.name, seed=seed, record=record)
 
@@ -93,13 +90,9 @@ def _search(tuning: Tuning, trials: int, output: Path) -> None:
     with bar("trying sets") as shown:
         while tuning.done < trials:
             tuning.step()
-            write_whole(output, lambda path: _write(path, to_json(tuning.record) + "\n"))
+            write_whole(output, lambda path: path.write_text(to_json(tuning.record) + "\n", encoding="utf-8"))
             best = tuning.record["tokens_per_second"] / tuning.plain
             shown.move(tuning.done, trials, f"best so far {best:.2f}x autoregressive decoding")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _show(found: dict[str, Any], trials: int, output: Path) -> None:

@@ -1,7 +1,7 @@
 """From what the user asked for to the result: weights, prompts as token ids, the run, the JSON object.
 
-Prompts are encoded once, under the model's chat template, and every process is given the same ids. Only the first turn
-of a conversation is asked: a second would continue answers that differ.
+Every process is given the same ids. Only the first turn of a conversation is asked: a second would continue answers
+that differ.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outpace.bench.figure_text import percent
 from outpace.bench.peers.cpu_contention import NOTED
@@ -89,7 +90,7 @@ class Comparison:
             "turns": "the first of each prompt",
         }
         noted.pop("vllm_python")  # a report may be shared, and should hold no paths
-        found = {
+        found: dict[str, Any] = {
             "version": __version__,
             "complete": complete,
             "machine": machine.describe()
@@ -98,18 +99,14 @@ class Comparison:
             "settings": noted,
             **compared(self.plan.entries, self.questions),
             "skipped": self.plan.skipped,
-            "notes": [*self.notes, *_busy(others)],
+            "notes": list(self.notes),
         }
+        if others is not None and others >= NOTED:
+            found["notes"].append(
+                f"Other programs took {percent(others)} of the CPUs while this ran. Libraries whose threads spin lose "
+                "most by that: these rates cannot be compared. Run it again on an idle machine."
+            )
         return PeersReport(plain_figures(found))
-
-
-def _busy(others: float | None) -> list[str]:
-    if others is None or others < NOTED:
-        return []
-    return [
-        f"Other programs took {percent(others)} of the CPUs while this ran. Libraries whose threads spin lose most by "
-        "that: these rates cannot be compared. Run it again on an idle machine."
-    ]
 
 
 def prepare(settings: ComparisonSettings, prompts: Sequence[Prompt]) -> Comparison:

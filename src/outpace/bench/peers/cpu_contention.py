@@ -1,7 +1,7 @@
 """How much CPU time other programs took while a comparison ran.
 
-Libraries whose threads spin while they wait for each other lose most where another program needs a core, and those
-whose threads sleep lose little. A comparison on a busy machine therefore ranks waiting strategies, not speed.
+Libraries whose threads spin while they wait lose most where another program needs a core: a comparison on a busy
+machine ranks waiting strategies, not speed.
 """
 
 from __future__ import annotations

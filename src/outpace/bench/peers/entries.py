@@ -50,7 +50,6 @@ class Entry:
         return f"{self.name} {self.config} {self.precision}" if self.ours else f"{self.name} {self.config}"
 
     def rates(self, ids: Iterable[str]) -> list[Rate]:
-        """Tokens and seconds of the prompts that it answered."""
         return [self.answers[one].rate for one in ids if one in self.answers]
 
     def decode_rate(self, ids: Iterable[str]) -> float | None:

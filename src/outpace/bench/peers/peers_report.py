@@ -8,7 +8,7 @@ from typing import Any
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, colours, linear_scale
 from outpace.bench.columns import table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, number, span, times
-from outpace.bench.peers.peer_columns import COLUMNS
+from outpace.bench.peers.peer_rows import COLUMNS
 from outpace.bench.report import Cell, Heading, Report, Row, Table, Tile, gain
 from outpace.bench.results import Results
 from outpace.core.version import __version__
@@ -20,10 +20,7 @@ _OVER_THE_BEST = (
 
 
 class PeersReport(Results):
-    """The results of a comparison with other libraries: ``rows`` are outpace's, then those of the others.
-
-    ``str()`` is the terminal's tables; ``result`` is the JSON object.
-    """
+    """The results of a comparison with other libraries: ``rows`` are outpace's, then those of the others."""
 
     @classmethod
     def empty(cls) -> PeersReport:
@@ -33,11 +30,9 @@ class PeersReport(Results):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for every library and configuration."""
         return [*self.result["ours"], *self.result["peers"]]
 
     def report(self) -> Report:
-        """What the terminal and the page show."""
         result = self.result
         settings, machine = result["settings"], result["machine"]
         return Report(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.peers.entries import Entry
-from outpace.bench.peers.libraries import Config, Peer
+from outpace.bench.peers.libraries import PEERS, Config, Peer
 from outpace.bench.peers.weights import Weights
 from outpace.core.errors import BadInput
 
@@ -62,7 +62,6 @@ class Job:
     heads: tuple[str, ...] = ()
 
     def settings(self, configs: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[str, Any]:
-        """What a worker is told."""
         return {
             "model": self.weights.name,
             "folder": self.weights.folder,
@@ -83,8 +82,6 @@ def make_plan(
     job: Job, dtypes: Sequence[str], methods: Sequence[str], peers: Mapping[str, str], skipped: list[dict[str, str]]
 ) -> Plan:
     """Ours, a process a dtype; then the peers, a process a configuration. ``peers``: interpreter by peer's name."""
-    from outpace.bench.peers.libraries import PEERS
-
     plan = Plan(skipped=skipped)
     for dtype in dtypes:
         entries = [Entry(OURS, method, ours=True, precision=dtype) for method in methods]
@@ -119,10 +116,7 @@ def context_for(longest_prompt: int, length: int) -> int:
 
 
 def available(peers: Sequence[Peer], vllm_python: str | None) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """The interpreter of each peer that is installed, and the others with what installs them.
-
-    Raises BadInput for an interpreter that was named and is none, or lacks vLLM.
-    """
+    """Interpreters of the peers that are installed, and the others. Raises BadInput for a named one without vLLM."""
     found: dict[str, str] = {}
     skipped = []
     for peer in peers:

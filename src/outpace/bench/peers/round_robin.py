@@ -1,7 +1,7 @@
 """Every library answers a prompt in turn, one at a time, before the next prompt; the order rotates.
 
-Before the first prompt every row answers one that is not counted and not among the others. A process that dies or does
-not answer in time ends its rows' part; the others go on.
+Before the first prompt every row answers one that is not counted. A process that dies or does not answer in time ends
+its rows' part; the others go on.
 """
 
 from __future__ import annotations

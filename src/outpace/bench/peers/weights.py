@@ -51,10 +51,7 @@ def precisions(names: Sequence[str] | None, model: str) -> tuple[list[str], list
 
 def float_of(dtypes: Sequence[str]) -> tuple[str, list[str]]:
     """The dtype for libraries that take a folder: our first that is a float, else bfloat16 where it computes."""
-    floats = [name for name in dtypes if name in FLOATS]
-    if floats:
-        return floats[0], []
-    found, notes = precisions(["bfloat16"], "")
+    found, notes = precisions([name for name in dtypes if name in FLOATS] or ["bfloat16"], "")
     return found[0], notes
 
 

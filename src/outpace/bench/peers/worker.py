@@ -46,7 +46,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,18 +116,15 @@ def _reply(line: str) -> dict[str, Any] | None:
 def environment(threads: int, *, foreign: bool, offline: bool) -> dict[str, str]:
     """What a worker finds in its environment: so many threads, which sleep soon after they have nothing to do.
 
-    A worker that waits for its turn must not take time from the one that is measured. Threads that never spin would
-    decode slower, so they may for some microseconds, as outpace's own do. ``foreign``: another interpreter, which our
-    packages must not leak into. ``offline``: the weights are on this machine, and no library needs the network.
+    A worker that waits for its turn must not take time from the one that is measured; threads that never spin would
+    decode slower. ``foreign``: another interpreter, which our packages must not leak into. ``offline``: the weights are
+    on this machine, and no library needs the network.
     """
-    found = dict(os.environ)
-    for name in ("OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
-        found.pop(name, None)
+    dropped = {"OMP_WAIT_POLICY", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
     if foreign:
-        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-            found.pop(name, None)
-    count = str(threads)
-    found |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count)
+        dropped |= {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    found = {name: value for name, value in os.environ.items() if name not in dropped}
+    found |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     found |= {
         "GOMP_SPINCOUNT": "10000",
         "KMP_BLOCKTIME": "1",  # milliseconds

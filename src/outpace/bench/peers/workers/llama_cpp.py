@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-if TYPE_CHECKING:
-    from outpace.bench.peers.workers.serve import Emit
-
-
-def load(settings: dict[str, Any]) -> LlamaCpp:
-    """The GGUF file, with a context of the size that the run needs."""
-    return LlamaCpp(settings)
 
 
 class LlamaCpp:
@@ -34,10 +27,13 @@ class LlamaCpp:
             verbose=False,
         )
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
         """``generate`` knows no end of sequence; after ``reset`` it finds no common beginning to keep."""
         self.llama.reset()
         for count, token in enumerate(self.llama.generate(prompt, temp=0.0), 1):
             emit([token])
             if count == length:
                 break
+
+
+load = LlamaCpp

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino
 import openvino_genai
 
-if TYPE_CHECKING:
-    from outpace.bench.peers.workers.serve import Emit
-
 _BLOCKS = 512 * 1024  # more tokens in a forward than any prompt has: one forward for the prompt
-
-
-def load(settings: dict[str, Any]) -> OpenVINO:
-    """A pipeline on the CPU."""
-    return OpenVINO(settings)
 
 
 class OpenVINO:
@@ -44,13 +37,16 @@ class OpenVINO:
         self.config = openvino_genai.GenerationConfig(do_sample=False, ignore_eos=True, **options)
         self.config.apply_chat_template = False
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
         """Greedy, through a streamer of tokens."""
         self.config.max_new_tokens = length
         self.pipeline.generate(openvino.Tensor(np.array([prompt], dtype=np.int64)), self.config, _streamer(emit))
 
 
-def _streamer(emit: Emit) -> Any:
+load = OpenVINO
+
+
+def _streamer(emit: Callable[[list[int]], None]) -> Any:
     running = openvino_genai.StreamingStatus.RUNNING
 
     class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]

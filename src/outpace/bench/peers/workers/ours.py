@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,9 +13,6 @@ from outpace.core.version import __version__
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-
-if TYPE_CHECKING:
-    from outpace.bench.peers.workers.serve import Emit
 
 
 def load(settings: dict[str, Any]) -> Ours:
@@ -42,7 +40,7 @@ class Ours:
             except OutpaceError as error:  # one that needs a draft model, say; the others can run
                 self.failed[name] = str(error)
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
         """Round by round, as a stream would read it. No stop token: every answer has its full length."""
         decoder = Decoder(self.model.target)
         generation = decoder.submit(Request(tuple(prompt), self.methods[config], max_new_tokens=length))

@@ -50,7 +50,6 @@ class Clock:
         self.began = perf_counter()
 
     def emit(self, tokens: list[int]) -> None:
-        """Take new tokens."""
         now = perf_counter()
         if not tokens or len(self.tokens) >= self.length:
             return
@@ -60,7 +59,6 @@ class Clock:
         self.tokens.extend(tokens[: self.length - len(self.tokens)])
 
     def reply(self) -> dict[str, Any]:
-        """The figures of one answer."""
         if not self.tokens:
             return {"error": "it answered no token"}
         return {

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
-
-if TYPE_CHECKING:
-    from outpace.bench.peers.workers.serve import Emit
 
 
 def load(settings: dict[str, Any]) -> Transformers:
@@ -33,7 +31,7 @@ class Transformers:
                 options["assistant_model"] = _model(settings["draft_folder"], settings["dtype"])
             self.options[config] = options
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
         """Greedy, through the streamer: with a draft it is given several tokens at once."""
         with torch.inference_mode():
             self.model.generate(
@@ -47,7 +45,7 @@ class Transformers:
 
 
 class _Streamer:
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Callable[[list[int]], None]) -> None:
         self.emit, self.prompted = emit, False
 
     def put(self, value: torch.Tensor) -> None:

@@ -1,15 +1,10 @@
-"""vLLM on the CPU: plain, n-gram and suffix decoding, by its engine's step loop in this process.
-
-Runs in an environment of its own, where outpace is not installed.
-"""
+"""vLLM on the CPU: plain, n-gram and suffix decoding, by its engine's step loop, where outpace is not installed."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from outpace.bench.peers.workers.serve import Emit
+from collections.abc import Callable
+from typing import Any
 
 
 def load(settings: dict[str, Any]) -> VLLM:
@@ -47,7 +42,7 @@ class VLLM:
             speculative_config=dict(speculative) or None,
         ).llm_engine
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
+    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
         """Greedy; each step hands out the tokens since the last."""
         self.count += 1
         params = self.vllm.SamplingParams(
