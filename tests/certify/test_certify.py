@@ -373,8 +373,9 @@ def llamas() -> Context:
 
 def test_greedy_answers_are_identical_in_float32(llamas: Context) -> None:
     prompts = [[3, 4, 5, 3, 4], [9, 8, 7, 6, 5, 9, 8]]
-    for name in ("draft-model", "rsd", "sampled-tree", "pld", "sam"):
-        certificate = certify_greedy(build(name, llamas), llamas.target, prompts, length=24)
+    length = {"num_draft_tokens": 2}  # by measured costs a busy machine may draft nothing
+    for name, settings in {"draft-model": {}, "rsd": {}, "sampled-tree": {}, "pld": length, "sam": length}.items():
+        certificate = certify_greedy(build(name, llamas, settings), llamas.target, prompts, length=24)
         assert certificate.lossless is True, certificate
         assert certificate.first_difference is None
         assert certificate.p_value is certificate.max_abs_error is certificate.detectable_bias is None

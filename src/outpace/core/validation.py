@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from outpace.core.errors import BadInput
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class StrictModel(BaseModel):
+    """Settings that refuse fields which they do not have."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def validated(model: type[M], values: Mapping[str, Any], refusal: Callable[[str, str], BadInput]) -> M:

@@ -16,13 +16,14 @@ from collections.abc import Hashable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
+from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.tree_builder import ChainBuilder, build_together
 from outpace.targets.base import Scores, SubGraph, Target
@@ -178,10 +179,8 @@ class AdaptiveSelfDraft(SelfDraft[A]):
             state.exit.learn(len(drafted.tree.follow(verdict.committed)), len(drafted.tree))
 
 
-class ExitSettings(BaseModel):
+class ExitSettings(StrictModel):
     """How far a self-drafting method goes."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     confidence: float = Field(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from outpace.core.errors import BadInput
+from outpace.core.validation import StrictModel
 
 SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
 """``outpace train --size``: the MLP's width as a share of the usual 8/3 of the hidden size."""
 
 
-class TargetFacts(BaseModel):
+class TargetFacts(StrictModel):
     """The target that a head was made for; ``fingerprint`` is :func:`outpace.heads.fingerprint.probe`'s."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     hidden_size: int
@@ -24,14 +23,12 @@ class TargetFacts(BaseModel):
     fingerprint: list[float]
 
 
-class HeadConfig(BaseModel):
+class HeadConfig(StrictModel):
     """``config.json`` of a head.
 
     ``aux_hidden_state_layers``: the target's layers whose input it reads, counted from 0; ``num_layers`` is the output
     of the last layer.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     format: int = 1
     kind: str

@@ -21,7 +21,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.default import default_rule
@@ -29,7 +29,7 @@ from outpace.acceptance.registry import find_rule
 from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
-from outpace.core.validation import known_fields, validated
+from outpace.core.validation import StrictModel, known_fields, validated
 from outpace.drafting.base import Drafter
 from outpace.engine.method import Method
 from outpace.targets.base import Target
@@ -46,10 +46,8 @@ _OLD_NAMES = {"length": "num_draft_tokens", "nodes": "max_nodes", "k": "topk", "
 """Settings of outpace 0.1 and what they are called now."""
 
 
-class NoSettings(BaseModel):
+class NoSettings(StrictModel):
     """A method without settings."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 def _nothing() -> tuple[Any, ...]:

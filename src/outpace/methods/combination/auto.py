@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -31,6 +31,7 @@ from outpace.controllers.combined import CombinedController
 from outpace.controllers.yields import PRIOR_COST, Clock, Yield
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
+from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
 from outpace.drafting.merged import MergedTrees, MergeState
 from outpace.drafting.namespaces import Namespaces
@@ -183,10 +184,8 @@ def _contributed(part: TokenTree, whole: TokenTree) -> bool:
     return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
 
 
-class AutoSettings(BaseModel):
+class AutoSettings(StrictModel):
     """Settings of ``auto``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     free: str = Field(FREE, description="the method that is asked in every round: one that takes next to no time")
     learned: tuple[str, ...] | None = Field(

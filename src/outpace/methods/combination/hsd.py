@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.acceptance.default import default_rule
 from outpace.acceptance.registry import rules
@@ -18,6 +18,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.controllers.hierarchy import best_hierarchy, measured_rates
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+from outpace.core.validation import StrictModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -27,10 +28,8 @@ from outpace.methods.registry import Context, Parts, build, register
 from outpace.targets.base import Target
 
 
-class NestedSettings(BaseModel):
+class NestedSettings(StrictModel):
     """Settings of ``hsd``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     lengths: tuple[int, ...] = Field(
         (6,),

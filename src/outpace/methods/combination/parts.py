@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
+from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
 from outpace.methods.registry import Context
 
 
-class CombinationSettings(BaseModel):
+class CombinationSettings(StrictModel):
     """What every combination is told: its parts, and their settings."""
-
-    model_config = ConfigDict(extra="forbid")
 
     parts: tuple[str, ...] = Field(min_length=1, max_length=16, description="names of methods, in order")
     settings: dict[str, dict[str, Any]] = Field(

@@ -12,17 +12,16 @@ probability, so every draft token of it is deterministic, at any temperature.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel, top_k_tree
 from outpace.methods.registry import Context, Parts, draft_of, register
 
 
-class DraftModelSettings(BaseModel):
+class DraftModelSettings(StrictModel):
     """Settings of ``draft-model``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int = Field(4, ge=0, le=128, description="draft tokens on a path (gamma)")
     topk: int = Field(1, ge=1, le=64, description="children of a node; 1 samples a chain, more select a tree")

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.text_drafter import TextDrafter
 from outpace.methods.registry import Context, Parts, register
@@ -28,10 +29,8 @@ from outpace.vocabulary.shared import vocabulary_map
 from outpace.vocabulary.strings import StringSum
 
 
-class HetvocabSettings(BaseModel):
+class HetvocabSettings(StrictModel):
     """Settings of ``hetvocab``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     algorithm: Literal["tli", "slem", "slrs"] = Field(
         "tli",

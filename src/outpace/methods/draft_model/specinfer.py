@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.controllers.combined import CombinedController
@@ -24,6 +24,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.core.validation import StrictModel
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder, WithReplacement
@@ -61,10 +62,8 @@ class SpecInfer(Merge):
         super().__init__([DraftModel(draft, builder, proposal) for draft in drafts], names)
 
 
-class SpecInferSettings(BaseModel):
+class SpecInferSettings(StrictModel):
     """Settings of ``specinfer``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
     max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")

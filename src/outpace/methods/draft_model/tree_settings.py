@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
+from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder
 from outpace.methods.registry import Context, Parts, draft_of
@@ -17,10 +18,8 @@ Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 """Children of a node, level by level."""
 
 
-class TreeSettings(BaseModel):
+class TreeSettings(StrictModel):
     """What methods that sample trees from a draft model share."""
-
-    model_config = ConfigDict(extra="forbid")
 
     branching: Branching = Field((3, 2, 1, 1), min_length=1, description="draws after each node, level by level")
     max_nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")

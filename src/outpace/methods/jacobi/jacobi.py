@@ -26,9 +26,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.drafting.jacobi_window import (
     OLDEST,
     FirstGuesses,
@@ -70,10 +71,8 @@ class Jacobi(Iterated):
         return Slot(token, min(max(slot.kind, 0) + 1, OLDEST) if slot is not None and same else 0)
 
 
-class JacobiSettings(BaseModel):
+class JacobiSettings(StrictModel):
     """Settings of ``jacobi``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mode: Mode = Field(
         "jacobi",

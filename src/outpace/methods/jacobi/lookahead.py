@@ -22,13 +22,14 @@ from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.validation import StrictModel
 from outpace.drafting.best_first import BestFirst, CandidateState, Grown, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -255,10 +256,8 @@ def _gained(grown: Grown, committed: Seq[int]) -> int:
     return gained
 
 
-class LookaheadSettings(BaseModel):
+class LookaheadSettings(StrictModel):
     """Settings of ``lookahead``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     window: int = Field(2, ge=1, le=64, description="columns of the window (W)")
     ngram: int = Field(3, ge=2, le=16, description="tokens of an n-gram (N); the window has N - 1 levels")

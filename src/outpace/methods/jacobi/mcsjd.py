@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.couplings import gumbel_redraw, maximal_redraw
@@ -34,6 +34,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
 from outpace.core.tree import QRow
+from outpace.core.validation import StrictModel
 from outpace.drafting.jacobi_window import (
     OLDEST,
     FirstGuesses,
@@ -89,10 +90,8 @@ class CoupledJacobi(Iterated):
         return redraw(p, slot.q.dense(len(p)), slot.token, chance)
 
 
-class CoupledSettings(BaseModel):
+class CoupledSettings(StrictModel):
     """Settings of ``mcsjd``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     window: int = Field(3, ge=0, le=512, description="draft tokens a round")
     coupling: Coupling = Field(

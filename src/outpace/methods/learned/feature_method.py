@@ -7,12 +7,13 @@ from operator import mul
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
+from outpace.core.validation import StrictModel
 from outpace.drafting.dynamic_tree import DynamicTree, SampledTree, by_confidence, by_rank
 from outpace.drafting.sampled_trees import WithoutReplacement
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder
@@ -25,10 +26,8 @@ MOST = 24
 Mode = Literal["tree", "sampled", "chain"]
 
 
-class FeatureSettings(BaseModel):
+class FeatureSettings(StrictModel):
     """Settings of ``eagle``, ``eagle2`` and ``eagle3``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mode: Mode = Field(
         "tree",

@@ -16,10 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
+from outpace.core.validation import StrictModel
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -122,10 +123,8 @@ class Cacheback(BestFirst[CachebackState]):
         return (CacheUse("leaders", len(table), table.bound, table.evicted),)
 
 
-class CachebackSettings(BaseModel):
+class CachebackSettings(StrictModel):
     """Settings of ``cacheback``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_nodes: MaxNodes = None
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from outpace.core.validation import StrictModel
 from outpace.drafting.alignment import Alignment
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.copying import CopyDrafter, CopyState, Match, NumDraftTokens, length_controller, separated
@@ -68,10 +69,8 @@ class PromptLookup(CopyDrafter[LookupState]):
         return None if found is None else Match(index.text, *found, periodic=self.own_text)
 
 
-class LookupSettings(BaseModel):
+class LookupSettings(StrictModel):
     """Settings of ``pld`` and ``llma``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: NumDraftTokens = None
     min_ngram: int = Field(1, ge=1, le=64, description="shortest suffix that is looked up")

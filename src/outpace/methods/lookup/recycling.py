@@ -16,12 +16,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.tree import ROOT
+from outpace.core.validation import StrictModel
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -118,10 +119,8 @@ class Recycling(BestFirst[RecyclingState]):
         return (CacheUse("successors", len(rows), rows.bound, rows.evicted),)
 
 
-class RecyclingSettings(BaseModel):
+class RecyclingSettings(StrictModel):
     """Settings of ``recycling``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_nodes: MaxNodes = None
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")

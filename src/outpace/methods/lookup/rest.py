@@ -15,8 +15,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from outpace.core.validation import StrictModel
 from outpace.datastore.store import Datastore
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
@@ -101,10 +102,8 @@ class Rest(BestFirst[CandidateState]):
             yield Successor(token, kinds[token], Place(tuple(levels), depth + 1))
 
 
-class RestSettings(BaseModel):
+class RestSettings(StrictModel):
     """Settings of ``rest``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_nodes: MaxNodes = None
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path")

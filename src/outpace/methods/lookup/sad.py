@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from outpace.core.validation import StrictModel
 from outpace.drafting.alignment import Alignment
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.copying import CopyDrafter, CopyKind, CopyState, Match, NumDraftTokens, length_controller
@@ -62,10 +63,8 @@ class AlignedCopy(CopyDrafter[AlignedState]):
         return None if place is None else Match(alignment.text, place, 0, periodic=False, origin=GUESSED)
 
 
-class SadSettings(BaseModel):
+class SadSettings(StrictModel):
     """Settings of ``sad``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: NumDraftTokens = None
     min_match: int = Field(1, ge=1, le=64, description="tokens that must match to resume copying after an edit")

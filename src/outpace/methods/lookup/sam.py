@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from outpace.core.validation import StrictModel
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.copying import CopyDrafter, CopyState, Match, NumDraftTokens, length_controller, separated
 from outpace.drafting.ngram_index import Prefer
@@ -83,10 +84,8 @@ class SuffixLookup(CopyDrafter[SuffixState]):
         return int(self.base + self.slope * match.length)
 
 
-class SamSettings(BaseModel):
+class SamSettings(StrictModel):
     """Settings of ``sam``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: NumDraftTokens = None
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")

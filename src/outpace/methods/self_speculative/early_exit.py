@@ -20,13 +20,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import NOMINAL
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
@@ -159,10 +160,8 @@ class EarlyExit(SelfDraft[EarlyExitState]):
                 confidence.add(float(confidences[index]), self.memory)
 
 
-class EarlyExitSettings(BaseModel):
+class EarlyExitSettings(StrictModel):
     """Settings of ``del``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     exits: tuple[int, ...] | None = Field(

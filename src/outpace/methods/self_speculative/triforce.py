@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
@@ -28,6 +28,7 @@ from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, ROOT, QRow, TokenTree
+from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks
@@ -180,10 +181,8 @@ class TriForce(Drafter[TriForceState]):
                 draft.judge(parts[id(draft)])
 
 
-class TriForceSettings(BaseModel):
+class TriForceSettings(StrictModel):
     """Settings of ``triforce``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int = Field(6, ge=0, le=64, description="tokens that the middle level proposes a round")
     bottom: Literal["auto", "model", "lookup"] = Field(

@@ -5,19 +5,18 @@ The acceptance rule is an exact one; the paper's looser criteria are not used.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.heads.parallel_drafter import HeadsDrafter
 from outpace.methods.learned.bpd.network import Bpd
 from outpace.methods.registry import Context, Parts, register
 
 
-class BpdSettings(BaseModel):
+class BpdSettings(StrictModel):
     """Settings of ``bpd``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int | None = Field(
         None, ge=0, le=16, description="draft tokens a round; by default from measured costs and acceptance"

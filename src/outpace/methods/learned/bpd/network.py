@@ -6,10 +6,11 @@ whatever the number of heads, and it learns the target's distribution and not on
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.core.validation import StrictModel
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig
 from outpace.heads.kinds import kind
@@ -18,10 +19,8 @@ from outpace.heads.parallel_heads import Network, ParallelHeads
 from outpace.targets.base import Target
 
 
-class BpdOptions(BaseModel):
+class BpdOptions(StrictModel):
     """Settings of a ``bpd`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     heads: int = Field(4, ge=1, le=16, description="positions that are predicted at once")
     decay: float = Field(1.0, gt=0.0, le=1.0, description="weight of a position's loss relative to the one before")

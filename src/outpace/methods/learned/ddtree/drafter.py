@@ -7,19 +7,18 @@ prefixes of such drafts, found best first (:mod:`outpace.drafting.marginals`, wh
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.methods.learned.dflash.drafter import DFlashDrafter, head_of
 from outpace.methods.registry import Context, Parts, register
 
 
-class DDTreeSettings(BaseModel):
+class DDTreeSettings(StrictModel):
     """Settings of ``ddtree``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"

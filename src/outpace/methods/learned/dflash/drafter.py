@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
@@ -172,10 +173,8 @@ def head_of(context: Context) -> DFlash:
     return head
 
 
-class DFlashSettings(BaseModel):
+class DFlashSettings(StrictModel):
     """Settings of ``dflash``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_draft_tokens: int | None = Field(
         None, ge=0, le=63, description="draft tokens a round; by default from measured costs and acceptance"

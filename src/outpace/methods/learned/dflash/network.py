@@ -22,9 +22,10 @@ import math
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -37,10 +38,8 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
-class DFlashOptions(BaseModel):
+class DFlashOptions(StrictModel):
     """Settings of a ``dflash`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     block: int = Field(8, ge=2, le=64, description="rows of a block: the last committed token, and the drafted ones")
     layers: int = Field(2, ge=1, le=16, description="decoder layers")

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
+from outpace.core.validation import StrictModel
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import DynamicTree, DynamicTreeBuilder, by_confidence
 from outpace.drafting.model_drafter import DraftModel, ModelDraftState
@@ -91,10 +92,8 @@ class DistillDrafter(DraftModel):
         return builder
 
 
-class DistillSettings(BaseModel):
+class DistillSettings(StrictModel):
     """Settings of ``distill``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     draft: Literal["likeliest", "sampled", "sampled-tree"] = Field(
         "likeliest", description="the likeliest paths, a sampled chain, or a tree drawn without replacement"

@@ -15,9 +15,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -31,10 +32,8 @@ KeysValues = list[tuple[Tensor, Tensor]]
 """Of every layer: keys and values, (B, kv_heads, T, head_size) each."""
 
 
-class DraftLmOptions(BaseModel):
+class DraftLmOptions(StrictModel):
     """Settings of a ``draft-lm`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(3, ge=1, le=32, description="how many layers it has; they share one MLP's width")
     divergence: Literal["fkl", "rkl", "jsd", "tvd"] = Field("fkl", description="the divergence that is minimised")

@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -26,10 +27,8 @@ from outpace.heads.losses import soft_cross_entropy
 from outpace.heads.unrolled import gathered, spread, unrolled
 
 
-class EagleOptions(BaseModel):
+class EagleOptions(StrictModel):
     """Settings of an ``eagle`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     bias: bool = Field(True, description="whether the layer that joins embedding and feature has a bias")
     feature_weight: float = Field(1.0, ge=0.0, description="weight of the features' smooth L1 loss")

@@ -18,9 +18,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised, shifted
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -31,10 +32,8 @@ from outpace.heads.unrolled import Pair, gathered, spread, unrolled
 from outpace.targets.base import Target
 
 
-class Eagle3Options(BaseModel):
+class Eagle3Options(StrictModel):
     """Settings of an ``eagle3`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     steps: int = Field(4, ge=1, le=16, description="how far training unrolls the drafter over its own outputs")
     decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step's loss relative to the one before")

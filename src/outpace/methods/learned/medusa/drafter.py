@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.heads.parallel_drafter import HeadsDrafter
 from outpace.methods.learned.medusa.network import Medusa
 from outpace.methods.registry import Context, Parts, register
 
 
-class MedusaSettings(BaseModel):
+class MedusaSettings(StrictModel):
     """Settings of ``medusa``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"

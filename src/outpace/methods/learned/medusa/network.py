@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.core.validation import StrictModel
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig
 from outpace.heads.kinds import kind
@@ -25,10 +26,8 @@ from outpace.heads.parallel_heads import Network, ParallelHeads
 from outpace.targets.base import Target
 
 
-class MedusaOptions(BaseModel):
+class MedusaOptions(StrictModel):
     """Settings of a ``medusa`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     heads: int = Field(4, ge=1, le=16, description="heads, one for each position to come")
     layers: int = Field(1, ge=1, le=8, description="residual blocks of each head")

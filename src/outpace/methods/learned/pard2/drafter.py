@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
@@ -193,10 +194,8 @@ class Pard2Drafter(FromMarginals[Pard2State]):
         self._runner.close(state.kv)
 
 
-class Pard2Settings(BaseModel):
+class Pard2Settings(StrictModel):
     """Settings of ``pard2``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each position that are candidates; 1: a chain")
     max_nodes: int | None = Field(

@@ -24,9 +24,10 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
@@ -40,10 +41,8 @@ FLOOR = 0.1
 """At least this share of the anchors has each mask."""
 
 
-class Pard2Options(BaseModel):
+class Pard2Options(StrictModel):
     """Settings of a ``pard2`` head."""
-
-    model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(2, ge=1, le=32, description="how many layers it has; they share one MLP's width")
     ahead: int = Field(8, ge=1, le=32, description="tokens that one forward predicts")
