@@ -152,8 +152,3 @@ class TreeDistribution:
         best = row.topk(min(top, len(row))) if top else None
         pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return float(row[token]), pairs
-
-    def margin(self, node: int) -> float:
-        """Largest processed logit after ``node`` minus the second largest; 0 for a tie."""
-        top = self.processed([node])[0].topk(2).values
-        return float(top[0] - top[1])

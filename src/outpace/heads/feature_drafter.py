@@ -28,11 +28,12 @@ from outpace.drafting.namespaces import Namespaces
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_roots, make_rows
 from outpace.heads.feature_net import Net
 from outpace.heads.head_runner import Rows
-from outpace.heads.level_cost import LevelCost
-from outpace.targets.base import Sequence
+from outpace.targets.base import Sequence, Target
 
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
+LEVEL_COST = 0.05
+"""The cost of a level for a sampled request, in autoregressive steps."""
 
 
 class CandidateTree(Protocol):
@@ -183,3 +184,23 @@ class FeatureDrafter(Drafter[FeatureState]):
 
 
 __all__ = ["CandidateTree", "FeatureDrafter", "FeatureState"]
+
+
+class LevelCost:
+    """Costs in autoregressive steps of ``target``: measured for greedy requests, nominal for sampled ones, whose
+    answers must not depend on the clock."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._seconds = 0.0
+
+    def measured(self, seconds: float) -> None:
+        """One level took so long."""
+        # Some levels are interrupted: what is usual counts, not the mean.
+        self._seconds = seconds if not self._seconds else min(1.1 * self._seconds, 0.9 * self._seconds + 0.1 * seconds)
+
+    def of(self, sequence: Sequence, batch: int) -> float:
+        """The cost of a level for one of ``batch`` requests."""
+        if not sequence.params.greedy or not self._seconds:
+            return LEVEL_COST
+        return min(1.0, self._seconds / self._target.costs.seconds(batch))
