@@ -295,6 +295,6 @@ def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch:
     path = tmp_path / "long.txt"
     path.write_text("x" * 1000)
     assert read_texts([path]) == ("x" * 1000,)
-    monkeypatch.setattr("outpace.core.machine.free_memory", lambda: 15_999)
+    monkeypatch.setattr("outpace.cli.session.free_memory", lambda: 15_999)
     with pytest.raises(BadInput, match="more than memory holds"):
         read_texts([path])
