@@ -367,7 +367,7 @@ def sampled(context: Context) -> Drafter[Any]:
 def test_outputs_have_the_target_s_law(learned: Callable[[Context], Drafter[Any]]) -> None:
     def make(context: Context) -> Method:
         drafter = Auto([SuffixLookup(), learned(context)], ["sam", "learned"], context.target)
-        controller = CombinedController([CostModel(context.target.costs, 4), Fixed(2, nodes=3)], united=True)
+        controller = CombinedController([CostModel(context.target.costs, 4), Fixed(2, max_nodes=3)], united=True)
         return Method("auto", drafter, default_rule(drafter.proposal), controller)
 
     certificate = certify_exact("auto", make, FEW)

@@ -107,12 +107,12 @@ def test_the_budget_is_the_largest_and_keeps_those_of_the_parts() -> None:
         def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
             return Budget(3, 5, relative_costs=(1.0, 1.1, 1.2))
 
-    parts = [Fixed(6, width=2, nodes=10), Priced(), Fixed(0)]
+    parts = [Fixed(6, topk=2, max_nodes=10), Priced(), Fixed(0)]
     apart = CombinedController(parts).budget(RequestMetrics(), 1)
-    assert (apart.depth, apart.nodes, apart.width, apart.relative_costs) == (6, 10, 2, (1.0, 1.1, 1.2))
+    assert (apart.depth, apart.max_nodes, apart.topk, apart.relative_costs) == (6, 10, 2, (1.0, 1.1, 1.2))
     assert [part.depth for part in apart.parts] == [6, 3, 0]
     assert [part.depth for part in apart.limited(4).parts] == [4, 3, 0]
-    assert CombinedController(parts, united=True).budget(RequestMetrics(), 1).nodes == 10 + 5
+    assert CombinedController(parts, united=True).budget(RequestMetrics(), 1).max_nodes == 10 + 5
     nested = CombinedController([CombinedController(parts), Fixed(2)]).budget(RequestMetrics(), 1).limited(1)
     assert [part.depth for part in nested.parts[0].parts] == [1, 1, 0], "limits reach the parts of parts"
 

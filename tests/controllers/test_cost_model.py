@@ -74,7 +74,7 @@ def test_a_round_costs_its_rows_in_plain_steps_with_a_margin() -> None:
     costs = Given(lambda rows: 4.0 + 0.5 * rows)
     budget = CostModel(costs, most=6).budget(METRICS, 1)
     plain, *drafting = budget.relative_costs
-    assert (plain, len(drafting), budget.depth, budget.nodes) == (1.0, 6, 6, 6)
+    assert (plain, len(drafting), budget.depth, budget.max_nodes) == (1.0, 6, 6, 6)
     for count, relative_cost in enumerate(drafting, start=1):
         assert relative_cost > costs.seconds(1 + count) / costs.seconds(1), (
             "estimates are not exact: drafting must promise more"
@@ -136,7 +136,7 @@ def markets(draw: st.DrawFn) -> tuple[Budget, list[float]]:
 @given(markets())
 def test_worth_is_the_best_pace_of_all_counts(market: tuple[Budget, list[float]]) -> None:
     budget, path_acceptance_probs = market
-    most = min(budget.nodes, len(budget.relative_costs) - 1, len(path_acceptance_probs))
+    most = min(budget.max_nodes, len(budget.relative_costs) - 1, len(path_acceptance_probs))
     paces = [(1 + sum(path_acceptance_probs[:count])) / budget.relative_costs[count] for count in range(most + 1)]
     found = budget.best_draft_size(iter(path_acceptance_probs))
     assert 0 <= found <= most
@@ -161,6 +161,6 @@ def test_dearer_rows_further_on_make_no_more_of_them_worth_it(market: tuple[Budg
     relative_costs = tuple(
         relative_cost * (2 if count > at else 1) for count, relative_cost in enumerate(budget.relative_costs)
     )
-    assert Budget(16, budget.nodes, relative_costs=relative_costs).best_draft_size(
+    assert Budget(16, budget.max_nodes, relative_costs=relative_costs).best_draft_size(
         path_acceptance_probs
     ) <= budget.best_draft_size(path_acceptance_probs)

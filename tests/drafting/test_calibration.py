@@ -188,12 +188,12 @@ def late_acceptance(generation: Generation) -> float:
     return sum(len(one.committed) for one in rounds) / len(rounds)
 
 
-@pytest.mark.parametrize("controller", [Priced(), Fixed(3, nodes=3)], ids=["priced", "fixed"])
+@pytest.mark.parametrize("controller", [Priced(), Fixed(3, max_nodes=3)], ids=["priced", "fixed"])
 def test_a_wrong_prior_is_unlearned(controller: Controller) -> None:
     assert late_acceptance(decode(Guesses(), controller)) > 2.5
 
 
-@pytest.mark.parametrize("controller", [Priced(), Fixed(3, nodes=3)], ids=["priced", "fixed"])
+@pytest.mark.parametrize("controller", [Priced(), Fixed(3, max_nodes=3)], ids=["priced", "fixed"])
 def test_without_calibration_it_is_not(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calibration, "learn", lambda *_: None)
     assert late_acceptance(decode(Guesses(), controller)) < 2.1

@@ -155,7 +155,7 @@ class TableRows(FromMarginals[MarginalState]):
 @pytest.mark.parametrize("topk, sampled, size", [(1, True, VOCAB), (1, True, 3), (2, False, VOCAB), (1, False, 4)])
 def test_chains_and_trees_are_lossless(topk: int, sampled: bool, size: int, params: SamplingParams) -> None:
     drafter = TableRows(topk, sampled=sampled, size=size)
-    method = Method("table", drafter, default_rule(drafter.proposal), Fixed(2, width=topk, nodes=3))
+    method = Method("table", drafter, default_rule(drafter.proposal), Fixed(2, topk=topk, max_nodes=3))
     assert round_error(method, params, table=random_table(VOCAB, 5), vocab=VOCAB) < 1e-6
 
 

@@ -32,7 +32,7 @@ EXIT = SubGraph(stop=3)
 
 
 def drafting(target: Target, graph: SubGraph = SKIP, length: int = 4, threshold: float = 0.0) -> Method:
-    return Method("toy", LayerSkip(target, graph, threshold, step=0.0), Rejection(), Fixed(length, nodes=length))
+    return Method("toy", LayerSkip(target, graph, threshold, step=0.0), Rejection(), Fixed(length, max_nodes=length))
 
 
 @pytest.fixture(params=TARGETS)
@@ -159,7 +159,7 @@ def test_the_round_takes_the_reusable_forward(graph: SubGraph) -> None:
     for kind in (LayerSkip, Cold):
         target = TARGETS["dense"](spare_model({2}, {2}))
         counted = Counting(target)
-        method = Method("toy", kind(target, graph, 0.0, step=0.0), Rejection(), Fixed(4, nodes=4))
+        method = Method("toy", kind(target, graph, 0.0, step=0.0), Rejection(), Fixed(4, max_nodes=4))
         said[kind] = texts(decode(target, method, PROMPTS))
         spent[kind] = counted.layer_rows
     assert said[LayerSkip] == said[Cold] == texts(decode(target, plain(), PROMPTS))
@@ -262,7 +262,7 @@ def test_the_threshold_adapts_to_what_is_accepted() -> None:
     for step in (0.0, 0.5):
         target = TARGETS["dense"](spare_model())
         drafter = LayerSkip(target, SubGraph(stop=1), 0.2, step=step)
-        method = Method("toy", drafter, Rejection(), Fixed(4, nodes=4))
+        method = Method("toy", drafter, Rejection(), Fixed(4, max_nodes=4))
         drafted[step] = sum(one.metrics.drafted for one in decode(target, method, PROMPTS, 60))
     assert drafted[0.5] < 0.7 * drafted[0.0]
 

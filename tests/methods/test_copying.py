@@ -266,7 +266,7 @@ def test_nothing_is_drafted_beyond_the_budget() -> None:
         return len(drafter.propose(drafter.begin(sequence([1, 1, 1])), budget))
 
     for drafter in (PromptLookup(1, 3), SuffixLookup(base=50)):
-        for budget, count in ((Budget(0), 0), (Budget(9, nodes=4), 4), (Budget(3), 3)):
+        for budget, count in ((Budget(0), 0), (Budget(9, max_nodes=4), 4), (Budget(3), 3)):
             assert drafted(drafter, budget) == count
 
 

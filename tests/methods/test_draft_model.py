@@ -381,7 +381,7 @@ def test_the_drafts_next_scores_equal_a_fresh_prefill(tree: bool) -> None:
     """After rounds of partial acceptance the draft model proposes what one that starts afresh would."""
     target, draft = HFTarget(tiny_model("llama", seed=1)), HFTarget(tiny_model("llama", seed=2))
     drafter = top_k_tree(draft) if tree else DraftModel(draft)
-    method = Method("draft-model", drafter, RecursiveRejection(), Fixed(3, width=2, nodes=6))
+    method = Method("draft-model", drafter, RecursiveRejection(), Fixed(3, topk=2, max_nodes=6))
     decoder = Decoder(target)
     for seed in range(2):
         params = SamplingParams(temperature=1.0, seed=seed)

@@ -176,7 +176,7 @@ def test_the_window_is_cut_where_guesses_stop_paying() -> None:
     dear = Budget(6, relative_costs=(1.0, 1.001, *(5.0 + n for n in range(6))))
     assert len(drafter.propose(state, dear)) == 1
     assert len(drafter.propose(state, Budget(6))) == 6
-    assert len(drafter.propose(state, Budget(6, nodes=2))) == 2
+    assert len(drafter.propose(state, Budget(6, max_nodes=2))) == 2
     assert len(drafter.propose(state, Budget(0))) == 0
 
 

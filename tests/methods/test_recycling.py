@@ -43,7 +43,7 @@ def table_of(next_token: dict[tuple[int, ...], int], vocab: int) -> Table:
 
 def run(target: TableTarget, drafter: Recycling, prompt: tuple[int, ...], n: int, namespace: str = "") -> Generation:
     decoder = Decoder(target)
-    method = Method("recycling", drafter, RecursiveRejection(), Fixed(6, nodes=12))
+    method = Method("recycling", drafter, RecursiveRejection(), Fixed(6, max_nodes=12))
     generation = decoder.submit(Request(prompt, method, max_new_tokens=n, namespace=namespace, trace=True))
     decoder.run()
     return generation

@@ -40,7 +40,7 @@ def commit(state: CandidateState, *tokens: int) -> Verdict:
 
 
 def draft(drafter: Rest, tokens: Seq[int], budget: Budget | None = None) -> TokenTree:
-    return drafter.propose(begun(drafter, tokens), budget or Budget(8, nodes=64))
+    return drafter.propose(begun(drafter, tokens), budget or Budget(8, max_nodes=64))
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -54,7 +54,7 @@ def continuations(documents: Seq[Seq[int]], tail: Seq[int]) -> list[list[int]]:
 
 @given(DOCUMENTS, TEXT)
 def test_every_path_followed_the_match_or_half_of_it(documents: list[list[int]], text: list[int]) -> None:
-    tree = draft(Rest(Datastore.of(documents), depth=3), text, Budget(3, nodes=500))
+    tree = draft(Rest(Datastore.of(documents), depth=3), text, Budget(3, max_nodes=500))
     longest = max((n for n in range(1, len(text) + 1) if continuations(documents, text[len(text) - n :])), default=0)
     lengths = {longest, longest // 2, longest // 4} - {0}
     rows = [row for n in lengths for row in continuations(documents, text[len(text) - n :])]
@@ -75,8 +75,8 @@ def test_frequent_branches_come_first() -> None:
     assert order[0] == (7,) and order.index((7, 8)) < order.index((7, 9))
     assert whole.path_acceptance_probs == sorted(whole.path_acceptance_probs, reverse=True)
     for nodes in range(len(whole)):
-        assert draft(rest, [1, 2], Budget(8, nodes=nodes)).tokens == whole.tokens[:nodes]
-    assert paths(draft(rest, [1, 2], Budget(1, nodes=64))) == {(7,), (5,)}
+        assert draft(rest, [1, 2], Budget(8, max_nodes=nodes)).tokens == whole.tokens[:nodes]
+    assert paths(draft(rest, [1, 2], Budget(1, max_nodes=64))) == {(7,), (5,)}
 
 
 def test_the_longest_match_decides_and_shorter_ones_add() -> None:

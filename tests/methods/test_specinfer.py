@@ -94,7 +94,7 @@ def test_shared_streams_would_be_caught() -> None:
     def make(context: Context) -> Method:
         method = registry.build("specinfer", context, {"branching": (1, 1)}, "recursive-rejection")
         drafts = [context.draft(), context.draft()]
-        return Method("planted", OneStream(drafts, (1, 1), sampled=True), method.rule, Fixed(2, nodes=8))
+        return Method("planted", OneStream(drafts, (1, 1), sampled=True), method.rule, Fixed(2, max_nodes=8))
 
     assert certify_exact("planted", make, FEW[:1]).lossless is False
 

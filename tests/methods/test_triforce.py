@@ -210,7 +210,7 @@ def test_no_more_is_proposed_than_was_fixed_before() -> None:
     state = begun(drafter, target, sequence)
     for depth in range(6):
         assert len(drafter.propose_batch([state], [Budget(depth)])[0]) == depth
-    assert len(drafter.propose_batch([state], [Budget(5, nodes=2)])[0]) == 2
+    assert len(drafter.propose_batch([state], [Budget(5, max_nodes=2)])[0]) == 2
 
 
 def test_short_contexts_are_drafted_for_directly() -> None:

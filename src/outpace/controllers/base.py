@@ -14,15 +14,15 @@ from outpace.core.metrics import RequestMetrics
 class Budget:
     """How much a drafter may propose for one sequence in one round.
 
-    ``depth``: draft tokens on the longest path; ``nodes``: nodes in the whole tree; ``width``: children per node;
+    ``depth``: draft tokens on the longest path; ``max_nodes``: nodes in the whole tree; ``topk``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
     ``relative_costs[n]``: what the round costs with n draft tokens, in autoregressive steps; empty where unknown.
     ``parts``: the budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
     depth: int
-    nodes: int = 64
-    width: int = 1
+    max_nodes: int = 64
+    topk: int = 1
     confidence: float = 0.0
     relative_costs: tuple[float, ...] = ()
     parts: tuple[Budget, ...] = ()
@@ -43,8 +43,8 @@ class Budget:
         dropped for its probability.
         """
         if not self.relative_costs:
-            return min(self.nodes, len(list(path_acceptance_probs)))
-        most = min(self.nodes, len(self.relative_costs) - 1)
+            return min(self.max_nodes, len(list(path_acceptance_probs)))
+        most = min(self.max_nodes, len(self.relative_costs) - 1)
         best, best_rate, expected = 0, 1.0 / self.relative_costs[0], 1.0
         for count, path_acceptance_prob in enumerate(islice(path_acceptance_probs, most), start=1):
             expected += path_acceptance_prob

@@ -22,11 +22,11 @@ class CombinedController(Controller):
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         parts = tuple(part.budget(metrics, batch, sampled) for part in self.parts)
-        nodes = [part.nodes for part in parts if part.depth > 0] or [0]
+        nodes = [part.max_nodes for part in parts if part.depth > 0] or [0]
         return Budget(
             depth=max(part.depth for part in parts),
-            nodes=sum(nodes) if self.united else max(nodes),
-            width=max(part.width for part in parts),
+            max_nodes=sum(nodes) if self.united else max(nodes),
+            topk=max(part.topk for part in parts),
             relative_costs=max((part.relative_costs for part in parts), key=len),
             parts=parts,
         )

@@ -109,7 +109,7 @@ MaxNodes = Annotated[
 
 def tree_controller(target: Target, depth: int, max_nodes: int | None) -> Controller:
     """A fixed number of draft tokens on paths of ``depth``, or, for None, as many as the measured costs justify."""
-    return CostModel(target.costs) if max_nodes is None else Fixed(depth, nodes=max_nodes)
+    return CostModel(target.costs) if max_nodes is None else Fixed(depth, max_nodes=max_nodes)
 
 
 S = TypeVar("S", bound=CandidateState)
@@ -131,13 +131,13 @@ class BestFirst(Drafter[S], ABC):
     def propose(self, state: S, budget: Budget) -> TokenTree:
         place, rate = self.root(state), state.calibration.rate
         state.grown = None
-        if place is None or budget.depth <= 0 or budget.nodes <= 0:
+        if place is None or budget.depth <= 0 or budget.max_nodes <= 0:
             return TokenTree()
 
         def rated(place: Any) -> Rated:
             return [(rate(one.kind), one) for one in self.successors(state, place)]
 
-        return state.draft(grow(place, rated, budget.depth, budget.nodes, FLOOR), budget)
+        return state.draft(grow(place, rated, budget.depth, budget.max_nodes, FLOOR), budget)
 
     def observe(self, state: S, verdict: Verdict) -> None:
         state.learn(verdict)

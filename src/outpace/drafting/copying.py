@@ -55,7 +55,7 @@ NumDraftTokens = Annotated[
 
 def length_controller(target: Target, num_draft_tokens: int | None) -> Controller:
     """A fixed number of draft tokens, or, for None, as many as the measured costs justify."""
-    return CostModel(target.costs) if num_draft_tokens is None else Fixed(num_draft_tokens, nodes=num_draft_tokens)
+    return CostModel(target.costs) if num_draft_tokens is None else Fixed(num_draft_tokens, max_nodes=num_draft_tokens)
 
 
 INDEX_BYTES_PER_TOKEN = 600
@@ -121,7 +121,7 @@ class CopyDrafter(Drafter[S], ABC):
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
         state.copied = []
-        depth = min(budget.depth, budget.nodes)
+        depth = min(budget.depth, budget.max_nodes)
         if depth <= 0 or (match := self.match(state)) is None:
             return TokenTree()
         count = depth if budget.relative_costs else min(depth, self.most(match))

@@ -71,7 +71,7 @@ class DynamicTree:
     the logits. ``level``: cost of running another level, in autoregressive steps.
 
     With ``budget.relative_costs`` a node is expanded where its expected children are worth their rows; without, the
-    best ``budget.nodes`` candidates are drafted. A path is never likelier than its beginning, so that the best
+    best ``budget.max_nodes`` candidates are drafted. A path is never likelier than its beginning, so that the best
     candidates are a tree, and what is outside of them now stays outside.
     """
 
@@ -116,7 +116,7 @@ class DynamicTree:
 
     def _best(self, logits: Tensor) -> Iterable[tuple[list[float], list[int], float]]:
         """The likeliest columns of each row with their logits, and the log of what normalises them."""
-        topk = self._budget.width
+        topk = self._budget.topk
         if not self._confident and self._budget.confidence <= 0.0:
             return ((*best, 0.0) for best in top(logits, topk))
         return top_and_totals(logits, topk, self._inverse_temperature)
@@ -156,7 +156,7 @@ class DynamicTree:
     def _next(self) -> list[int]:
         """The candidates to expand, likeliest first, at most ``expand``; empty where no further level is worth it."""
         order = self._order()
-        found = [node for node in order[: self._budget.nodes] if node in self._open][: self._expand]
+        found = [node for node in order[: self._budget.max_nodes] if node in self._open][: self._expand]
         if self._budget.relative_costs:
             found = self._worthwhile(found, order)
         self._open.difference_update(found)
@@ -218,7 +218,7 @@ class DynamicTreeBuilder(TreeBuilder):
     ) -> None:
         super().__init__(sequence, budget, chance)
         whole = range(sequence.sampler.vocab_size)
-        self._candidates = candidates or DynamicTree(budget, None, whole, expand=budget.nodes)
+        self._candidates = candidates or DynamicTree(budget, None, whole, expand=budget.max_nodes)
         self._asked = [ROOT]
         """The nodes of ``_drafted`` that ran last."""
 

@@ -131,7 +131,7 @@ class Iterated(Drafter[WindowState], ABC):
 
     def propose(self, state: WindowState, budget: Budget) -> TokenTree:
         state.drafted = True
-        size = min(budget.depth, budget.nodes, self.size(state.sequence))
+        size = min(budget.depth, budget.max_nodes, self.size(state.sequence))
         if size <= 0:
             return TokenTree()
         self._begin_afresh(state, size)

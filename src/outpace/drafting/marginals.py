@@ -101,7 +101,7 @@ def likeliest_prefixes(
 
     A candidate's kind is (depth, rank, whether its path has left the likeliest tokens before it, certainty), and
     ``rate`` gives the acceptance rate of a kind; a path's acceptance probability is their product. At most
-    ``budget.nodes`` prefixes of ``budget.depth`` tokens, ``budget.width`` siblings each; what is less likely than
+    ``budget.max_nodes`` prefixes of ``budget.depth`` tokens, ``budget.topk`` siblings each; what is less likely than
     ``floor`` is left out.
     """
 
@@ -114,9 +114,9 @@ def likeliest_prefixes(
         for rank, (token, log) in enumerate(zip(*levels[depth], strict=True)):
             kind = (depth, rank, strayed, certainty(log))
             found.append((rate(kind), Successor(token, kind, (depth + 1, strayed or rank > 0))))
-        return sorted(found, key=lambda pair: -pair[0])[: budget.width]
+        return sorted(found, key=lambda pair: -pair[0])[: budget.topk]
 
-    return grow((0, False), rated, budget.depth, budget.nodes, floor)
+    return grow((0, False), rated, budget.depth, budget.max_nodes, floor)
 
 
 def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, chance: Chance) -> TokenTree:
@@ -188,7 +188,7 @@ class FromMarginals(Drafter[S], ABC):
         wanted = []
         for index, (state, budget) in enumerate(zip(states, budgets, strict=True)):
             state.grown = None
-            if budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
+            if budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
                 wanted.append(index)
         if wanted:
             found = self.rows([states[index] for index in wanted], [budgets[index].depth for index in wanted])
@@ -209,7 +209,7 @@ class FromMarginals(Drafter[S], ABC):
     def _drawn(self, state: S, budget: Budget, logits: Tensor, levels: list[Level]) -> TokenTree:
         """A chain of draws. Its length follows from the rows alone, which do not depend on what will be drawn."""
         kinds: list[Kind] = [(depth, -1, False, certainty(level.logs[0])) for depth, level in enumerate(levels)]
-        rates = [state.calibration.rate(kind) for kind in kinds[: budget.nodes]]
+        rates = [state.calibration.rate(kind) for kind in kinds[: budget.max_nodes]]
         length = budget.best_draft_size(list(accumulate(rates, mul)))
         tree = draw_chain(state.sequence, logits, self._ids, length, self.chance(state.sequence))
         state.grown = Grown(tree, kinds[: len(tree)])

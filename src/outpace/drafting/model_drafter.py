@@ -98,7 +98,7 @@ class DraftModel(Drafter[ModelDraftState]):
         for state, whole in zip(states, budgets, strict=True):
             state.builder = state.run = None
             budget = whole.limited(self.draft.context_length - len(state.sequence.tokens))
-            if budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
+            if budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
                 state.builder = self.start(state, budget)
                 drafting.append(state)
                 builders.append(state.builder)

@@ -56,7 +56,9 @@ class SampledTreeBuilder(TreeBuilder):
                 continue
             p = distribution.p(node)
             # Counted in draws: with replacement the number of nodes would depend on the draws' luck.
-            if len(self._tree.draws) + width > self.budget.nodes or not self.budget.wants(self._depth, float(p.max())):
+            if len(self._tree.draws) + width > self.budget.max_nodes or not self.budget.wants(
+                self._depth, float(p.max())
+            ):
                 continue
             for child in self._draw(at, p, width):
                 born.setdefault(child, node)
@@ -127,7 +129,7 @@ class StochasticBeam(SampledTreeBuilder):
         if self.sequence.params.greedy:
             return super()._level(distribution)
         beam = self.branching[0]
-        if len(self._tree.draws) + beam > self.budget.nodes:
+        if len(self._tree.draws) + beam > self.budget.max_nodes:
             return []
         rows, logs, values = [], [], []
         alive = [(node, at) for node, at in self._frontier if not distribution.dead_end(node)]

@@ -111,7 +111,7 @@ class SelfDraft(Drafter[S]):
             state.last = None
             graph, budget = self.plan(state, whole)
             builders.append(None)
-            if budget.depth > 0 and budget.nodes > 0:
+            if budget.depth > 0 and budget.max_nodes > 0:
                 builder = builders[-1] = ConfidentChainBuilder(state.sequence, budget, self.chance(state.sequence))
                 key = graph.start, graph.stop, graph.skip_attention, graph.skip_mlp
                 groups.setdefault(key, (graph, []))[1].append((state, builder))

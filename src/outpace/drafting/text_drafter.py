@@ -81,7 +81,7 @@ class TextDrafter(Drafter[TextDraftState]):
         for state, budget in zip(states, budgets, strict=True):
             state.builder = state.run = None
             self._read(state)
-            if min(budget.depth, budget.nodes) > 0 and state.reading.ids:
+            if min(budget.depth, budget.max_nodes) > 0 and state.reading.ids:
                 sequence = state.follower.place(state.reading.ids, self.steps)
                 state.builder = TextBuilder(sequence, Budget(self.steps, confidence=budget.confidence), self._theirs)
                 drafting.append(state)
@@ -93,7 +93,9 @@ class TextDrafter(Drafter[TextDraftState]):
             assert scores is not None
             state.run = DraftRun(scores, index)
         return [
-            TokenTree() if state.builder is None else self._tree(state, state.builder, min(budget.depth, budget.nodes))
+            TokenTree()
+            if state.builder is None
+            else self._tree(state, state.builder, min(budget.depth, budget.max_nodes))
             for state, budget in zip(states, budgets, strict=True)
         ]
 

@@ -83,7 +83,7 @@ class ChainBuilder(TreeBuilder):
     """A chain: the argmax at temperature 0, else sampled from the processed distribution, which is its q row."""
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
-        super().__init__(sequence, budget.limited(budget.nodes), chance)
+        super().__init__(sequence, budget.limited(budget.max_nodes), chance)
         self._chain = TokenTree()
 
     def grow(self, logits: Tensor) -> bool:

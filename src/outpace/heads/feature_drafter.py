@@ -128,7 +128,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         ready = []
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
-            if state.complete and budget.depth > 0 and budget.nodes > 0 and budget.width > 0:
+            if state.complete and budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
                 ready.append((state, budget))
         self._catch_up([state for state, _ in ready])
         drafts = []

@@ -165,7 +165,7 @@ class Nested(Drafter[NestedState]):
             self.end(state)  # the context was full, or a grammar a dead end
         room = self.model.context_length - len(sequence.tokens)
         # A processor may allow nothing after some tokens: the inner round that meets them fails for what they are.
-        if budget.depth <= 0 or budget.nodes <= 0 or room <= budget.depth or sequence.params.processors:
+        if budget.depth <= 0 or budget.max_nodes <= 0 or room <= budget.depth or sequence.params.processors:
             return None
         if state.run is None:
             state.run = InnerRun(self._submit(sequence), len(sequence.tokens))
@@ -200,7 +200,7 @@ class Nested(Drafter[NestedState]):
         self.decoder.rewind(moved)
 
     def _handed(self, run: InnerRun, budget: Budget) -> TokenTree:
-        count = min(len(run.rows), budget.depth, budget.nodes)
+        count = min(len(run.rows), budget.depth, budget.max_nodes)
         run.seen = run.base + count
         return TokenTree.chain(run.tokens[run.base : run.seen], run.rows[:count])
 

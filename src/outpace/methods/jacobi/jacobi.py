@@ -100,4 +100,4 @@ def build(context: Context, settings: JacobiSettings) -> Parts:
     first = first_guesses(settings.guess, settings.pad, context.target.vocab_size)
     drafter = Jacobi(settings.mode, settings.window, settings.block, first, restart=settings.restart)
     most = settings.window if settings.mode == "jacobi" else settings.block
-    return Parts(drafter, Fixed(most, nodes=most))
+    return Parts(drafter, Fixed(most, max_nodes=most))

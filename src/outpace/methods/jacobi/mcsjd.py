@@ -116,4 +116,4 @@ def build(context: Context, settings: CoupledSettings) -> Parts:
     """Speculative Jacobi decoding."""
     first = first_guesses(settings.guess, settings.pad, context.target.vocab_size)
     drafter = CoupledJacobi(settings.window, settings.coupling, first, restart=settings.restart)
-    return Parts(drafter, Fixed(settings.window, nodes=settings.window))
+    return Parts(drafter, Fixed(settings.window, max_nodes=settings.window))

@@ -75,4 +75,4 @@ def build(context: Context, settings: LayerSkipSettings) -> Parts:
     """The target under the chosen skips."""
     graph = skips_of(context.target, settings).graph
     drafter = LayerSkip(context.target, graph, settings.confidence, settings.wanted, settings.step)
-    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

@@ -116,7 +116,7 @@ class EarlyExit(SelfDraft[EarlyExitState]):
         return EarlyExitState(sequence, [ExitRecord(layer) for layer in self.aux_hidden_state_layers])
 
     def plan(self, state: EarlyExitState, budget: Budget) -> tuple[SubGraph, Budget]:
-        record, length = self.choice(state.exits, min(budget.depth, budget.nodes))
+        record, length = self.choice(state.exits, min(budget.depth, budget.max_nodes))
         state.idle = 0 if length else state.idle + 1
         chosen = replace(budget, depth=length)
         return SubGraph(stop=record.layer), stopping(chosen, record.threshold) if self.dynamic else chosen
@@ -216,4 +216,4 @@ def build(context: Context, settings: EarlyExitSettings) -> Parts:
         rest=settings.rest,
         dynamic=settings.dynamic,
     )
-    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

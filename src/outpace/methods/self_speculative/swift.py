@@ -142,4 +142,4 @@ class Swift(AdaptiveSelfDraft[SwiftState]):
 )
 def build(context: Context, settings: SwiftSettings) -> Parts:
     """The target under sub-graphs that it finds itself."""
-    return Parts(Swift(context.target, settings), Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))
+    return Parts(Swift(context.target, settings), Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

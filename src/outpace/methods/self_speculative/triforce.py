@@ -145,7 +145,7 @@ class TriForce(Drafter[TriForceState]):
             bottom, inner = (
                 sequence.chance.at(len(sequence.tokens), f"{self.purpose}/{level}") for level in ("bottom", "middle")
             )
-            draft = MiddleDraft(state, min(budget.depth, budget.nodes), bottom, inner)
+            draft = MiddleDraft(state, min(budget.depth, budget.max_nodes), bottom, inner)
             read = self.read(state)
             if read is None:
                 draft.chain, draft.wanted = self.bottom.draft([state.bottom], [()], [draft.wanted], [bottom])[0], 0
@@ -242,4 +242,4 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
         retrieved=settings.retrieved,
         layer=layer,
     )
-    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

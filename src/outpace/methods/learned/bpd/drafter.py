@@ -40,4 +40,4 @@ def build(context: Context, settings: BpdSettings) -> Parts:
     drafter = HeadsDrafter(head, context.target, 1)
     if settings.num_draft_tokens is None:
         return Parts(drafter, CostModel(context.target.costs))
-    return Parts(drafter, Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens))
+    return Parts(drafter, Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

@@ -40,5 +40,5 @@ def build(context: Context, settings: DDTreeSettings) -> Parts:
     drafter = DFlashDrafter(head_of(context), context.target, settings.topk)
     controller: Controller = CostModel(context.target.costs, width=settings.topk)
     if settings.max_nodes is not None:
-        controller = Fixed(drafter.most, width=settings.topk, nodes=settings.max_nodes)
+        controller = Fixed(drafter.most, topk=settings.topk, max_nodes=settings.max_nodes)
     return Parts(drafter, controller)

@@ -197,5 +197,5 @@ def build(context: Context, settings: DFlashSettings) -> Parts:
     drafter = DFlashDrafter(head_of(context), context.target, sampled=settings.sampled)
     controller: Controller = CostModel(context.target.costs, drafter.most)
     if settings.num_draft_tokens is not None:
-        controller = Fixed(settings.num_draft_tokens, nodes=settings.num_draft_tokens)
+        controller = Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens)
     return Parts(drafter, controller)

@@ -83,7 +83,7 @@ class DistillDrafter(DraftModel):
             budget,
             state.calibration,
             range(self._head.vocab_size) if processed else self._head.word_list,
-            expand=budget.nodes,
+            expand=budget.max_nodes,
             inverse_temperature=1.0 if params.greedy else 1.0 / params.temperature,
             level=level,
         )

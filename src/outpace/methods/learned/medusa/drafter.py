@@ -50,5 +50,5 @@ def build(context: Context, settings: MedusaSettings) -> Parts:
     drafter = HeadsDrafter(head, context.target, settings.topk, by_rank=settings.tree == "sparse")
     controller: Controller = CostModel(context.target.costs, width=settings.topk)
     if settings.max_nodes is not None:
-        controller = Fixed(drafter.heads, width=settings.topk, nodes=settings.max_nodes)
+        controller = Fixed(drafter.heads, topk=settings.topk, max_nodes=settings.max_nodes)
     return Parts(drafter, controller)
