@@ -1,4 +1,5 @@
-"""Tiny models of every shape that the fast target meets, in every precision, and plain decoding to hold it to."""
+"""Tiny models of every shape that the fast target meets, in every precision, and autoregressive decoding to hold it
+to."""
 
 from __future__ import annotations
 
@@ -174,7 +175,7 @@ def gguf_name(name: str) -> str | None:
     return None if inner is None else f"blk.{index}.{inner}"
 
 
-# --- plain decoding
+# --- autoregressive decoding
 
 
 class Plain:

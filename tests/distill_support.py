@@ -43,7 +43,8 @@ def context(target: Target, head: Head) -> Context:
 
 
 def law_error(kind: str, name: str, settings: dict[str, Any], params: SamplingParams, words: int, rank: int) -> float:
-    """How far one round and what follows it is from plain decoding, over three tokens of which some are words."""
+    """How far one round and what follows it is from autoregressive decoding, over three tokens of which some are
+    words."""
     table = random_table(3, 1, sharpness=1.0)
     target = TableTarget(3, table)
     head = random_head([kind], target, seed=3, vocabulary=words, rank=rank, options={"layers": 1})

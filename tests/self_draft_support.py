@@ -1,4 +1,4 @@
-"""What the tests of self-drafting share: models that can spare some of their sublayers, and plain decoding."""
+"""What the tests of self-drafting share: models that can spare some of their sublayers, and autoregressive decoding."""
 
 from __future__ import annotations
 

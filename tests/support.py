@@ -90,7 +90,8 @@ def reference_probs(logits: Tensor, params: SamplingParams, prompt: Seq[int], ou
 def autoregressive_distribution(
     table: Table, params: SamplingParams, prompt: Seq[int], length: int, start: Path = (), stops: Iterable[int] = ()
 ) -> OutputDistribution:
-    """The law of ``length`` output tokens of plain decoding, given that they begin with ``start``. Stops end early."""
+    """The law of ``length`` output tokens of autoregressive decoding, given that they begin with ``start``. Stops end
+    early."""
     proposal_distribution: OutputDistribution = {start: 1.0}
     stops = set(stops)
     for _ in range(length - len(start)):
@@ -177,9 +178,10 @@ def round_error(
     horizon: int = 3,
     source: Callable[[ChanceSource], ChanceSource] = lambda chance: chance,
 ) -> float:
-    """How far one round, continued by plain decoding to ``horizon`` tokens, is from plain decoding. 0 is lossless.
+    """How far one round, continued by autoregressive decoding to ``horizon`` tokens, is from autoregressive decoding.
+    0 is lossless.
 
-    If it is 0 after every prefix, then by induction the law of whole outputs is plain decoding's.
+    If it is 0 after every prefix, then by induction the law of whole outputs is autoregressive decoding's.
     """
     target = TableTarget(vocab, table)
     continued: OutputDistribution = defaultdict(float)
@@ -197,7 +199,7 @@ def check_consistent(target: TableTarget, generation: Generation) -> None:
 
 
 def greedy_is_plain(name: str, settings: dict[str, Any]) -> None:
-    """A method gives plain decoding's answers on a toy target, and drafts on the way."""
+    """A method gives autoregressive decoding's answers on a toy target, and drafts on the way."""
     target = TableTarget(12, random_table(12, 8))
     context = Context(target, lambda: target)
     plain, drafting = build("none", context), build(name, context, settings)
@@ -361,7 +363,7 @@ def method(
     length: int = 2,
     name: str = "toy",
 ) -> Method:
-    """A Method of a toy drafter; ``None`` is plain decoding."""
+    """A Method of a toy drafter; ``None`` is autoregressive decoding."""
     if grow is None:
         return Method("none", NoDraft(), rule or RecursiveRejection(), Fixed(0))
     return Method(name, Toy(grow, proposal), rule or RecursiveRejection(), controller or Fixed(length))

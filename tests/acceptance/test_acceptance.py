@@ -1,4 +1,4 @@
-"""Losslessness, exactly: the law of what a round commits, and of whole outputs, is that of plain decoding.
+"""Losslessness, exactly: the law of what a round commits, and of whole outputs, is that of autoregressive decoding.
 
 Every branch of chance is enumerated through the real Decoder. The same check must catch rules and drafters with
 the bugs that the field has seen; a check that passes them proves nothing.
@@ -174,7 +174,7 @@ def test_whole_outputs_at_temperature_1(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["chain", "certain tree"])
 def test_longer_outputs_with_a_stop_token(kind: str) -> None:
-    """Stopping cuts accepted paths; what is kept must still have plain decoding's law."""
+    """Stopping cuts accepted paths; what is kept must still have autoregressive decoding's law."""
     grow, proposal = toy_growers(3)[kind]
     table, params, prompt = random_table(3, 23), SamplingParams(1.0, presence_penalty=0.5), (0,)
     request = Request(prompt, method(grow, proposal), params, max_new_tokens=4, stop_ids=frozenset({2}))

@@ -205,7 +205,7 @@ def test_randomness_from_elsewhere_is_noticed() -> None:
 
 
 def test_a_rule_that_cannot_go_on_is_an_error_and_no_bias() -> None:
-    """Answers that broke off are shorter than plain decoding's: that is no law to compare."""
+    """Answers that broke off are shorter than autoregressive decoding's: that is no law to compare."""
 
     class Refuses(Greedy):
         greedy_only = lossless = False
@@ -235,7 +235,9 @@ def test_a_method_that_never_drafts_is_inconclusive() -> None:
     certificate = certify_exact("idle", make, cells("temperature 1"))
     assert certificate.lossless is None
     assert "drafted nothing" in certificate.verdict
-    assert certify("none", cells=2).lossless is True, "plain decoding never drafts and is what it is compared with"
+    assert certify("none", cells=2).lossless is True, (
+        "autoregressive decoding never drafts and is what it is compared with"
+    )
 
 
 def test_the_matrix_and_its_slices() -> None:

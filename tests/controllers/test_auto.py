@@ -114,7 +114,8 @@ class Still(Clock):
 
 
 def of(target: TableTarget, learned: Drafter[Any] | None = None, draft: float = 0.1) -> Method:
-    """``auto`` of the suffix automaton and ``learned``, whose drafts take ``draft`` seconds; a plain step takes one."""
+    """``auto`` of the suffix automaton and ``learned``, whose drafts take ``draft`` seconds; an autoregressive step
+    takes one."""
     parts: list[Drafter[Any]] = [SuffixLookup()] if learned is None else [SuffixLookup(), learned]
     drafter = Auto(parts, ["sam", "learned"][: len(parts)], target)
     drafter.clock = Still(draft)

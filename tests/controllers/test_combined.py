@@ -35,7 +35,7 @@ from outpace.targets.table import TableTarget, random_table
 
 FEW = [
     Setting("temperature 1", 3, 3, (0, 1, 2, 0, 1), "alone", 1),
-    Setting("top-p 0.8", 3, 3, (1, 1, 0), "beside plain decoding", 2),
+    Setting("top-p 0.8", 3, 3, (1, 1, 0), "beside autoregressive decoding", 2),
     Setting("penalties", 3, 2, (0, 1, 2, 0, 1), "alone", 3),
 ]
 """Several rounds each, and few enough outcomes."""

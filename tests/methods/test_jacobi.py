@@ -204,7 +204,7 @@ def test_sampling_is_exact(settings: dict[str, Any]) -> None:
         Setting(sampling, 3, 4, (0, 1, 2, 0, 1), neighbour, 11)
         for sampling, neighbour in (
             ("temperature 1", "alone"),
-            ("top-p 0.8", "beside plain decoding"),
+            ("top-p 0.8", "beside autoregressive decoding"),
             ("penalties", "alone"),
             ("user's processor", "alone"),
         )

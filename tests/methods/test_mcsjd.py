@@ -40,7 +40,8 @@ def coupled(kind: type[CoupledJacobi] = CoupledJacobi, window: int = 2, rule: Ac
 
 
 def error(planted: Method, params: SamplingParams = WARM, length: int = 4, vocab: int = 2) -> float:
-    """How far the law of whole outputs, several rounds each, is from plain decoding's. The worst of two tables."""
+    """How far the law of whole outputs, several rounds each, is from autoregressive decoding's. The worst of two
+    tables."""
     worst = 0.0
     for seed in (5, 6):
         target = TableTarget(vocab, random_table(vocab, seed))
@@ -66,7 +67,7 @@ def error(planted: Method, params: SamplingParams = WARM, length: int = 4, vocab
 def test_whole_outputs_are_exact(settings: dict[str, Any]) -> None:
     cells = [
         Setting("temperature 1", 3, 4, (0, 1, 2, 0, 1), "alone", 21),
-        Setting("temperature 0.6", 3, 3, (1, 1, 0), "beside plain decoding", 22),
+        Setting("temperature 0.6", 3, 3, (1, 1, 0), "beside autoregressive decoding", 22),
         Setting("top-k 2", 4, 4, (0, 1, 2, 0, 1), "alone", 23),
         Setting("top-p 0.8", 3, 4, (1, 1, 0), "alone", 24),
         Setting("penalties", 2, 5, (0, 1, 0), "alone", 25),

@@ -31,7 +31,7 @@ from outpace.targets.table import TableTarget, random_table
 
 CELLS = [
     Setting("top-k 2", 3, 4, (0, 1, 2, 0, 1), "alone", 1),
-    Setting("top-k 2", 3, 3, (1, 1, 0), "beside plain decoding", 2),
+    Setting("top-k 2", 3, 3, (1, 1, 0), "beside autoregressive decoding", 2),
     Setting("user's processor", 3, 3, (0, 1, 2, 0, 1), "alone", 4),
     Setting("penalties", 3, 2, (0, 1, 2, 0, 1), "alone", 3),
 ]

@@ -1,4 +1,5 @@
-"""In every precision a tree scores, bit for bit, as plain decoding along each path, whatever runs beside it."""
+"""In every precision a tree scores, bit for bit, as autoregressive decoding along each path, whatever runs beside
+it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is measured of a head: each of its methods with as many draft tokens as pay, and in shapes of the literature.
+"""What is measured of a head: each of its methods by measured costs, and in shapes of the literature.
 
-Speed-ups are measured with what pays; accepted lengths are compared at fixed shapes, where the machine's costs have no
-say: trees of 60 draft tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
+Speed-ups are measured with draft sizes chosen by costs; accepted lengths are compared at fixed shapes, which do not
+depend on the machine: trees of 60 draft tokens, EAGLE-2's number (Li et al. 2024, arXiv 2406.16858), and chains of six.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FULL = {TREE: ("tree of 60", Fixed(6, 10, 60)), CHAIN: ("chain of 6", Fixed(6, 1
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A drafter to be measured. ``shape``: "tree" or "chain", of what pays; or one of FULL, in every round."""
+    """A drafter to be measured. ``shape``: "tree" or "chain", sized by costs; or one of FULL, in every round."""
 
     drafter: str
     shape: str
@@ -97,13 +97,13 @@ def untrained_subjects(
 
 
 def bigram_subjects(model: Model, table: Bigrams, nodes: int | None = None) -> list[Subject]:
-    """The table as a tree and as a chain: of what pays and in the fixed shapes, or of ``nodes`` draft tokens."""
+    """The table as a tree and as a chain: sized by costs and in the fixed shapes, or of ``nodes`` draft tokens."""
     tree, chain = bigram_method(model.target, table, max_nodes=nodes), bigram_method(model.target, table, 1, nodes)
     return [*Subject("bigram", TREE, tree).shapes(), *Subject("bigram", CHAIN, chain).shapes()]
 
 
 def own_answers(model: Model, prompts: Sequence[Prompt], length: int) -> Bigrams:
-    """A table fitted on plain decoding's answers to the very prompts (first turns): more than a table could know."""
+    """A table fitted on the target's own answers to the very prompts (first turns): more than a table could know."""
     texts = []
     for prompt in prompts:
         tokens = model.tokenizer.chat(prompt.messages)

@@ -76,7 +76,7 @@ SAMPLING: dict[str, SamplingParams] = {
     "greedy, penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
 }
 PROMPTS: tuple[Output, ...] = ((0, 1, 2, 0, 1), (1, 1, 0))
-NEIGHBOURS = ("alone", "beside plain decoding")
+NEIGHBOURS = ("alone", "beside autoregressive decoding")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ BLOCK = 8
 @dataclass(slots=True)
 class Pull:
     """One draft that is waiting for its verdict. ``budget``: what any part might have drafted; ``steps``: how long the
-    draft took, in plain steps of the target; ``keeps_unverified_draws``: whether what is not reached lives on."""
+    draft took, in autoregressive steps of the target; ``keeps_unverified_draws``: whether what is not reached lives
+    on."""
 
     arm: int
     probability: float
