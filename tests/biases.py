@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from test_acceptance import Biased, BlindToPath, NoResidual, Stale, Unnormalised
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
@@ -31,6 +30,7 @@ from outpace.engine.method import Method
 from outpace.methods.registry import Context
 from outpace.targets.base import Sequence, TreeScores
 from outpace.targets.table import TableTarget
+from test_acceptance import Biased, BlindToPath, NoResidual, Stale, Unnormalised
 
 CHAIN = Proposal(sampled=True)
 TREE = Proposal(tree=True, sampled=True)

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_bench_peers import ROW
-from test_cli_bench import strict
-from test_models import tiny_model, tiny_tokenizer
 
 from cli_support import Run, refused
 from outpace.bench.peers import processes as planning
@@ -21,6 +18,9 @@ from outpace.bench.peers.libraries import PEERS, choose
 from outpace.bench.peers.processes import VLLM_PYTHON
 from outpace.bench.peers.round_robin import RoundRobin
 from outpace.prompts.questions import load_prompts
+from test_bench_peers import ROW
+from test_cli_bench import strict
+from test_models import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 

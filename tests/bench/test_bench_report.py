@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_bench_runner import PROMPTS, SHORT, Lossy, make, method
 
 from outpace.bench import bench_report, columns
 from outpace.bench.bench_report import BenchReport, headline
@@ -13,6 +12,7 @@ from outpace.bench.columns import COLUMNS, Column
 from outpace.bench.method_records import Measured
 from outpace.bench.page import render
 from outpace.bench.runner import run
+from test_bench_runner import PROMPTS, SHORT, Lossy, make, method
 
 VOID = {"meta"}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_generate import press
 
 from cli_support import Run
+from test_cli_generate import press
 
 ROW = {
     "method", "lossless", "prompts", "tokens", "seconds", "tokens_per_second", "decode_tokens_per_second", "ttft_ms",

@@ -7,11 +7,11 @@ import re
 import sys
 
 import pytest
-from test_cli_generate import press
 
 from cli_support import Run, refused
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
+from test_cli_generate import press
 
 
 def test_piped_lines_are_turns(cli: Run) -> None:

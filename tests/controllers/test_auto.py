@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_combined import FEW
 
 from outpace.acceptance.default import default_rule
 from outpace.certify.exact import certify_exact, tiny_context
@@ -43,6 +42,7 @@ from outpace.targets.base import Sequence
 from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from support import certain_tree, greedy_is_plain
+from test_combined import FEW
 
 VOCAB = 40
 LENGTH = 120

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_combined import FEW, Witness
 
 from outpace.acceptance.default import default_rule
 from outpace.certify.exact import certify_exact, tiny_context
@@ -22,6 +21,7 @@ from outpace.methods.combination.cascade import Cascade
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.table import TableTarget
+from test_combined import FEW, Witness
 
 
 def drafted(confidence: float, *path_acceptance_probs: float) -> list[int]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_combined import FEW
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import certify_exact, tiny_context
@@ -33,6 +32,7 @@ from outpace.methods.combination.taskspec import TaskSwitch
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget, random_table
+from test_combined import FEW
 
 POLICIES: tuple[Policy, ...] = ("ucb", "thompson", "exp3")
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from test_combined import FEW, Witness
 
 from outpace.certify.exact import certify_exact
 from outpace.controllers.base import Budget
@@ -20,6 +19,7 @@ from outpace.drafting.merged import Merge, cut
 from outpace.methods.registry import build
 from outpace.targets.base import Scores, Sequence, TreeScores
 from outpace.targets.table import TableTarget
+from test_combined import FEW, Witness
 
 
 @st.composite

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_models import tiny_model as loadable_model, tiny_tokenizer
-from test_models_gguf import reference as gguf_reference, write_gguf
 
 import outpace
 from dense_support import config, in_blocks, model_of
@@ -21,6 +19,8 @@ from outpace.targets.dense.architectures import UnsupportedArchitecture, read_de
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import near, opened, random_tokens, random_tree, reference, tiny_model
+from test_models import tiny_model as loadable_model, tiny_tokenizer
+from test_models_gguf import reference as gguf_reference, write_gguf
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 _LLAMA3 = {

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from test_models import tiny_model, tiny_tokenizer
 
 import outpace.prompts.passages as passages
 import outpace.training.candidates as candidates
@@ -28,6 +27,7 @@ from outpace.training.data import Collector, about, layers_of_all_kinds, open_fo
 from outpace.training.data_config import DataConfig
 from outpace.training.dataset import OVERLAP, Dataset, held_out
 from outpace.training.shards import Conversation, Shards
+from test_models import tiny_model, tiny_tokenizer
 
 LAYERS = (1, 4)
 TOY = toy()  # one for all, so that its tables are drawn once

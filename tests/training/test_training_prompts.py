@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
-from test_models import tiny_tokenizer
 
 from cli_support import EOS, WORDS, Letters, toy
 from outpace.core.errors import BadInput, MissingExtra
@@ -19,6 +18,7 @@ from outpace.prompts.sources import FileSource, HubSource, source
 from outpace.training.answers import AnswerSampling
 from outpace.training.dataset import held_out
 from outpace.training.self_written import SelfWritten, Turn, user_turn
+from test_models import tiny_tokenizer
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60)
 WORD = st.text("abcdefgh", min_size=1, max_size=6)
