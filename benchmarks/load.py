@@ -23,7 +23,7 @@ began = time.perf_counter()
 import gguf, safetensors.torch, torch, transformers
 import transformers.integrations.gguf, transformers.modeling_gguf_pytorch_utils
 import transformers.models.auto.tokenization_auto, transformers.models.llama.modeling_llama
-import outpace.targets.hf, outpace.models.gguf_cache, outpace.load as loading
+import outpace.targets.hf, outpace.models.gguf_cache, outpace.loading as loading
 from transformers import AutoModelForCausalLM, AutoTokenizer
 name, dtype, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if threads:
