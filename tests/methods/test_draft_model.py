@@ -123,7 +123,7 @@ def test_a_confidence_threshold_keeps_the_law(confidence: float) -> None:
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_a_top_k_tree_keeps_the_law(name: str, nodes: int) -> None:
-    method = draft_method(other(), tree=True, length=2, width=2, nodes=nodes)
+    method = draft_method(other(), tree=True, length=2, topk=2, max_nodes=nodes)
     assert law_error(method, PARAMS[name]) < 1e-6
 
 
@@ -177,7 +177,7 @@ def test_greedy_decoding_is_plain_decoding_in_a_mixed_batch(seed: int) -> None:
         Method("sam", SuffixLookup(), RecursiveRejection(), Fixed(9)),
         draft_method(draft, length=4),
         draft_method(draft, length=4, confidence=0.5),
-        draft_method(draft, tree=True, length=3, width=3, nodes=8),
+        draft_method(draft, tree=True, length=3, topk=3, max_nodes=8),
     ]
     prompts = [tuple(rng.randrange(7) for _ in range(rng.randrange(1, 30))) for _ in range(12)]
     expected = []
@@ -210,7 +210,7 @@ def check_in_step(running: Seq[Generation]) -> None:
 @pytest.mark.parametrize("tree", [False, True])
 def test_kv_stay_in_step_at_temperature(tree: bool) -> None:
     table = random_table(5, 3)
-    method = draft_method(StrictTable(5, random_table(5, 4)), tree=tree, length=3, width=2 if tree else 1, nodes=6)
+    method = draft_method(StrictTable(5, random_table(5, 4)), tree=tree, length=3, topk=2 if tree else 1, max_nodes=6)
     decoder = Decoder(TableTarget(5, table))
     running = [
         decoder.submit(Request((seed, 1), method, SamplingParams(temperature=1.0, seed=seed), max_new_tokens=40))
