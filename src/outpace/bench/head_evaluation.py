@@ -35,6 +35,7 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
 from outpace.heads.head_folder import open_head
 from outpace.heads.untrained import as_training_begins
+from outpace.methods.registry import find, present_names
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
@@ -86,7 +87,9 @@ def evaluate_head(
     folder, kind = stored.files.path, stored.kind
     wanted = choose_methods(kind, None) if methods is None else methods
     given = methods if isinstance(methods, Mapping) else {}
-    chosen = {name: dict(given.get(one, {})) for one in wanted for name in choose_methods(kind, one)}
+    chosen = {
+        name: present_names(find(name), given.get(one, {})) for one in wanted for name in choose_methods(kind, one)
+    }
     settings = BenchSettings(max_new_tokens=max_new_tokens, params=params or SamplingParams(), command=command)
     questions = load_prompts() if prompts is None else prompts
     loaded = model if isinstance(model, Model) else model()
@@ -100,7 +103,7 @@ def evaluate_head(
         else:
             table, fitted = own_answers(loaded, questions, max_new_tokens), "the answers to these prompts"
         # As many draft tokens as the head has, where its settings say so.
-        nodes = [int(one[key]) for one in chosen.values() for key in ("max_nodes", "nodes") if key in one]
+        nodes = [int(one["max_nodes"]) for one in chosen.values() if "max_nodes" in one]
         subjects += bigram_subjects(loaded, table, *nodes[:1])
     found = evaluate(loaded, subjects, questions, settings, on_progress)
     found["settings"] |= {"methods": list(chosen), "method_settings": plain_figures(chosen), "bigrams_of": fitted}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from outpace.drafting.skip_tuning import Tuning
     from outpace.model import Model
 
-TUNED = ("draft-verify",)
-
 
 @grouped(limit=8)
 def tune(
@@ -36,11 +34,12 @@ def tune(
     seed: opt.Seed = 0,
 ) -> None:
     """Search for the sublayers that a method skips; Ctrl-C keeps what was found, the same command goes on."""
-    from outpace.methods.registry import find
+    from outpace.methods.registry import find, methods
 
-    name = find(method).name
-    if name not in TUNED:
-        raise BadInput(f"method '{name}' is not tuned beforehand; this is for {', '.join(TUNED)}")
+    info = find(method)
+    if "skips" not in info.setting_names():
+        tuned = ", ".join(one.name for one in methods() if "skips" in one.setting_names())
+        raise BadInput(f"method '{info.name}' is not tuned beforehand; this is for {tuned}")
     opt.check_length(max_new_tokens)
     for flag, value in (("trials", trials), ("num-draft-tokens", length)):
         if value < 1:
@@ -63,7 +62,7 @@ def tune(
     if json:
         print_json(found | {"trials": tuning.done, "file": str(output)})
     else:
-        _show(found, tuning.done, output)
+        _show(info.name, found, tuning.done, output)
 
 
 def _tuning(
@@ -95,13 +94,11 @@ def _search(tuning: Tuning, trials: int, output: Path) -> None:
             shown.move(tuning.done, trials, f"best so far {best:.2f}x autoregressive decoding")
 
 
-def _show(found: dict[str, Any], trials: int, output: Path) -> None:
-    from outpace.methods.registry import find
-
+def _show(method: str, found: dict[str, Any], trials: int, output: Path) -> None:
     console = out()
     ratio = found["tokens_per_second"] / found["plain_tokens_per_second"]
     console.print(
-        f"[bold cyan]draft-verify[/]  {ratio:.2f}x the rate of autoregressive decoding expected, after {trials} sets"
+        f"[bold cyan]{method}[/]  {ratio:.2f}x the rate of autoregressive decoding expected, after {trials} sets"
     )
     console.print(f"  attention skipped in layers {found['attention']}, MLP in layers {found['mlp']}", soft_wrap=True)
     console.print(f"  best with {found['length']} draft tokens a round")
@@ -109,6 +106,5 @@ def _show(found: dict[str, Any], trials: int, output: Path) -> None:
         console.print(
             "  [yellow]autoregressive decoding is faster on this model and machine than any set that was tried[/]"
         )
-    setting = find(TUNED[0]).setting_names()["length"]
-    settings = f"--param skips={output} --param {setting}={found['length']}"
-    console.print(f"  [dim]use it: outpace generate ... --method draft-verify {settings}", soft_wrap=True)
+    settings = f"--param skips={output} --param num_draft_tokens={found['length']}"
+    console.print(f"  [dim]use it: outpace generate ... --method {method} {settings}", soft_wrap=True)

@@ -246,19 +246,24 @@ def drafting_with(kind: str) -> list[str]:
     return sorted((info.name for info in methods() if info.head == kind), key=lambda name: name != kind)
 
 
-def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
-    """A method's settings, checked, also under their earlier names. Raises BadInput that names the setting."""
-    known, names = known_fields(info.settings), info.setting_names()
+def present_names(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names that they have now. Raises BadInput for one that the method does not have."""
+    names = info.setting_names()
     for key in settings:  # pydantic ignores unknown ones unless a method's author says otherwise
         if key not in names:
-            raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known})")
+            raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known_fields(info.settings)})")
         if names[key] != key and names[key] in settings:
             raise BadInput(f"method '{info.name}': '{key}' is the earlier name of '{names[key]}'; give one of the two")
+    return {names[key]: value for key, value in settings.items()}
+
+
+def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
+    """A method's settings, checked, also under their earlier names. Raises BadInput that names the setting."""
 
     def refusal(key: str, reason: str) -> BadInput:
-        return BadInput(f"method '{info.name}', setting '{key}': {reason} (settings: {known})")
+        return BadInput(f"method '{info.name}', setting '{key}': {reason} (settings: {known_fields(info.settings)})")
 
-    return validated(info.settings, {names[key]: value for key, value in settings.items()}, refusal)
+    return validated(info.settings, present_names(info, settings), refusal)
 
 
 def build(
