@@ -279,7 +279,7 @@ def test_equal_logits_are_cut_alike_in_any_company() -> None:
 
 @pytest.mark.parametrize("params", [SamplingParams(0.7, top_p=0.9), SamplingParams(0.7, min_p=0.01)])
 def test_a_row_is_processed_to_the_same_bits_in_any_company(params: SamplingParams) -> None:
-    """Over a large vocabulary torch splits a sum among threads where there is one row, and rows where there are several."""
+    """Over a large vocabulary torch splits the sum of one row among threads, but gives of several rows each to one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
