@@ -17,7 +17,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from outpace.cli.bars import advancing
 from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.heads.head_folder import open_head
+from outpace.heads.head_folder import HeadFolder, open_head
 from outpace.heads.shipped import shipped
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find
@@ -69,23 +69,32 @@ def taken(method: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 def subjects_of(
     model: Model, named: Sequence[str], compared: bool, seed: int
-) -> tuple[list[Subject], dict[str, dict[str, Any]]]:
-    """The drafters of all heads, and what each head is by the drafter's name."""
+) -> tuple[list[Subject], dict[str, dict[str, Any]], list[HeadFolder]]:
+    """The drafters of all heads, what each head is by the name that tables show, and the heads' folders."""
     subjects: list[Subject] = []
     facts: dict[str, dict[str, Any]] = {}
+    stored: list[HeadFolder] = []
     for one in named:
         folder, settings = split_settings(one)
-        head = open_head(folder).load(model.target)
+        stored.append(open_head(folder))
+        head = stored[-1].load(model.target)
         methods = choose_methods(head.config.kind, None)
         kinds = {method: taken(method, settings) for method in methods}
-        again = any(one["kind"] == head.config.kind for one in facts.values())
-        label = f"{{}} ({folder.name})" if again else "{}"
+        label = label_of(head.config.kind, folder, facts)
         facts[label.format(head.config.kind)] = head_facts(folder, head) | {"methods": kinds}
-        subjects += head_subjects(model, head, kinds, label)
+        subjects += head_subjects(model, head, kinds, label, stored[-1].identity())
         if compared:
             before = as_training_begins(head, model.target, seed)
             subjects += untrained_subjects(model, before, kinds, f"untrained {label}")
-    return subjects, facts
+    return subjects, facts, stored
+
+
+def label_of(kind: str, folder: Path, taken: Container[str]) -> str:
+    """How tables name the drafters of a head: {} alone for the first of a kind, else with as much of its folder as
+    tells it from the others."""
+    ends = [Path(*folder.parts[-count:]) for count in range(1, len(folder.parts) + 1)]
+    labels = ["{}", *(f"{{}} ({end})" for end in ends), *(f"{{}} ({folder}, {number})" for number in range(2, 100))]
+    return next(label for label in labels if label.format(kind) not in taken)
 
 
 def others(model: Model, names: Sequence[str], heads: Sequence[Path]) -> tuple[list[Subject], dict[str, str]]:
@@ -223,7 +232,7 @@ def measure(options: argparse.Namespace) -> None:
     model = outpace.load(options.model, dtype=options.dtype)
     prompts = load_prompts(options.prompts, options.limit)
     folders = [*options.head, *([str(one.files.path) for one in shipped(model.target)] if options.shipped else ())]
-    subjects, facts = subjects_of(model, folders, not options.no_untrained, options.seed)
+    subjects, facts, stored = subjects_of(model, folders, not options.no_untrained, options.seed)
     compared, left_out = others(model, options.others, [split_settings(one)[0] for one in folders])
     fitted: str | None = None
     if options.data is not None:
@@ -251,9 +260,8 @@ def measure(options: argparse.Namespace) -> None:
         write(results, options.out)
         if not run["complete"]:
             return
-        for fact in facts.values() if options.record else ():
-            settings_of = {**run["settings"], "methods": list(fact["methods"])}
-            keep_with_head(Path(fact["folder"]), {**run, "settings": settings_of})
+        for head in stored if options.record else ():
+            keep_with_head(head, run)
 
 
 def main() -> None:

@@ -319,6 +319,24 @@ def test_the_statistical_level_catches(name: str) -> None:
     assert "rejects" in certificate.verdict
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("top-p in the bonus alone", SamplingParams(1.2, top_p=0.6)),
+        ("temperature missing from p", SamplingParams(0.5)),
+    ],
+)
+def test_biases_of_sampling_parameters_show_where_these_are_certified(name: str, params: SamplingParams) -> None:
+    method = BIASES[name].make(CONTEXT)
+    assert statistical(method).lossless is True, "at temperature 1 nothing is wrong"
+    assert statistical(method, params=params).lossless is False
+    assert statistical(Controls.MAKES["chain"](CONTEXT), params=params).lossless is True
+    sampling = {params.described: params}
+    whole = matrix(sampling=sampling)
+    assert {cell.sampling for cell in whole} == {params.described}
+    assert certify_exact(name, BIASES[name].make, whole, sampling=sampling).lossless is False
+
+
 def test_p_values_of_honest_methods_are_not_absurd() -> None:
     """Contexts vary, so counts vary less than the test supposes: small p-values are rarer than promised, no more."""
     found = [
