@@ -2,10 +2,11 @@
 
     python benchmarks/heads.py questions.jsonl --shipped --head out/medusa --data out/conversations --out out/heads
 
-Every head drafts with all methods of its kind, as trees and as a chain, of what pays and of fixed sizes, beside plain
-decoding, `sam`, `auto`, a bigram table fitted on the conversations in --data, and each head as it was before training.
-All run by turns on every prompt (``outpace bench``'s runner), so that a machine that grows slower favours none. OUT.md
-holds the tables and OUT.json the results; what an interrupt leaves is written too.
+Every head drafts with all methods of its kind, as trees and as a chain, sized by measured costs and of fixed sizes,
+beside autoregressive decoding, `sam`, `auto`, a bigram table fitted on the conversations in --data, and each head as it
+was before training. All run by turns on every prompt (``outpace bench``'s runner), so that a machine that grows slower
+favours none. OUT.md holds the tables and OUT.json the results; what an interrupt leaves is written too. --record keeps
+the figures of each head beside it, in its ``training.json``.
 
 What training cost is read from each head's ``training.json``. A head may be named with settings of its method:
 ``--head out/medusa:max_nodes=8,topk=2``.
@@ -270,7 +271,7 @@ def main() -> None:
     parser.add_argument("--head", action="append", default=[], metavar="FOLDER[:KEY=VALUE,...]")
     parser.add_argument("--shipped", action="store_true", help="the heads that come with the package")
     parser.add_argument("--data", type=Path, help="conversations for the bigram table; default: these very answers")
-    parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: as many as pay")
+    parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: by measured costs")
     parser.add_argument("--record", action="store_true", help="keep the measured figures with the heads")
     parser.add_argument("--others", nargs="*", default=["sam", "auto"], help="methods to compare with")
     parser.add_argument("--no-untrained", action="store_true", help="leave out the heads before training")

@@ -321,10 +321,7 @@ def test_the_statistical_level_catches(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [
-        ("top-p in the bonus alone", SamplingParams(1.2, top_p=0.6)),
-        ("temperature missing from p", SamplingParams(0.5)),
-    ],
+    [("top-p in the bonus alone", SamplingParams(1.2, top_p=0.6)), ("temperature missing from p", SamplingParams(0.5))],
 )
 def test_biases_of_sampling_parameters_show_where_these_are_certified(name: str, params: SamplingParams) -> None:
     method = BIASES[name].make(CONTEXT)
