@@ -18,6 +18,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head
+from outpace.methods.bindings import Bindings, heads
 from outpace.methods.registry import build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -75,7 +76,7 @@ def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
-        context = replace(model.context(name), head=lambda *_: head)
+        context = replace(model.context(), bindings=Bindings(heads({head.config.kind: head})))
         method = build(name, context, settings)
         return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
 

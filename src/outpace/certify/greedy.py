@@ -26,7 +26,7 @@ def certify_greedy(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Certificate:
     """Decode every prompt plainly and with the method. One difference that is no near-tie: not lossless."""
-    plain = build("none", Context(target, lambda: target))
+    plain = build("none", Context(target))
     first: dict[str, Any] | None = None
     checks, ties, drafted = [], 0, 0
     for number, prompt in enumerate(prompts):
