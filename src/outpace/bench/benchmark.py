@@ -15,9 +15,8 @@ from outpace.bench.bench_report import BenchReport
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
-from outpace.methods.bindings import use_notes
 from outpace.methods.named_weights import DraftModels, Heads
-from outpace.methods.registry import build_all
+from outpace.methods.side_by_side import build_all, use_notes
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified

@@ -149,8 +149,7 @@ class Drafting:
 
         Where draft models or heads were named, says what is not drafted with, and what is that was not named.
         """
-        from outpace.methods.bindings import use_notes
-        from outpace.methods.registry import build_all
+        from outpace.methods.side_by_side import build_all, use_notes
 
         model = machine.load()
         context = model.context(**self.load(machine))

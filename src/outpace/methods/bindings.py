@@ -165,18 +165,6 @@ def check_names(flag: str, names: Seq[str]) -> None:
         raise BadInput(f"{flag} names '{twice}' twice; give each a name of its own: {flag} NAME=...")
 
 
-def use_notes(used: Mapping[str, Seq[str]], bindings: Bindings) -> list[str]:
-    """What a caller who named draft models or heads is to know of methods that draft with ``used``.
-
-    Which method drafts with which, where one drafts with what was not named; and what was named in vain.
-    """
-    named = [str(one) for one in bindings.named]
-    taken = {one for mine in used.values() for one in mine}
-    mixed = bool(named) and not taken <= set(named)
-    notes = [f"{label} drafts with {' and '.join(mine)}" for label, mine in used.items() if mine and mixed]
-    return notes + [f"no method drafts with {one}" for one in named if one not in taken]
-
-
 def draft_models(loaded: Mapping[str, Target]) -> list[Binding]:
     """Bindings of draft models over the target's vocabulary, by name."""
     return [_loaded(name, DRAFT_MODEL, one) for name, one in loaded.items()]

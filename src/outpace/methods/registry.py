@@ -15,7 +15,7 @@ Packages outside outpace do the same in a module that they name under the entry 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -32,7 +32,7 @@ from outpace.core.plugins import import_all
 from outpace.core.validation import StrictModel, known_fields, validated
 from outpace.drafting.base import Drafter
 from outpace.engine.method import Method
-from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, OtherKind, split
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, split
 from outpace.targets.base import Target
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from outpace.models.base import ChatTokenizer
 
 Need = Literal["draft model", "head", "datastore", "reference"]
-"""What it drafts with beside the target: ``--draft-model``, ``--head``, ``--datastore``, ``--reference``. Draft models
-and heads are shipped for some targets."""
+"""``--draft-model``, ``--head``, ``--datastore``, ``--reference``. The first two are shipped for some targets."""
 
 _OLD_NAMES = {"length": "num_draft_tokens", "nodes": "max_nodes", "k": "topk", "width": "topk"}
 """Settings of outpace 0.1 and what they are called now."""
@@ -246,10 +245,7 @@ def methods() -> list[MethodInfo]:
 
 
 def find(label: str) -> MethodInfo:
-    """The method of this name or alias, also where a name follows (``METHOD#NAME``).
-
-    Raises BadInput with the names there are.
-    """
+    """The method of this name or alias, with ``#NAME`` or without. Raises BadInput with the names there are."""
     _discover()
     method, name = split(label)
     if method not in _REGISTRY:
@@ -302,39 +298,3 @@ def build(
     judge = rule or parts.rule or default_rule(parts.drafter.proposal)
     used = tuple(dict.fromkeys(context.taken))
     return Method(context.label, parts.drafter, judge, parts.controller, info.family, used)
-
-
-def build_all(
-    names: Seq[str | Method],
-    context: Context,
-    settings: Mapping[str, Mapping[str, Any]],
-    rule: str | AcceptanceRule | None = None,
-) -> list[Method]:
-    """Methods that share a context; ``settings`` by name. Autoregressive decoding keeps its own rule.
-
-    A method for whose kind no head was named drafts with a shipped one only where others draft with every head that
-    was named. Raises BadInput as :func:`build` does.
-    """
-
-    def made(name: str, context: Context) -> Method:
-        # It drafts nothing to judge, so it stays the baseline under any rule.
-        return build(name, context, settings.get(name), None if name == "none" else rule)
-
-    built: list[Method | tuple[str, OtherKind]] = []
-    for name in names:
-        try:
-            built.append(made(name, context) if isinstance(name, str) else name)
-        except OtherKind as refusal:
-            assert isinstance(name, str)
-            built.append((name, refusal))
-    used = {one for method in built if isinstance(method, Method) for one in method.drafts_with}
-    idle = [one for one in context.bindings.heads if str(one) not in used]
-    found = []
-    for one in built:
-        if isinstance(one, tuple):
-            if idle:
-                raise one[1]
-            found.append(made(one[0], replace(context, bindings=context.bindings.without_heads())))
-        else:
-            found.append(one)
-    return found
