@@ -302,12 +302,12 @@ def test_a_damaged_provenance_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("vocab_size", [3, 4, 5])
 def test_toy_heads_differ_in_what_they_can_draft(vocab_size: int) -> None:
-    heads = [toy_head(("eagle3",), vocab_size, number) for number in range(4)]
+    heads = [toy_head("eagle3", vocab_size, number) for number in range(4)]
     assert [len(head.draft_vocabulary) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
     assert [head.config.rank for head in heads] == [0, 0, 2, 0]
     assert [head.config.options["norms"] for head in heads] == ["attdrift", "attdrift", "attdrift", "eagle3"]
     assert heads[1].draft_vocabulary.d2t.tolist() == list(range(1, vocab_size))
-    assert toy_head(("eagle3",), vocab_size, 0) is heads[0]
+    assert toy_head("eagle3", vocab_size, 0) is heads[0]
 
 
 def test_random_heads_are_reproducible_and_lively() -> None:

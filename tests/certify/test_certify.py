@@ -49,6 +49,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model
+from weights_support import with_drafts
 
 SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 """Another slice of settings every day; a failure prints it, OUTPACE_SEED brings it back."""
@@ -278,7 +279,7 @@ def test_what_cannot_be_certified_is_refused(arguments: dict[str, Any], words: s
 VOCAB = 30
 TARGET = TableTarget(VOCAB, random_table(VOCAB, 1))
 DRAFT = TableTarget(VOCAB, random_table(VOCAB, 2, sharpness=1.2))
-CONTEXT = Context(TARGET, lambda: DRAFT)
+CONTEXT = with_drafts(TARGET, DRAFT)
 ASKED = [[i, i + 1, i + 2] for i in range(12)]
 
 
@@ -385,7 +386,7 @@ class SecondBest(Greedy):
 @pytest.fixture(scope="module")
 def llamas() -> Context:
     target, draft = HFTarget(tiny_model("llama")), HFTarget(tiny_model("llama", seed=1))
-    return Context(target, lambda: draft)
+    return with_drafts(target, draft)
 
 
 def test_greedy_answers_are_identical_in_float32(llamas: Context) -> None:

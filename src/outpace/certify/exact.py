@@ -37,6 +37,7 @@ from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.heads.kinds import find_kind
 from outpace.heads.untrained import other_choices, random_head
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.targets.base import Target
@@ -123,24 +124,39 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
 
-    draft, second, other = toy(vocab_size, 500), toy(vocab_size, 700), toy(len(OTHER_LETTERS), 900)
+    other = Model("toy", toy(len(OTHER_LETTERS), 900), Letters(OTHER_LETTERS), frozenset())
+    drafts: dict[str, Binding] = {}
+    named_heads = [""]
+
+    def draft_model(name: str) -> Binding:
+        if name not in drafts:
+            drafted = toy(vocab_size, 500 + 200 * len(drafts))
+            drafts[name] = Binding(name, DRAFT_MODEL, lambda: drafted, choice=lambda: other)
+        return drafts[name]
+
+    def default(kind: str, name: str) -> Seq[Binding]:
+        """Two draft models, or one of any name; a head of any kind and name: another name, other weights."""
+        if kind == DRAFT_MODEL:
+            return [draft_model(one) for one in ([name] if name else ["one", "two"])]
+        if name not in named_heads:
+            named_heads.append(name)
+        number = (seed + named_heads.index(name)) % 4
+        return [Binding(name or kind, kind, lambda: toy_head(kind, vocab_size, number))]
+
     return Context(
         TableTarget(vocab_size, seed=seed),
-        draft=lambda: draft,
-        drafts=lambda: (draft, second),
-        models=lambda: (Model("toy", other, Letters(OTHER_LETTERS), frozenset()),),
+        Bindings(default=default),
         tokenizer=Letters(LETTERS[:vocab_size]),
         datastore=lambda: toy_datastore(vocab_size),
-        head=lambda *kinds: toy_head(kinds, vocab_size, seed % 4),
     )
 
 
 @cache
-def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
+def toy_head(kind: str, vocab_size: int, number: int) -> Head:
     """An untrained head for toy targets of one vocabulary; ``number`` varies vocabulary, LM head and options."""
     words, rank = vocab_size - number % 2, 2 if number == 2 else 0
-    options = other_choices(find_kind(kinds[0]).Options) if number == 3 else None
-    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
+    options = other_choices(find_kind(kind).Options) if number == 3 else None
+    return random_head([kind], TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
 
 
 def toy_datastore(vocab_size: int) -> Datastore:

@@ -31,7 +31,7 @@ def certify_greedy(
     ``params`` (default: none) must be of temperature 0.
     """
     params = params or SamplingParams()
-    plain = build("none", Context(target, lambda: target))
+    plain = build("none", Context(target))
     first: dict[str, Any] | None = None
     checks, ties, drafted = [], 0, 0
     for number, prompt in enumerate(prompts):

@@ -36,14 +36,20 @@ DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
 ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
 DraftModel = Annotated[
     list[str] | None,
-    option(value="NAME", panel=DRAFTING, text="Smaller model, for methods that draft with one; may be repeated."),
+    option(
+        value="MODEL",
+        panel=DRAFTING,
+        text="Smaller model, or a draft-lm head, for methods that draft with one; may be repeated. NAME=MODEL names it "
+        "(METHOD#NAME). [dim]\\[default: a shipped draft-lm][/]",
+    ),
 ]
 Head = Annotated[
-    list[Path] | None,
+    list[str] | None,
     option(
         value="DIR",
         panel=DRAFTING,
-        text="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
+        text="Trained head, for methods that draft with one; may be repeated. NAME=DIR names it, for METHOD#NAME. "
+        "[dim]\\[default: shipped ones][/]",
     ),
 ]
 MethodName = Annotated[
@@ -175,11 +181,10 @@ def settings_by_method(
         key, sign, text = pair.partition("=")
         if not sign or not key:
             raise BadInput(f"--param takes KEY=VALUE or METHOD.KEY=VALUE, not '{pair}'")
-        method, dot, inner = key.partition(".")
+        method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
             raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
-        setting = inner if dot else key
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
