@@ -452,9 +452,19 @@ def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> No
     both = context(["one", "two"])
     speeds = {("toy-one", "one"): 1.1, ("toy-two", "two"): 1.3}
     assert chosen(replace(both, measured=lambda *asked: speeds.get(asked))) == "toy-two"
-    assert chosen(replace(both, measured=lambda *asked: 1.0 if asked[0] == "toy-two" else None)) == "toy-two"
+    assert chosen(replace(both, measured=lambda *asked: 1.1 if asked[0] == "toy-two" else None)) == "toy-two"
     assert chosen(replace(both, measured=lambda *asked: speeds.get(asked)), learned=("toy-one",)) == "toy-one"
     assert chosen(replace(both, heads=("one", "two"), measured=lambda *asked: speeds.get(asked))) == "toy-two"
+
+
+def test_a_head_that_was_measured_not_to_gain_is_left_out(methods: None) -> None:
+    both = context(["one", "two"])
+    slow = {"toy-one": 0.97, "toy-two": 1.0}
+    assert chosen(replace(both, measured=lambda *asked: slow[asked[0]])) is None
+    assert chosen(replace(both, heads=("one",), measured=lambda *asked: slow[asked[0]])) is None
+    assert chosen(replace(both, heads=("one",), has_draft=True, measured=lambda *asked: 0.9)) == "draft-model"
+    assert chosen(replace(both, measured=lambda *asked: 0.9 if asked[0] == "toy-one" else None)) == "toy-two"
+    assert chosen(replace(both, measured=lambda *asked: 0.9), learned=("toy-one",)) == "toy-one", "it was asked for"
 
 
 @pytest.mark.parametrize(
@@ -498,6 +508,10 @@ def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
     assert measured("eagle3", "eagle3", [tmp_path / "head"], target) == 1.4
     assert measured("eagle2", "eagle3", [tmp_path / "head"], target) is None
+    for gains, expected in ((False, 0.0), (True, None)):
+        folder = tmp_path / f"gains {gains}"
+        save(new_head(config, target, torch.arange(16)), folder, {"trial": {"gains": gains}})
+        assert measured("eagle3", "eagle3", [folder], target) == expected
     assert measured("eagle3", "eagle3", [tmp_path / "bare"], target) is None
     assert measured("medusa", "medusa", [tmp_path / "head"], target) is None
 

@@ -1,8 +1,8 @@
-"""DataConfig: which conversations are collected for training, and how many."""
+"""DataConfig: which conversations are collected for training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outpace.prompts.sources import Source
@@ -30,3 +30,5 @@ class DataConfig:
     seed: int = 0
     together: int = TOGETHER
     """Requests that are answered at once."""
+    over: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether the time for data is used up; asked after every round."""

@@ -206,25 +206,30 @@ def learned_methods() -> tuple[str, ...]:
 def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] | None:
     """The learned part: with a head that was named, with a draft model that was, or with a shipped head; else None.
 
-    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head. Raises
-    BadInput for a head or draft model that the user named and that does not fit.
+    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head; none
+    that was no faster than autoregressive decoding. Raises BadInput for a head or draft model that the user named and
+    that does not fit.
     """
     infos = [find(name) for name in (learned_methods() if settings.learned is None else settings.learned)]
     if not infos:
         return None
+    names = ", ".join(info.name for info in infos)
+    if context.heads and not any(info.head in context.heads for info in infos):
+        raise BadInput(
+            f"none of the methods that auto chooses from ({names}) drafts with a head of kind "
+            f"{' or '.join(context.heads)}"
+        )
     if settings.learned is None:
         measured = {info.name: context.measured(info.name, info.head or "") for info in infos}
         infos.sort(key=lambda info: -(measured[info.name] or 0.0))
-    if context.heads:
-        for info in infos:
-            if info.head in context.heads:
-                return info.name, context.parts(info.name, settings.settings.get(info.name))
-        raise BadInput(
-            f"none of the methods that auto chooses from ({', '.join(info.name for info in infos)}) drafts with a head "
-            f"of kind {' or '.join(context.heads)}"
-        )
+        infos = [info for info in infos if (speedup := measured[info.name]) is None or speedup > 1.0]
+    for info in infos:
+        if info.head in context.heads:
+            return info.name, context.parts(info.name, settings.settings.get(info.name))
     if context.has_draft and settings.learned is None:
         return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
+    if context.heads:
+        return None
     for info in infos:
         try:
             return info.name, context.parts(info.name, settings.settings.get(info.name))
