@@ -138,7 +138,7 @@ class Collector:
         """
         tokens = self.config.tokens if tokens is None else tokens
         try:
-            while self.state.tokens < tokens and not self.config.over():
+            while self.state.tokens < tokens and not self.config.plan.data_over():
                 block = self._block(tokens - self.state.tokens, watch)
                 if not block:
                     break
@@ -152,7 +152,7 @@ class Collector:
             raise
         self._count()
         if not self.state.tokens:
-            if self.config.over():
+            if self.config.plan.data_over():
                 raise BadInput(
                     "no prompt was answered in the time for data; give more --max-minutes, or --prompts FILE"
                 )
@@ -172,7 +172,7 @@ class Collector:
         mean = self.state.tokens / len(self._answered) if self._answered else self._most / 2
         size = min(self._largest(), max(_LEAST_BLOCK, math.ceil(left / max(1.0, mean))))
         waiting = [prompt for prompt in self.log.prompts if prompt.key not in self._answered]
-        while len(waiting) < size and not self.config.over():
+        while len(waiting) < size and not self.config.plan.data_over():
             self.state.doing = "collecting prompts"
             watch(self.state)
             before = len(self.log.prompts)
@@ -203,14 +203,14 @@ class Collector:
             most=self._most,
             stop_ids=stops,
             together=together,
-            over=self.config.over,
+            over=self.config.plan.data_over,
         ):
             found[one.key] = one
             self.state.tokens += len(one.answer)
             self.state.prompts += 1
             watch(self.state)
         if not found:
-            if self.config.over():
+            if self.config.plan.data_over():
                 return
             raise BadInput("the model answered none of the prompts")
         conversations = [found[prompt.key] for prompt in block if prompt.key in found]
@@ -218,7 +218,7 @@ class Collector:
         if self.config.passages:
             self._candidates.add_passages(conversations)
         give_back()
-        self._answered |= set(found) if self.config.over() else {prompt.key for prompt in block}
+        self._answered |= set(found) if self.config.plan.data_over() else {prompt.key for prompt in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())
 
     def _cache(self) -> int:

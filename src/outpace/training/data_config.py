@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outpace.prompts.sources import Source
 from outpace.training.answers import TOGETHER, AnswerSampling
+from outpace.training.time_plan import TimePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,5 +31,5 @@ class DataConfig:
     seed: int = 0
     together: int = TOGETHER
     """Requests that are answered at once."""
-    over: Callable[[], bool] = field(default=lambda: False, compare=False)
-    """Whether the time for data is used up; asked after every round."""
+    plan: TimePlan = field(default_factory=TimePlan, compare=False)
+    """How long it may take."""

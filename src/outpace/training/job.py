@@ -121,7 +121,7 @@ def train(
         passages=passages,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seed=seed,
-        over=bound.data_over,
+        plan=bound,
     )
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     passes = epochs or (math.inf if tokens is None and bound.bounded else 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 DATA_SHARE = 0.5
-"""Of the time that there is, for data at most; the rest is for training, in as many passes as it has time for."""
+"""Of the time, for data at most; the rest is for training, in as many passes as it has time for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,19 @@ class TimePlan:
         """Whether the time for data is used up."""
         return self.clock() >= self._data_ends
 
+    def half_of_data_over(self) -> Callable[[], bool]:
+        """Tells whether half of the time that is left for data now is used up."""
+        ends = self.clock() + 0.5 * self.data_left
+        return lambda: self.clock() >= ends
+
     def divide(self, have: float, answering: float, training: TrainingSpeed) -> None:
-        """Give data the time that it needs for one pass to fill the rest, ``DATA_SHARE`` of what is left at most.
+        """Give data the time that it needs for one pass to fill the rest, ``DATA_SHARE`` of the whole at most.
 
         ``have``: tokens of answers that there are; ``answering``: tokens a second of answers that are collected.
         """
         a_pass = have / training.tokens_per_second
         for_data = (self.left - a_pass) / (1.0 + answering / training.tokens_per_second)
-        self._data_ends = self.clock() + max(0.0, min(DATA_SHARE * self.left, for_data))
+        self._data_ends = min(self.began + DATA_SHARE * self.seconds, self.clock() + max(0.0, for_data))
 
     def prediction(self, have: float, conversations: int, answering: float, training: TrainingSpeed) -> str:
         """What :meth:`divide` expects, in words."""
