@@ -72,7 +72,12 @@ class TimePlan:
         tokens = have + self.data_left * answering
         steps = (self.left - self.data_left) * training.tokens_per_second / training.tokens_per_step
         count = conversations * tokens / have
-        return f"about {_rounded(count)} conversations, {_rounded(steps)} steps in {self.seconds / 60:g} minutes"
+        minutes = _counted(f"{self.seconds / 60:g}", "minute")
+        return f"about {_counted(_rounded(count), 'conversation')}, {_counted(_rounded(steps), 'step')} in {minutes}"
+
+
+def _counted(number: str, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == "1" else "s")
 
 
 def _rounded(value: float) -> str:
