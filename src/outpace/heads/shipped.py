@@ -43,24 +43,18 @@ def find_folder(kinds: Sequence[str], named: Sequence[str | Path], target: Targe
 def measured(method: str, kind: str, named: Sequence[str | Path], target: Target) -> float | None:
     """The greedy speed-up that was measured of a method with its head, as ``training.json`` in the head's folder says.
 
-    Of the method with its default settings; 0 for a head that its training has found not to gain. None where it was not
-    measured (``outpace eval-head --record`` does).
+    0 for a head that its training has found not to gain. None where it was not measured with these very weights
+    (``outpace eval-head --record`` does).
     """
     found = find_folder([kind], named, target)
     try:
         about = (None if found is None else read_provenance(found.files.path)) or {}
         if "measured" not in about and about.get("trial", {}).get("gains") is False:
             return 0.0
-        rows = about["measured"]["temperature 0"]["drafters"]
-        return next(float(row["speedup"]) for row in rows if row["drafter"] == method)
-    except (
-        BadInput,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        StopIteration,
-    ):  # not measured, or by another program
+        record = about["measured"]["temperature 0"]
+        speed = next(float(row["speedup"]) for row in record["drafters"] if row["method"] == method)
+        return speed if found is not None and record["weights"] == found.files.fingerprint else None
+    except (BadInput, LookupError, TypeError, ValueError, AttributeError, StopIteration):  # not measured, or otherwise
         return None
 
 
