@@ -27,6 +27,7 @@ from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.validation import StrictModel
 from outpace.datastore.shipped_answers import shipped_answers
+from outpace.datastore.store import Datastore
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -207,16 +208,14 @@ _SHARED: WeakKeyDictionary[object, dict[tuple[int, ...], CorpusTable]] = WeakKey
 
 def corpus_table(context: Context, settings: CachebackSettings) -> CorpusTable | None:
     """The second table; None where it is not wanted or there is no text for it. Raises BadInput for a bad datastore."""
-    most = settings.corpus
-    source = context.datastore() if context.has_datastore else context.tokenizer
+    most, shape = settings.corpus, (settings.leader, settings.follower, settings.branches)
+    datastore = context.datastore() if context.has_datastore else None
+    source = datastore or context.tokenizer
     if source is None or not most:
         return None
-    shape = settings.leader, settings.follower, settings.branches
     shared = _SHARED.setdefault(source, {})
     if (most, *shape) not in shared:
-        datastore = context.datastore() if context.has_datastore else None
-        assert datastore is not None or context.tokenizer is not None
-        texts = datastore.sample(most) if datastore else shipped_answers(context.tokenizer, most)
+        texts = source.sample(most) if isinstance(source, Datastore) else shipped_answers(source, most)
         shared[most, *shape] = CorpusTable(texts, *shape)
     return shared[most, *shape]
 
