@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.heads.checkpoint import facts, new_head, save
+from outpace.heads.head_folder import open_head
 from outpace.heads.kinds import find_kind, plan
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
@@ -489,12 +491,10 @@ def test_a_rule_that_changes_the_output_is_refused(methods: None) -> None:
 def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     target = wandering()
     config = plan(find_kind("eagle3"), facts(target, "toy"), size="tiny", vocabulary=16)
-    rows = [{"drafter": "eagle3", "speedup": speed} for speed in (1.4, 1.2)] + [{"drafter": "other", "speedup": 2.0}]
-    save(
-        new_head(config, target, torch.arange(16)),
-        tmp_path / "head",
-        {"measured": {"temperature 0": {"drafters": rows}}},
-    )
+    rows = [{"method": "eagle3", "speedup": speed} for speed in (1.4, 1.2)] + [{"method": "other", "speedup": 2.0}]
+    save(new_head(config, target, torch.arange(16)), tmp_path / "head", {})
+    kept = {"weights": open_head(tmp_path / "head").files.fingerprint, "drafters": rows}
+    (tmp_path / "head" / "training.json").write_text(json.dumps({"measured": {"temperature 0": kept}}))
     save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
     assert measured("eagle3", "eagle3", [tmp_path / "head"], target) == 1.4
     assert measured("eagle2", "eagle3", [tmp_path / "head"], target) is None

@@ -43,13 +43,14 @@ def find_folder(kinds: Sequence[str], named: Sequence[str | Path], target: Targe
 def measured(method: str, kind: str, named: Sequence[str | Path], target: Target) -> float | None:
     """The greedy speed-up that was measured of a method with its head, as ``training.json`` in the head's folder says.
 
-    Of the method with its default settings. None where it was not measured (``outpace eval-head --record`` does).
+    None where it was not measured with these very weights (``outpace eval-head --record`` does).
     """
     found = find_folder([kind], named, target)
     try:
         about = (None if found is None else read_provenance(found.files.path)) or {}
-        rows = about["measured"]["temperature 0"]["drafters"]
-        return next(float(row["speedup"]) for row in rows if row["drafter"] == method)
+        record = about["measured"]["temperature 0"]
+        speed = next(float(row["speedup"]) for row in record["drafters"] if row["method"] == method)
+        return speed if found is not None and record["weights"] == found.files.fingerprint else None
     except (BadInput, KeyError, TypeError, ValueError, StopIteration):  # not measured, or by another program
         return None
 
