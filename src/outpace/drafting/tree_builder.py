@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from outpace.controllers.base import Budget
@@ -45,6 +46,15 @@ class TreeBuilder(ABC):
 
     def _distribution(self, logits: Tensor) -> TreeDistribution:
         return TreeDistribution(self.sequence.sampler, self._drafted, logits[self._lag :])
+
+    def _ranking(self, distribution: TreeDistribution, nodes: Seq[int]) -> Tensor:
+        """Logits after ``nodes`` of ``_drafted``, (n, V), to rank tokens by; above temperature 0, the log of what would
+        be sampled from. All -inf where nothing can follow."""
+        if self.sequence.params.greedy:
+            return distribution.processed(nodes)
+        distribution.ensure(nodes)  # one vectorised pass
+        none = torch.zeros(self.sequence.sampler.vocab_size)
+        return torch.stack([none if distribution.dead_end(node) else distribution.p(node) for node in nodes]).log()
 
     @abstractmethod
     def grow(self, logits: Tensor) -> bool:

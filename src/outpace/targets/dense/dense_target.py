@@ -31,6 +31,8 @@ from outpace.targets.threads import torch_at_rest
 
 _FIRST_POSITIONS = 2048
 _UNITS = 64
+_BLOCK = 32
+"""Inputs that the kernels read at once."""
 
 
 class DenseTarget(RowTarget):
@@ -187,7 +189,9 @@ class DenseTarget(RowTarget):
         for index, rotation in enumerate(self._rotations):
             self.native.set_rotation(index, *rotation(where))
 
-    def runner_for(self, spec: DecoderSpec) -> DenseTarget:
+    def runner_for(self, spec: DecoderSpec) -> DenseTarget | None:
+        if spec.second_norm is not None and spec.hidden % _BLOCK:
+            return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of.
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
 
