@@ -58,7 +58,8 @@ class SubGraph:
 
     Layers ``start <= i < stop`` run (``stop`` None: to the end; the final norm and LM head always follow).
     ``skip_attention`` and ``skip_mlp`` name layers whose sublayer adds nothing to the residual stream.
-    ``kv`` maps a sequence's index in the batch to the committed positions that attention may read, (k,) long.
+    ``kv`` maps a sequence's index in the batch to the committed positions that attention may read, ascending: (k,) long
+    for all layers and heads alike, or (layers, kv_heads, k), a choice for each.
     """
 
     start: int = 0
@@ -220,6 +221,21 @@ class Target(ABC):
 
     def close(self, kv: Any) -> None:  # noqa: B027 - some targets have nothing to release
         """Release the K/V, which must not be used again."""
+
+    def keys(self, kv: Any, start: int, stop: int) -> Tensor:
+        """Committed keys ``start`` to ``stop`` as attention reads them, (layers, kv_heads, n, width) float32.
+
+        Of one width with :meth:`queries`. Raises BadInput where they are not accessible.
+        """
+        raise BadInput(f"{type(self).__name__} does not give access to its keys: no part of them can be chosen")
+
+    def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        """Queries of each sequence's last token, as attention compares them with :meth:`keys`: (layers, heads, width).
+
+        One full forward over these tokens, without the LM head; it changes no sequence. Raises BadInput where they are
+        not accessible.
+        """
+        raise BadInput(f"{type(self).__name__} does not give access to its queries: K/V cannot be chosen by them")
 
     def check_skips(self, graph: SubGraph) -> None:  # noqa: B027 - most targets can skip every sublayer
         """Raise BadInput when a sublayer that ``graph`` skips cannot be skipped."""

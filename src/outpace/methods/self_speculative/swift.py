@@ -38,7 +38,6 @@ from outpace.drafting.skip_search import MaskSearch
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
 
-
 Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 
 
@@ -170,7 +169,7 @@ class Swift(SelfDraft[SwiftState]):
     when_to_use="For long outputs of deep models, long enough for the search to find a good set. Not on small models, "
     "nor for short answers without a namespace that keeps the set.",
     tiny={
-        "num_draft_tokens": 2, "confidence": 0.3, "candidates": [1, 1, 2, 3], "sampled_candidates": [1, 1, 2, 2],
+        "num_draft_tokens": 2, "confidence": 0.5, "candidates": [1, 1, 2, 3], "sampled_candidates": [1, 1, 2, 1],
         "window": 1, "every": 1, "ratio": 0.3, "interval": 1,
     },
 )  # fmt: skip
