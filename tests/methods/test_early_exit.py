@@ -115,6 +115,16 @@ def test_shadow_tokens_take_no_more_rows_than_rounds_have_earned() -> None:
         assert all(count % 3 == 0 for count in spent), "all three exits are judged on the same tokens"
 
 
+def test_a_stop_token_that_comes_first_is_no_shadow_token() -> None:
+    target = DenseTarget(read_decoder_spec(late()))
+    [free] = decode(target, plain(), PROMPTS[:1], 1)
+    decoder = Decoder(target)
+    stop = frozenset(free.tokens)
+    one = decoder.submit(Request(tuple(PROMPTS[0]), built(target)[0], max_new_tokens=4, stop_ids=stop))
+    decoder.run()
+    assert (list(one.tokens), one.finish_reason) == ([], "stop")
+
+
 def test_exits_ask_for_no_states_of_the_prompt() -> None:
     """States of every layer for every token of a prompt would be more memory than its K/V."""
     target = DenseTarget(read_decoder_spec(late()))

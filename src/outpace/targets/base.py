@@ -223,18 +223,11 @@ class Target(ABC):
         """Release the K/V, which must not be used again."""
 
     def keys(self, kv: Any, start: int, stop: int) -> Tensor:
-        """Committed keys ``start`` to ``stop`` as attention reads them, (layers, kv_heads, n, width) float32.
-
-        Of one width with :meth:`queries`. Raises BadInput where they are not accessible.
-        """
+        """Committed keys, rotated: (layers, kv_heads, n, width) float32. Raises BadInput where it shows none."""
         raise BadInput(f"{type(self).__name__} does not give access to its keys: no part of them can be chosen")
 
     def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
-        """Queries of each sequence's last token, as attention compares them with :meth:`keys`: (layers, heads, width).
-
-        One full forward over these tokens, without the LM head; it changes no sequence. Raises BadInput where they are
-        not accessible.
-        """
+        """Queries of every last token in a full forward: (layers, heads, width) float32 each. Raises BadInput, too."""
         raise BadInput(f"{type(self).__name__} does not give access to its queries: K/V cannot be chosen by them")
 
     def check_skips(self, graph: SubGraph) -> None:  # noqa: B027 - most targets can skip every sublayer
@@ -260,10 +253,8 @@ class Target(ABC):
         """Logits (n, V) of residual-stream states (n, hidden) that left a layer: final norm and LM head."""
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the LM head alone, (n, hidden) to (n, hidden). Raises BadInput where it is not accessible.
-
-        ``lm_head(x)`` is ``lm_head_rows(all) @ final_norm(x)``, up to a soft cap.
-        """
+        """The norm before the LM head alone, (n, hidden) to (n, hidden): ``lm_head(x)`` is ``lm_head_rows(all) @
+        final_norm(x)``, up to a soft cap. Raises BadInput where it is not accessible."""
         raise BadInput(f"{type(self).__name__} does not give access to its final norm: heads cannot be trained for it")
 
     def lm_head_rows(self, tokens: Tensor) -> Tensor:

@@ -158,7 +158,8 @@ class EarlyExit(SelfDraft[EarlyExitState]):
     def learn(self, state: EarlyExitState, verdict: Verdict, drafted: DraftPass | None) -> None:
         """Compare shadow tokens of all exits on the accepted rows with the tokens that the target committed there."""
         state.rows += self.rows / (self.rest if state.idle else 1)
-        rows = verdict.rows[: int(state.rows / len(state.exits))]
+        # A stop token that comes first leaves nothing to compare with.
+        rows = verdict.rows[: min(len(verdict.committed), int(state.rows / len(state.exits)))]
         if not rows:
             return
         state.rows -= len(rows) * len(state.exits)
