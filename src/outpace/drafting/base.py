@@ -59,6 +59,12 @@ class Drafter(ABC, Generic[S]):
     """Target layers whose input hidden states ``on_prefill`` and ``observe`` read; the number of layers is the last
     layer's output."""
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        """Those of ``aux_hidden_state_layers`` whose states of the prompt ``on_prefill`` reads: all, where nothing else
+        is said. K/V of an earlier turn can be continued only where these were kept with it."""
+        return self.aux_hidden_state_layers
+
     @abstractmethod
     def begin(self, sequence: Sequence) -> S:
         """A request joins; its prompt is ``sequence.tokens``. Returns its state. Called before the target's prefill."""
@@ -82,7 +88,7 @@ class Drafter(ABC, Generic[S]):
     def on_prefill(self, state: S, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         """Hidden states of one prefill chunk that starts at ``position``: (rows, hidden) by layer.
 
-        Only called with ``aux_hidden_state_layers``.
+        Only called with ``prefill_layers``.
         """
 
     def reusable_forward(self, states: Seq[S]) -> Scores | None:

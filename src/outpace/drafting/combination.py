@@ -89,6 +89,10 @@ class Combined(Drafter[C], ABC):
         )
         self.nest(self.purpose)
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.prefill_layers}))
+
     @abstractmethod
     def opened(self, sequence: Sequence, parts: list[Any]) -> C:
         """The state of a request that joins, around the states of the parts."""
@@ -103,8 +107,8 @@ class Combined(Drafter[C], ABC):
 
     def on_prefill(self, state: C, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         for part, mine in zip(self.parts, state.parts, strict=True):
-            if part.aux_hidden_state_layers:
-                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.aux_hidden_state_layers})
+            if part.prefill_layers:
+                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.prefill_layers})
 
     def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
         for index, part in enumerate(self.parts):

@@ -51,7 +51,7 @@ class Decoder:
             stop_ids=request.stop_ids,
         )
         if request.kept is not None:
-            self._continue(sequence, request.kept, request.method.drafter.aux_hidden_state_layers)
+            self._continue(sequence, request.kept, request.method.drafter.prefill_layers)
         generation = Generation(
             request=request,
             sequence=sequence,
@@ -141,14 +141,14 @@ class Decoder:
         if sequence.states is not None:
             for position, states in sequence.states.chunks():
                 drafter.on_prefill(one.draft_state, position, states)
-        if not one.request.keep or not drafter.aux_hidden_state_layers:
+        if not one.request.keep or not drafter.prefill_layers:
             sequence.states = None
         elif sequence.states is None:
-            sequence.states = States(drafter.aux_hidden_state_layers)
+            sequence.states = States(drafter.prefill_layers)
 
     def _prefill(self, generations: Seq[Generation]) -> None:
         """K/V of all their tokens but the last."""
-        for layers, members in grouped(generations, lambda one: one.drafter.aux_hidden_state_layers):
+        for layers, members in grouped(generations, lambda one: one.drafter.prefill_layers):
             owners = {id(one.sequence): one for one in members}
 
             def hand_over(
@@ -170,16 +170,16 @@ class Decoder:
             if not one.keeps:
                 self.target.close(one.sequence.kv)
 
-    def _continue(self, sequence: Sequence, kept: Sequence, aux_hidden_state_layers: tuple[int, ...]) -> None:
+    def _continue(self, sequence: Sequence, kept: Sequence, prefill_layers: tuple[int, ...]) -> None:
         """Begin with the K/V of the longest common beginning with a kept sequence; its last token is always scored.
 
         A drafter that reads hidden states is shown those of the beginning: K/V without them are of no use to it.
         """
         limit = min(self.target.length(kept.kv), len(sequence.tokens) - 1)
-        if aux_hidden_state_layers:
-            limit = min(limit, 0 if kept.states is None else kept.states.length(aux_hidden_state_layers))
+        if prefill_layers:
+            limit = min(limit, 0 if kept.states is None else kept.states.length(prefill_layers))
         same = next((i for i in range(limit) if kept.tokens[i] != sequence.tokens[i]), limit)
         self.target.close(sequence.kv)
         sequence.kv = self.target.fork(kept.kv, same)
-        if aux_hidden_state_layers and kept.states is not None:
-            sequence.states = kept.states.first(same, aux_hidden_state_layers)
+        if prefill_layers and kept.states is not None:
+            sequence.states = kept.states.first(same, prefill_layers)
