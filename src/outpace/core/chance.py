@@ -1,15 +1,22 @@
 """Chance: the one source of random numbers in outpace.
 
-``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position (length of
-the sequence when the round began) and a purpose such as "draft" or "accept": no two rounds share a stream, and drafter
-and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011). For certification,
-:class:`Enumeration` replaces chance by a walk over every outcome with its weight.
+``ChanceSource.at(position, purpose)`` opens a stream. Its key is the request (:attr:`SeededChance.key`), the position
+(length of the sequence when the round began) and a purpose such as "draft" or "accept". No two rounds share a stream,
+and drafter and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011).
+
+What a drafter drafts must not depend on the numbers that will judge it. An answer depends on the numbers it was sampled
+with, so whatever knows that answer must be judged with others. Hence the key of a request is made of its seed, a digest
+of its prompt and references (an answer that comes back as either is in another key), and the number of earlier requests
+of its namespace with its seed (what a drafter keeps of these answers is in another key). The number is 0 for the first
+of them and without a namespace, so that the same request with the same seed repeats its answer.
+
+For certification, :class:`Enumeration` replaces chance by a walk over every outcome with its weight.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -61,14 +68,14 @@ def _checked_cumsum(weights: Tensor) -> Tensor:
 
 
 class _Stream:
-    def __init__(self, seed: int, purpose: str, position: int) -> None:
-        self._at = seed, purpose, position
+    def __init__(self, source: SeededChance, purpose: str, position: int) -> None:
+        self._at = source, purpose, position
 
     @cached_property
     def _generator(self) -> np.random.Generator:
         """Made at the first draw: a greedy round opens streams and draws nothing."""
-        seed, purpose, position = self._at
-        digest = hashlib.blake2b(f"{seed}|{purpose}".encode(), digest_size=16).digest()
+        source, purpose, position = self._at
+        digest = hashlib.blake2b(source.key + purpose.encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)
         # The position takes the high word of the counter: no stream ever runs into the next one's numbers.
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
@@ -101,13 +108,27 @@ class _Stream:
 
 
 class SeededChance:
-    """Streams for one request, keyed by its seed."""
+    """Streams for one request: ``seed``, its ``texts`` (token ids of the prompt and of every reference), and how many
+    ``earlier`` requests of its namespace had its seed."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, texts: Seq[Seq[int]] = (), earlier: int = 0) -> None:
+        self.seed, self.texts, self.earlier = seed, texts, earlier
+
+    @cached_property
+    def key(self) -> bytes:
+        """What tells its streams from those of other requests."""
+        digest = hashlib.blake2b(f"{self.seed}|{self.earlier}".encode(), digest_size=16)
+        for text in self.texts:
+            digest.update(f"|{len(text)}|".encode())
+            digest.update(np.asarray(text, dtype=np.int64).tobytes())
+        return digest.digest()
+
+    def reseeded(self, seed: int) -> SeededChance:
+        """The streams that the same request would have with another seed."""
+        return SeededChance(seed, self.texts, self.earlier)
 
     def at(self, position: int, purpose: str) -> Chance:
-        return _Stream(self.seed, purpose, position)
+        return _Stream(self, purpose, position)
 
 
 class _Path:

@@ -94,6 +94,10 @@ class Combined(Drafter[C], ABC):
         for index, part in enumerate(self.parts):
             part.nest(f"{purpose}/{index}")
 
+    @property
+    def remembers(self) -> bool:
+        return super().remembers or any(part.remembers for part in self.parts)
+
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])
 

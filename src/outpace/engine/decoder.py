@@ -46,6 +46,7 @@ class Decoder:
         sequence = self.target.sequence(
             request.prompt,
             request.params,
+            earlier=request.method.drafter.earlier.add(request.namespace, request.params),
             references=request.references,
             namespace=request.namespace,
             stop_ids=request.stop_ids,

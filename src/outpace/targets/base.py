@@ -260,6 +260,7 @@ class Target(ABC):
         params: SamplingParams | None = None,
         *,
         chance: ChanceSource | None = None,
+        earlier: int = 0,
         references: tuple[tuple[int, ...], ...] = (),
         namespace: str = "",
         stop_ids: frozenset[int] = frozenset(),
@@ -267,6 +268,7 @@ class Target(ABC):
     ) -> Sequence:
         """A sequence of this target, ready for ``prefill``; ``kv``: of a beginning of the prompt, if there is any.
 
+        ``earlier``: how many requests of the namespace had this seed before (:mod:`outpace.core.chance`).
         Raises BadInput for a prompt that is empty, too long or outside the vocabulary.
         """
         params = params or SamplingParams()
@@ -286,7 +288,7 @@ class Target(ABC):
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
             sampler=Sampler(params, prompt, self.vocab_size, stop_ids),
-            chance=chance or SeededChance(params.seed),
+            chance=chance or SeededChance(params.seed, (tuple(prompt), *references), earlier),
             references=references,
             namespace=namespace,
         )

@@ -137,6 +137,10 @@ class Nested(Drafter[NestedState]):
         self.decoder = Decoder(model)
         self.method = replace(method, drafter=_Recorded(method.drafter, method.name))
 
+    @property
+    def remembers(self) -> bool:
+        return self.method.drafter.remembers
+
     def begin(self, sequence: Sequence) -> NestedState:
         return NestedState(sequence)
 
