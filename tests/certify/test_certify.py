@@ -200,10 +200,10 @@ def test_every_rule_is_certified_on_every_kind_of_tree_that_it_takes() -> None:
         assert under == {rule for rule in lossless_rules() if takes(rule, kind)}, kind
 
 
-def test_gumbel_coupling_is_sampled_and_passes() -> None:
+def test_an_honest_beam_is_sampled_and_passes() -> None:
     certificate = certify_exact(
-        "gumbel-coupling",
-        lambda context: build("draft-model", context, {"num_draft_tokens": 2}, "gumbel-coupling"),
+        "beam",
+        lambda context: build("rsd", context, {"branching": (1, 1), "beam": 2}),
         cells("temperature 1", (8,)) + cells("top-p 0.8", (9,)),
         samples=1500,
     )

@@ -88,7 +88,9 @@ def request(one: Method, prompt: Output = PROMPT, length: int = 3, **options: An
 def test_a_second_request_of_a_namespace_and_seed_is_sampled_from_the_target(
     name: str, prompt: Output, length: int
 ) -> None:
-    make = lambda: method(name, **MEMORIES[name])  # noqa: E731
+    def make() -> Method:
+        return method(name, **MEMORIES[name])
+
     first = request(make(), prompt, length, namespace="ours")
     assert total_variation(make, first, lambda one, _: request(one, prompt, namespace="ours"), 3) < 1e-6
 
@@ -96,7 +98,9 @@ def test_a_second_request_of_a_namespace_and_seed_is_sampled_from_the_target(
 @pytest.mark.parametrize("way", ["reference", "prompt"])
 def test_an_earlier_answer_that_the_user_brings_back_does_not_bias_the_next(way: str) -> None:
     """Prompt lookup drafts it: it must not be judged with the numbers that sampled it."""
-    make = lambda: method("pld")  # noqa: E731
+
+    def make() -> Method:
+        return method("pld")
 
     def then(one: Method, answer: Output) -> Request:
         if way == "reference":

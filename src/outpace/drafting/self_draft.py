@@ -91,7 +91,7 @@ S = TypeVar("S", bound=SelfDraftState)
 class SelfDraft(Drafter[S]):
     """Drafts chains through sub-graphs of ``target``, which is the requests' own."""
 
-    proposal = Proposal(sampled=True)
+    proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
 
     def __init__(self, target: Target) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import ForwardCosts
@@ -43,6 +44,8 @@ class Sequence:
     chance: ChanceSource = field(default_factory=lambda: SeededChance(0))
     references: tuple[tuple[int, ...], ...] = ()
     namespace: str = ""
+    noise: SharedNoise | None = None
+    """What drafters and the request's rule draw tokens with, where the rule shares its noise."""
     states: States | None = None
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
 
