@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from outpace.core.chance import Chance
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
+from outpace.drafting.namespaces import EarlierRequests, Namespaces
 from outpace.targets.base import Scores, Sequence
 
 S = TypeVar("S")
@@ -64,6 +66,16 @@ class Drafter(ABC, Generic[S]):
         """Those of ``aux_hidden_state_layers`` whose states of the prompt ``on_prefill`` reads: all, where nothing else
         is said. K/V of an earlier turn can be continued only where these were kept with it."""
         return self.aux_hidden_state_layers
+
+    @cached_property
+    def earlier(self) -> EarlierRequests:
+        """Its requests so far, by namespace and seed: they live as long as what it keeps of the namespaces."""
+        return EarlierRequests()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it keeps anything of a request for later ones of its namespace. Drafters with parts ask these too."""
+        return any(isinstance(one, Namespaces) for one in vars(self).values())
 
     @abstractmethod
     def begin(self, sequence: Sequence) -> S:

@@ -30,6 +30,8 @@ def one_of(proposals: Seq[Proposal]) -> Proposal:
         sampled=any(one.sampled for one in proposals),
         replacement=all(one.replacement for one in proposals),
         one_sampled_sibling=any(one.sampled for one in proposals) and all(_at_most_one_draw(one) for one in proposals),
+        shares_noise=all(one.shares_noise or not one.sampled for one in proposals)
+        and any(one.sampled for one in proposals),
         keeps_unverified_draws=any(one.keeps_unverified_draws for one in proposals),
         mixed=_mixed(proposals),
     )
@@ -101,6 +103,10 @@ class Combined(Drafter[C], ABC):
         self.purpose = purpose
         for index, part in enumerate(self.parts):
             part.nest(f"{purpose}/{index}")
+
+    @property
+    def remembers(self) -> bool:
+        return super().remembers or any(part.remembers for part in self.parts)
 
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])

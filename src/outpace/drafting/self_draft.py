@@ -63,7 +63,7 @@ S = TypeVar("S", bound=SelfDraftState)
 class SelfDraft(Drafter[S]):
     """Drafts through sub-graphs of ``target``, which is the requests' own: chains, where nothing else is said."""
 
-    proposal = Proposal(sampled=True)
+    proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
 
     def __init__(self, target: Target) -> None:

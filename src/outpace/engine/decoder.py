@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
@@ -46,10 +47,13 @@ class Decoder:
         sequence = self.target.sequence(
             request.prompt,
             request.params,
+            earlier=request.method.drafter.earlier.add(request.namespace, request.params),
             references=request.references,
             namespace=request.namespace,
             stop_ids=request.stop_ids,
         )
+        if rule.shares_noise:
+            sequence.noise = SharedNoise()
         if request.kept is not None:
             self._continue(sequence, request.kept, request.method.drafter.prefill_layers)
         generation = Generation(
@@ -112,6 +116,8 @@ class Decoder:
                 stops = sequence.sampler.stop_ids
                 sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size, stops)
                 sequence.sampler.extend(one.tokens)
+            if sequence.noise is not None:
+                sequence.noise.forget()
             one.rule_state = one.rule.begin(sequence)
             one.draft_state = one.drafter.rewind(one.draft_state, sequence, kept)
         self._prefill([one for one, _ in moved])

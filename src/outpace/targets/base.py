@@ -21,6 +21,7 @@ from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.processors import ProcessorFailure
 from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import ForwardCosts
@@ -44,6 +45,8 @@ class Sequence:
     chance: ChanceSource = field(default_factory=lambda: SeededChance(0))
     references: tuple[tuple[int, ...], ...] = ()
     namespace: str = ""
+    noise: SharedNoise | None = None
+    """What drafters and the request's rule draw tokens with, where the rule shares its noise."""
     states: States | None = None
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
 
@@ -270,6 +273,7 @@ class Target(ABC):
         params: SamplingParams | None = None,
         *,
         chance: ChanceSource | None = None,
+        earlier: int = 0,
         references: tuple[tuple[int, ...], ...] = (),
         namespace: str = "",
         stop_ids: frozenset[int] = frozenset(),
@@ -277,6 +281,7 @@ class Target(ABC):
     ) -> Sequence:
         """A sequence of this target, ready for ``prefill``; ``kv``: of a beginning of the prompt, if there is any.
 
+        ``earlier``: how many requests of the namespace had this seed before (:mod:`outpace.core.chance`).
         Raises BadInput for a prompt that is empty, too long or outside the vocabulary, and where one of the user's
         processors cannot begin.
         """
@@ -300,7 +305,7 @@ class Target(ABC):
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
             sampler=sampler,
-            chance=chance or SeededChance(params.seed),
+            chance=chance or SeededChance(params.seed, (tuple(prompt), *references), earlier),
             references=references,
             namespace=namespace,
         )

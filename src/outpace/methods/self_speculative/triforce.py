@@ -35,6 +35,7 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks, streaming
+from outpace.drafting.draft_token import draft_token
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
 
@@ -72,26 +73,29 @@ class MiddleDraft:
 
     def judge(self, part: TreeScores) -> None:
         """Speculative sampling from the middle level's distribution, token by token, to a recovered or bonus token."""
-        accepted = True
+        accepted, sequence = True, self.state.sequence
         while accepted:
             if part.distribution.dead_end(self.at):
                 self.wanted = len(self.chain)  # nothing can follow: stop before the draw that cannot be made
                 return
             drawn = self.run.draws_at(self.at)
-            if self.state.sequence.params.greedy:
+            if sequence.params.greedy:
                 token = part.argmax(self.at)
                 accepted = bool(drawn) and drawn[0].token == token
                 self.chain.add(len(self.chain) - 1, token)
             else:
                 p = rest = part.p(self.at)
                 accepted = False
-                if drawn:
+                if sequence.noise is not None:  # the middle level's own token, whatever the bottom drafted
+                    token = draft_token(sequence, len(self.chain), p, self.inner)
+                    accepted = bool(drawn) and drawn[0].token == token
+                elif drawn:
                     token, row = drawn[0].token, drawn[0].q_row
                     q = None if row == DETERMINISTIC else self.run.q_rows[row].dense(len(p)).to(p.device)
                     accepted = self.inner.bernoulli(acceptance_probability(p, q, token))
                     residual, total = residual_distribution(p, q, token)
                     rest = residual if total > 0.0 else p
-                if not accepted:
+                if not accepted and sequence.noise is None:
                     token = self.inner.categorical(rest)
                 self.chain.add(len(self.chain) - 1, token, QRow(p))
             self.at = self.run.add(self.at, token)
@@ -104,7 +108,7 @@ class TriForce(Drafter[TriForceState]):
     chunks of ``chunk``, which are chosen anew every ``every`` tokens.
     """
 
-    proposal = Proposal(sampled=True)
+    proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
 
     def __init__(
