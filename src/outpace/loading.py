@@ -129,8 +129,18 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
+    from outpace.models.weights_check import check_layers, check_loaded, check_size, stored_in
+
+    def refusal(why: str) -> BadInput:
+        return BadInput(f"the weights in '{place}' {why}; complete the download, or make it again")
+
     # Code that comes with a model is never run: with None, transformers would stop and ask at the terminal.
     common = {"local_files_only": local, "trust_remote_code": False}
+    truncated = f"the weights in '{place}' are truncated or corrupt"
+    with explained(truncated, "download them again"):
+        stored = stored_in(Path(place)) if source.kind == "folder" else None
+    if stored is not None:
+        check_layers(Path(place) / "config.json", stored)
     try:
         config = AutoConfig.from_pretrained(place, **common)
     except OSError as error:
@@ -144,6 +154,8 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise BadInput(f"'{place}' is of type {config.model_type}, which is not a decoder-only language model")
     with explained(f"cannot load '{place}'"):
+        if stored is not None:
+            check_size(config, stored, refusal)
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
                 place,
@@ -151,16 +163,12 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
                 dtype=precision,
                 device_map=None if device.type == "cpu" else {"": device},
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused by name below
                 **common,
             )
         except SafetensorError as error:
-            raise BadInput(
-                f"the weights in '{place}' are truncated or corrupt ({one_line(error)}); download them again"
-            ) from error
-    # transformers fills what is missing with random numbers and only warns.
-    if absent := sorted(report["missing_keys"]):
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
+            raise BadInput(f"{truncated} ({one_line(error)}); download them again") from error
+        check_loaded(model, report, refusal)
     return model.requires_grad_(False)
 
 

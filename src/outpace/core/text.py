@@ -1,10 +1,14 @@
-"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string."""
+"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string; and what counts as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from outpace.core.errors import BadInput
+
+LONGEST = 320
+"""Characters of another library's message that a line for the user repeats."""
 _REPLACEMENT = "�"  # what a decoder shows for bytes that do not form a character yet
 
 
@@ -14,6 +18,30 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, special tokens left out."""
         ...
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise BadInput for ``text`` with half of a surrogate pair, which stands for no character; ``what``: its name.
+
+    JSON's ``\\ud800`` makes one, and so do bytes on a command line that are not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise BadInput(
+            f"{what} is not valid text: character {error.start + 1} is half of a surrogate pair ({half}); remove it"
+        ) from None
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """``text`` in one line; what is longer than ``longest`` characters ends after a whole word, with an ellipsis."""
+    words = text.split()
+    line = " ".join(words)
+    while len(line) > longest and len(words) > 1:
+        words.pop()
+        line = " ".join(words) + " ..."
+    return line
 
 
 class TextStream:

@@ -9,7 +9,6 @@ target computes again.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections import Counter
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.files import read_json
 from outpace.heads.fingerprint import alike, probe
 from outpace.heads.kinds import kinds
 from outpace.model import Model
@@ -101,9 +101,8 @@ def open_folder(folder: Path, target: Target, name: str, layers: Sequence[int]) 
 
 
 def about(shards: Shards) -> dict[str, Any]:
-    """The folder's manifest; empty where it is no object."""
-    found = json.loads((shards.folder / MANIFEST).read_text())
-    return found if isinstance(found, dict) else {}
+    """The folder's manifest. Raises BadInput for one that is damaged."""
+    return read_json(shards.folder / MANIFEST)
 
 
 class Collector:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
 from outpace.prompts.passages import PassagePrompts
 from outpace.prompts.prompt import Prompt
 from outpace.training.self_written import SelfWritten
@@ -46,7 +47,7 @@ class Log:
         whole = raw[: raw.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                self._note(json.loads(line))
+                self._note(parse_json(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise BadInput(
                     f"{self.path}, line {number}, is damaged ({error}); delete the line, and run again"
