@@ -29,10 +29,11 @@ from outpace.core.tree import TokenTree
 from outpace.datastore.corpus import read_corpus, tokenise
 from outpace.datastore.store import Datastore, open_datastore
 from outpace.drafting.layer_skips import FORMAT, read_skips
-from outpace.heads.checkpoint import read_provenance, save
+from outpace.heads.checkpoint import facts, read_provenance, save
 from outpace.heads.head_folder import open_head
 from outpace.methods.registry import configured, find
 from outpace.models import gguf_cache, gguf_convert
+from outpace.models.gguf_header import read_header
 from outpace.prompts.reader import read_prompts
 from outpace.prompts.sources import FileSource
 from outpace.training.data import about, open_folder
@@ -86,6 +87,8 @@ def gguf_file(folder: Path) -> Load:
 def own_head(kind: str) -> Make:
     def make(folder: Path) -> Load:
         head = layouts_support.head_of(kind)
+        about = facts(layouts_support.target(), "tiny")
+        head.config = head.config.model_copy(update={"target": about})
         save(head, folder, {"measured": {"temperature 0": {"drafters": [{"drafter": kind, "speedup": 1.5}]}}})
         return uses_head
 
@@ -168,10 +171,8 @@ def target() -> Any:
 def conversations(folder: Path) -> Load:
     shards = open_folder(folder, target(), "tiny", (0, 1))
     width = target().hidden_size
-    told = [
-        Conversation(f"key{n}", [1, 2, n], [3, 4], {layer: torch.ones(5, width) for layer in (0, 1)}) for n in range(9)
-    ]
-    shards.append(told)
+    states = {layer: torch.ones(5, width) for layer in (0, 1)}
+    shards.append([Conversation(f"key{n}", [1, 2, n], [3, 4], dict(states)) for n in range(9)])
     lines = [{"turns": 2}, {"origin": "self:1", "key": "key1", "text": "hey", "system": "s"}]
     lines += [{"origin": "f:2", "key": "key2", "text": "you"}, {"origin": "f:3", "key": "key3", "removed": "too long"}]
     (folder / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -280,7 +281,7 @@ def loads(load: Load, folder: Path) -> bool:
         said = str(error)
         assert said
         assert "\n" not in said
-        assert "not enough memory" not in said
+        assert "memory" not in said, said
         return False
     return True
 
@@ -327,7 +328,7 @@ def test_damaged_converted_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = write_gguf(tmp_path / "tiny.gguf", reference())
     entry = gguf_cache.converted(file, torch.float32)
     whole, digest = content(entry), gguf_cache.content_digest(file)
-    made = gguf_convert.read(gguf_cache.read_header(file), torch.float32)
+    made = gguf_convert.read(read_header(file), torch.float32)
     monkeypatch.setattr(gguf_convert, "read", lambda *_: made)
     for seed in range(COPIES):
         rng = random.Random(seed)

@@ -20,6 +20,7 @@ from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
 if TYPE_CHECKING:
     import torch
 
+    from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import TargetKind
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
@@ -84,7 +85,7 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
                 return HFTokenizer(read_tokenizer(read_header(source.path)))
             place = str(entry)
         local = source.kind != "hub" or not _hub_answers()
-        return HFTokenizer(_tokenizer(place, tokenizer, local))
+        return _tokenizer(place, tokenizer, local)
 
 
 def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
@@ -187,17 +188,21 @@ def _in_blocks(path: Path) -> bool:
     return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)
 
 
-def _tokenizer(place: str, given: Any, local: bool) -> Any:
+def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
     from transformers import AutoTokenizer
 
-    if given is not None and not isinstance(given, str | os.PathLike):
+    from outpace.models.tokenizers import HFTokenizer
+
+    if isinstance(given, HFTokenizer):
         return given
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return HFTokenizer(given)
     where = place if given is None else str(Path(given).expanduser())
     folder = Path(where)
     if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
         raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
     with explained(f"cannot load the tokenizer of '{where}'"):
-        return AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+        return HFTokenizer(AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False))
 
 
 def _not_on_hub(name: str, offline: bool) -> str:

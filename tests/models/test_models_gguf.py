@@ -125,11 +125,18 @@ def test_digest_is_remembered_until_the_file_changes(cache: Path, file: Path, mo
     assert gguf_cache.content_digest(file) != before
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "empty"])
-def test_a_damaged_entry_is_made_anew(cache: Path, file: Path, conversions: list[Path], damage: str) -> None:
-    load(file, dtype="float32")
+@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "empty", "weight", "config"])
+def test_a_damaged_entry_is_made_anew(
+    cache: Path, file: Path, conversions: list[Path], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = logits(load(file, dtype="float32"), [5, 6])
     entry = cache / "gguf" / entries(cache)[0]
-    if damage == "truncate":
+    if damage in ("weight", "config"):  # the size stays
+        path = entry / ("model.safetensors" if damage == "weight" else "config.json")
+        data = bytearray(path.read_bytes())
+        data[-100 if damage == "weight" else data.index(b'"num_attention_heads": 4') + 23] ^= 2
+        path.write_bytes(data)
+    elif damage == "truncate":
         os.truncate(entry / "model.safetensors", 1000)
     elif damage == "remove":
         (entry / "tokenizer.json").unlink()
@@ -138,8 +145,9 @@ def test_a_damaged_entry_is_made_anew(cache: Path, file: Path, conversions: list
     else:
         shutil.rmtree(entry)
         entry.mkdir()
-    load(file, dtype="float32")
+    assert torch.equal(logits(load(file, dtype="float32"), [5, 6]), whole)
     assert len(conversions) == 2 and entries(cache) == [entry.name]
+    assert damage == "empty" or "is damaged or of an earlier version: it is made anew" in caplog.text
 
 
 def test_a_complete_cache_may_be_read_only(cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

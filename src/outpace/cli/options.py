@@ -197,5 +197,6 @@ def _value(pair: str, text: str) -> Any:
         return text
     try:
         return parse_json(text)
-    except ValueError:
-        raise BadInput(f"--param {pair}: the value is not valid JSON") from None
+    except ValueError as error:
+        key = pair.partition("=")[0]  # the value may be long
+        raise BadInput(f"--param {key}: the value is not valid JSON: {error}") from None
