@@ -36,6 +36,19 @@ class _Changed(gguf.GGUFWriter):  # type: ignore[misc]  # the library has no typ
             super().add_tensor(name, np.ascontiguousarray(changed), *rest, **more)
 
 
+def add_sizes(out: gguf.GGUFWriter, config: LlamaConfig) -> None:
+    """The metadata that llama.cpp requires of a Llama."""
+    out.add_block_count(config.num_hidden_layers)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    out.add_rope_dimension_count(config.head_dim)
+    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
 def write_gguf(
     path: Path,
     model: LlamaForCausalLM,
@@ -51,15 +64,7 @@ def write_gguf(
     config = model.config
     out = _Changed(path, "llama")
     out.tensor = tensor
-    out.add_block_count(config.num_hidden_layers)
-    out.add_context_length(config.max_position_embeddings)
-    out.add_embedding_length(config.hidden_size)
-    out.add_feed_forward_length(config.intermediate_size)
-    out.add_head_count(config.num_attention_heads)
-    out.add_head_count_kv(config.num_key_value_heads)
-    out.add_rope_dimension_count(config.head_dim)
-    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_sizes(out, config)
     out.add_vocab_size(config.vocab_size)
     tokens = [*SPECIALS, *sorted(ByteLevel.alphabet()), "ĠĠ"]
     out.add_tokenizer_model("gpt2")

@@ -26,6 +26,8 @@ def rope_parameters(header: GGUFHeader, theta: float) -> dict[str, Any] | None:
     """
     if "rope_freqs.weight" in header.tensors:
         factors = header.float32("rope_freqs.weight")
+        if not np.all(np.isfinite(factors) & (factors > 0)):
+            raise _refusal(header, "rope_freqs")
         if np.all(factors == 1):
             return None
         guess = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3}

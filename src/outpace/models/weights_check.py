@@ -22,6 +22,8 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """What configurations call the number of layers."""
 _PICKLED_TENSOR = 200
 """Bytes that a tensor takes in a pickle of torch's at least, whatever it holds."""
+_PACKED = 8
+"""Weights that one stored number may hold: of 4 bits, in 32."""
 _ROOM = 2**24
 """Weights by which the described model may exceed the stored one and still be loaded, to name what is missing."""
 
@@ -85,7 +87,7 @@ def check_size(config: Any, stored: Stored, refusal: Refusal) -> None:
 
     with torch.device("meta"):
         described = count(AutoModelForCausalLM.from_config(config))
-    if described > 4 * stored.weights + _ROOM:
+    if described > _PACKED * stored.weights + _ROOM:
         raise refusal(f"it is described as a model of {described:,} weights, and holds {stored.weights:,}")
 
 
