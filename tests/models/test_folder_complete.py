@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def change(folder: Path, weights: Callable[[Weights], Weights] = dict, **config: Any) -> None:
+def change(folder: Path, weights: Callable[[Weights], Weights] = dict, config: Mapping[str, Any] | None = None) -> None:
     file = folder / "model.safetensors"
     save_file(weights(load_file(file)), file, {"format": "pt"})
     known = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(known | config))
+    (folder / "config.json").write_text(json.dumps(known | dict(config or {})))
 
 
 def refused(folder: Path, match: str) -> None:
@@ -69,19 +69,19 @@ def test_a_value_that_is_not_finite(folder: Path, name: str, value: float) -> No
 
 @pytest.mark.parametrize("layers", [0, -2, 10**12])
 def test_layers_that_cannot_be(folder: Path, layers: int) -> None:
-    change(folder, num_hidden_layers=layers)
+    change(folder, config={"num_hidden_layers": layers})
     refused(folder, rf"config\.json says num_hidden_layers = {layers}, and the weights beside it are \d+ tensors")
 
 
 def test_one_layer_more(folder: Path) -> None:
     layers = tiny_model().config.num_hidden_layers
-    change(folder, num_hidden_layers=layers + 1)
+    change(folder, config={"num_hidden_layers": layers + 1})
     refused(folder, rf"lack model\.layers\.{layers}\..* and \d+ more")
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "intermediate_size", "head_dim"])
 def test_sizes_far_beyond_the_files_are_not_allocated(folder: Path, key: str) -> None:
-    change(folder, **{key: 2**40})
+    change(folder, config={key: 2**40})
     refused(folder, r"described as a model of [\d,]+ weights, and holds [\d,]+")
 
 
