@@ -224,7 +224,7 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
         *(("bigram", shape) for shape in pair),
     ]
     for row in found["drafters"]:
-        assert row.keys() == {"drafter", "shape", *FIGURES, "by_category", "error"}
+        assert row.keys() == {"drafter", "shape", "method", "head", *FIGURES, "by_category", "error"}
         assert row["error"] is None
         assert list(row["by_category"]) == ["x", "y"]
         assert row["by_category"]["x"].keys() == set(FIGURES)
@@ -279,7 +279,7 @@ def test_what_was_measured_is_kept_with_the_head(cli: Run, folder: Path, questio
     assert about["tokens"] == 1000, "where the head comes from stays"
     kept = about["measured"]["temperature 0"]
     shapes = ["tree", "tree of 60", "chain", "chain of 6"]
-    assert [(row["drafter"], row["shape"]) for row in kept["drafters"]] == [("medusa", shape) for shape in shapes]
+    assert [(row["method"], row["shape"]) for row in kept["drafters"]] == [("medusa", shape) for shape in shapes]
     for row, whole in zip(kept["drafters"], shown["drafters"][1:5], strict=True):
         assert {**whole, **row} == whole
     assert kept["prompts"] == 3
@@ -302,12 +302,12 @@ def test_a_damaged_provenance_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("vocab_size", [3, 4, 5])
 def test_toy_heads_differ_in_what_they_can_draft(vocab_size: int) -> None:
-    heads = [toy_head(("eagle3",), vocab_size, number) for number in range(4)]
+    heads = [toy_head("eagle3", vocab_size, number) for number in range(4)]
     assert [len(head.draft_vocabulary) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
     assert [head.config.rank for head in heads] == [0, 0, 2, 0]
     assert [head.config.options["norms"] for head in heads] == ["attdrift", "attdrift", "attdrift", "eagle3"]
     assert heads[1].draft_vocabulary.d2t.tolist() == list(range(1, vocab_size))
-    assert toy_head(("eagle3",), vocab_size, 0) is heads[0]
+    assert toy_head("eagle3", vocab_size, 0) is heads[0]
 
 
 def test_random_heads_are_reproducible_and_lively() -> None:

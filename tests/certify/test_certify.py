@@ -49,6 +49,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model
+from weights_support import with_drafts
 
 SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 """Another slice of settings every day; a failure prints it, OUTPACE_SEED brings it back."""
@@ -74,7 +75,7 @@ def cells(sampling: str, seeds: Seq[int] = (8, 9), length: int = 3) -> list[Sett
 @pytest.mark.parametrize("name", BIASES)
 def test_the_exact_level_catches(name: str) -> None:
     bias = BIASES[name]
-    certificate = certify_exact(name, bias.make, cells(bias.where))
+    certificate = certify_exact(name, bias.make, cells(bias.where, bias.tables))
     assert certificate.lossless is False, certificate
     assert certificate.max_abs_error is not None
     assert certificate.max_abs_error > 20 * TOLERANCE
@@ -278,7 +279,7 @@ def test_what_cannot_be_certified_is_refused(arguments: dict[str, Any], words: s
 VOCAB = 30
 TARGET = TableTarget(VOCAB, random_table(VOCAB, 1))
 DRAFT = TableTarget(VOCAB, random_table(VOCAB, 2, sharpness=1.2))
-CONTEXT = Context(TARGET, lambda: DRAFT)
+CONTEXT = with_drafts(TARGET, DRAFT)
 ASKED = [[i, i + 1, i + 2] for i in range(12)]
 
 
@@ -317,6 +318,21 @@ def test_the_statistical_level_catches(name: str) -> None:
     assert certificate.p_value is not None
     assert certificate.p_value < 0.01
     assert "rejects" in certificate.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("top-p in the bonus alone", SamplingParams(1.2, top_p=0.6)), ("temperature missing from p", SamplingParams(0.5))],
+)
+def test_biases_of_sampling_parameters_show_where_these_are_certified(name: str, params: SamplingParams) -> None:
+    method = BIASES[name].make(CONTEXT)
+    assert statistical(method).lossless is True, "at temperature 1 nothing is wrong"
+    assert statistical(method, params=params).lossless is False
+    assert statistical(Controls.MAKES["chain"](CONTEXT), params=params).lossless is True
+    sampling = {params.described: params}
+    whole = matrix(sampling=sampling)
+    assert {cell.sampling for cell in whole} == {params.described}
+    assert certify_exact(name, BIASES[name].make, whole, sampling=sampling).lossless is False
 
 
 def test_p_values_of_honest_methods_are_not_absurd() -> None:
@@ -370,7 +386,7 @@ class SecondBest(Greedy):
 @pytest.fixture(scope="module")
 def llamas() -> Context:
     target, draft = HFTarget(tiny_model("llama")), HFTarget(tiny_model("llama", seed=1))
-    return Context(target, lambda: draft)
+    return with_drafts(target, draft)
 
 
 def test_greedy_answers_are_identical_in_float32(llamas: Context) -> None:

@@ -16,8 +16,8 @@ from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
-from outpace.engine.method import Method
 from outpace.engine.request import RoundTrace as Round
+from outpace.methods.registry import Context
 from outpace.model import Model
 from outpace.models.base import Message
 from outpace.targets.table import TableTarget
@@ -120,13 +120,14 @@ def test_a_draft_model(cli: Run) -> None:
 
 def test_several_draft_models_reach_the_method(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    honest = Model.method
+    honest = Model.context
 
-    def spy(self: Model, *arguments: Any, **options: Any) -> Method:
-        seen.append([one.name for one in options.get("draft_model") or ()])
-        return honest(self, *arguments, **options)
+    def spy(self: Model, **options: Any) -> Context:
+        found = honest(self, **options)
+        seen.append([one.name for one in found.bindings.draft_models])
+        return found
 
-    monkeypatch.setattr(Model, "method", spy)
+    monkeypatch.setattr(Model, "context", spy)
     answer(cli, "--method", "draft-model", "--draft-model", "toy", "--draft-model", "other", "-n", "3")
     assert ["toy", "other"] in seen
 

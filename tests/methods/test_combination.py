@@ -270,7 +270,7 @@ class DraftVocabulary:
 
 def test_the_users_rules_come_first() -> None:
     target = TableTarget(4, random_table(4, 1))
-    context = Context(target, lambda: target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
+    context = Context(target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
     settings = {"parts": ["sam", "pld", "llma"], "rules": {"sum": "llma", "translate": "pld"}}
     drafter = build("taskspec", context, settings).drafter
     assert isinstance(drafter, TaskSwitch)
@@ -282,7 +282,7 @@ def test_the_users_rules_come_first() -> None:
     with pytest.raises(BadInput, match="none of the parts"):
         build("taskspec", context, {"parts": ["sam"], "rules": {"sum": "pld"}})
     with pytest.raises(BadInput, match="tokenizer"):
-        build("taskspec", Context(target, lambda: target), settings)
+        build("taskspec", Context(target), settings)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

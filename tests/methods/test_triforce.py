@@ -26,12 +26,12 @@ from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.triforce import TriForce, TriForceState
-from outpace.model import Model
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from support import NeverTwice, autoregressive_distribution, distance, whole_law
 from target_suite import near, random_tokens
+from weights_support import with_drafts
 
 RNG = random.Random(6)
 PROMPTS = [random_tokens(count, RNG) for count in (60, 41)]
@@ -41,9 +41,7 @@ SMALL: dict[str, Any] = {"num_draft_tokens": 4, "inner": 2, "retrieved": 8, "chu
 def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple[Method, TriForce]:
     made = context(target)
     if draft is not None:
-        words: Any = None
-        named = Model("draft", draft, words, frozenset())
-        made = Context(target, lambda: draft, models=lambda: (named,))
+        made = with_drafts(target, draft)
     method = registry.build("triforce", made, {**SMALL, **settings})
     assert isinstance(method.drafter, TriForce)
     return method, method.drafter
@@ -373,7 +371,7 @@ def test_the_draft_model_reads_the_ends_and_goes_on_after_the_path() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(BadInput, match="no layer 9"):
         built(TableTarget(5), layer=9)
-    with pytest.raises(BadInput, match="no draft model"):
+    with pytest.raises(BadInput, match="needs a draft model"):
         built(TableTarget(5), bottom="model")
     with pytest.raises(BadInput, match="7 tokens and the target 5"):
         built(TableTarget(5), TableTarget(7))

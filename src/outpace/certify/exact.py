@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -37,6 +37,7 @@ from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.heads.kinds import find_kind
 from outpace.heads.untrained import other_choices, random_head
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.targets.base import Target
@@ -97,19 +98,22 @@ class Setting:
         )
 
 
-def matrix(seed: int = 0) -> list[Setting]:
+def matrix(seed: int = 0, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
     """Every setting of the full certification; vocabularies, prompts and tables turn with the cells."""
     cells = []
-    for number, (sampling, neighbour, prompt) in enumerate(product(SAMPLING, NEIGHBOURS, PROMPTS)):
+    for number, (name, neighbour, prompt) in enumerate(product(sampling, NEIGHBOURS, PROMPTS)):
         vocab_size, length = ((3, 3), (3, 4), (4, 3), (5, 2))[(number + number // 4) % 4]
-        cells.append(Setting(sampling, vocab_size, length, prompt, neighbour, seed * 1000 + number))
+        cells.append(Setting(name, vocab_size, length, prompt, neighbour, seed * 1000 + number))
     return cells
 
 
-def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
-    """``count`` settings picked by ``seed``. One of them samples: in a greedy one a lossless rule is not asked."""
+def rotating_slice(
+    cells: Seq[Setting], seed: int, count: int, sampling: Mapping[str, SamplingParams] = SAMPLING
+) -> list[Setting]:
+    """``count`` settings picked by ``seed``. One of them samples where any does: in a greedy one a lossless rule is not
+    asked."""
     rng = random.Random(seed)
-    first = rng.choice([cell for cell in cells if not SAMPLING[cell.sampling].greedy])
+    first = rng.choice([cell for cell in cells if not sampling[cell.sampling].greedy] or list(cells))
     others = [cell for cell in cells if cell != first]
     return [first, *rng.sample(others, min(count - 1, len(others)))]
 
@@ -120,24 +124,39 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
 
-    draft, second, other = toy(vocab_size, 500), toy(vocab_size, 700), toy(len(OTHER_LETTERS), 900)
+    other = Model("toy", toy(len(OTHER_LETTERS), 900), Letters(OTHER_LETTERS), frozenset())
+    drafts: dict[str, Binding] = {}
+    named_heads = [""]
+
+    def draft_model(name: str) -> Binding:
+        if name not in drafts:
+            drafted = toy(vocab_size, 500 + 200 * len(drafts))
+            drafts[name] = Binding(name, DRAFT_MODEL, lambda: drafted, choice=lambda: other)
+        return drafts[name]
+
+    def default(kind: str, name: str) -> Seq[Binding]:
+        """Two draft models, or one of any name; a head of any kind and name: another name, other weights."""
+        if kind == DRAFT_MODEL:
+            return [draft_model(one) for one in ([name] if name else ["one", "two"])]
+        if name not in named_heads:
+            named_heads.append(name)
+        number = (seed + named_heads.index(name)) % 4
+        return [Binding(name or kind, kind, lambda: toy_head(kind, vocab_size, number))]
+
     return Context(
         TableTarget(vocab_size, seed=seed),
-        draft=lambda: draft,
-        drafts=lambda: (draft, second),
-        models=lambda: (Model("toy", other, Letters(OTHER_LETTERS), frozenset()),),
+        Bindings(default=default),
         tokenizer=Letters(LETTERS[:vocab_size]),
         datastore=lambda: toy_datastore(vocab_size),
-        head=lambda *kinds: toy_head(kinds, vocab_size, seed % 4),
     )
 
 
 @cache
-def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
+def toy_head(kind: str, vocab_size: int, number: int) -> Head:
     """An untrained head for toy targets of one vocabulary; ``number`` varies vocabulary, LM head and options."""
     words, rank = vocab_size - number % 2, 2 if number == 2 else 0
-    options = other_choices(find_kind(kinds[0]).Options) if number == 3 else None
-    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
+    options = other_choices(find_kind(kind).Options) if number == 3 else None
+    return random_head([kind], TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
 
 
 def toy_datastore(vocab_size: int) -> Datastore:
@@ -162,6 +181,7 @@ def certify_exact(
     make: Make,
     settings: Seq[Setting] | None = None,
     *,
+    sampling: Mapping[str, SamplingParams] = SAMPLING,
     samples: int = 20_000,
     alpha: float = 0.01,
     seed: int = 0,
@@ -171,14 +191,15 @@ def certify_exact(
     """Compare the distribution of whole outputs with autoregressive decoding's in every setting.
 
     Settings with continuous noise, or with more than ``outcomes``, are sampled: for them are ``samples`` and ``alpha``.
+    ``sampling``: the parameters that settings name.
     """
     checks: list[Check] = []
     freedoms: list[int] = []
     drafted = 0
-    for setting in matrix(seed) if settings is None else settings:
+    for setting in matrix(seed, sampling) if settings is None else settings:
         if on_progress is not None:
             on_progress(setting)
-        params = SAMPLING[setting.sampling]
+        params = sampling[setting.sampling]
         table = random_table(setting.vocab_size, setting.seed)
         plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
         watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1

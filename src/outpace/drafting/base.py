@@ -97,7 +97,7 @@ class Drafter(ABC, Generic[S]):
         return ()
 
     def drafting(self, state: S) -> dict[str, int]:
-        """In how many rounds of this request each of its parts drafted, where it chooses. Asked before ``end``."""
+        """In how many rounds of this request each of its parts drafted, where it has parts. Asked before ``end``."""
         return {}
 
     def end(self, state: S) -> None:

@@ -7,8 +7,9 @@ a round, so that it has learned what it can when its turn comes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -59,10 +60,13 @@ def _mixed(proposals: Seq[Proposal]) -> bool:
 
 @dataclass(slots=True)
 class CombinedState(DraftState):
-    """``parts``: the states of the parts. ``drafting``: which part drafts in the round under way, where one does."""
+    """``parts``: the states of the parts. ``drafting``: which part drafts in the round under way, where one does.
+    ``rounds``: in how many each part drafted, by its name.
+    """
 
     parts: list[Any]
     drafting: int | None = None
+    rounds: Counter[str] = field(default_factory=Counter)
 
 
 C = TypeVar("C", bound=CombinedState)
@@ -71,7 +75,7 @@ C = TypeVar("C", bound=CombinedState)
 class Combined(Drafter[C], ABC):
     """Passes to its parts all that happens to a request. Subclasses choose which part drafts.
 
-    ``names`` are shown beside the parts' caches.
+    ``names`` are shown beside the parts' caches and counters.
     """
 
     def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], proposal: Proposal) -> None:
@@ -116,6 +120,9 @@ class Combined(Drafter[C], ABC):
             for name, part, mine in zip(self.names, self.parts, state.parts, strict=True)
             for use in part.caches(mine)
         )
+
+    def drafting(self, state: C) -> dict[str, int]:
+        return {name: state.rounds[name] for name in self.names}
 
     def end(self, state: C) -> None:
         for part, mine in zip(self.parts, state.parts, strict=True):

@@ -285,14 +285,13 @@ class Trainer:
             raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
         if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{where} is of a head with other words; give its data, or another folder")
-        names = {name for name, _ in self._trained()}
-        if state["best"] and set(state["best"]) != names:
+        names = [name for name, _ in self._trained()]
+        if state["best"] and set(state["best"]) != set(names):
             raise ValueError("its best weights are not those of the head")
-        self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])
+        self.optimiser.restore([state["head"][name] for name in names], state["optimisers"])
         self.best = {name: value.to(self.device) for name, value in state["best"].items()}
         self.progress = Progress(**state["progress"])
-        before: dict[str, Any] = state.get("length", {})
-        return before
+        return dict(state.get("length", {}))
 
     @torch.no_grad()
     def _measure_best(self) -> None:

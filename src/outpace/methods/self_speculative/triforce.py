@@ -32,7 +32,7 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks
-from outpace.methods.registry import Context, Parts, draft_of, register
+from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
 
 
@@ -200,13 +200,6 @@ class TriForceSettings(StrictModel):
     )
 
 
-def _names_a_model(context: Context) -> bool:
-    try:
-        return bool(context.models())
-    except BadInput:
-        return False
-
-
 @register(
     "triforce",
     family="self-speculative",
@@ -225,11 +218,13 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
     layer = target.num_layers // 2 if settings.layer is None else settings.layer
     if layer > target.num_layers:
         raise BadInput(f"there is no layer {layer} to take states from: the model has {target.num_layers}")
-    with_model = settings.bottom == "model" or (settings.bottom == "auto" and _names_a_model(context))
-    draft = draft_of(context) if with_model else None
+    with_model = settings.bottom == "model" or (settings.bottom == "auto" and bool(context.bindings.draft_models))
+    draft = context.draft() if with_model else None
     if draft is not None and not draft.whole:
         if settings.bottom == "model":
-            raise BadInput("a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup")
+            raise BadInput(
+                "a draft LM or a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup"
+            )
         draft = None
     bottom = LookupBottom() if draft is None else StreamingBottom(draft, settings.sink, settings.window)
     drafter = TriForce(
