@@ -280,8 +280,7 @@ class Trainer:
     def _take_over(self, state: dict[str, Any]) -> dict[str, Any]:
         """Weights, moments and progress of an earlier run, checked. Returns how long that run was to be."""
         where = self.folder / STATE
-        known = {name: value for name, value in state["config"].items() if name != "target"}
-        if known != self._settings():
+        if {name: value for name, value in state["config"].items() if name != "target"} != self._settings():
             raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
         if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{where} is of a head with other words; give its data, or another folder")
