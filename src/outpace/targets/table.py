@@ -17,7 +17,7 @@ from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGr
 from outpace.targets.kv_store import rows_to_keep
 
 Table = Callable[[tuple[int, ...]], Tensor]
-Read = list[tuple[tuple[int, ...], ...]]
+Read = tuple[tuple[tuple[int, ...], ...], ...]
 """The committed tokens that attention reads, by layer and head."""
 _HEADS = 2
 """K/V heads, each with one query head: their keys and queries are fixed tables, which nothing else depends on."""
@@ -117,7 +117,7 @@ class TableTarget(Target):
         if positions.shape[-1] == len(kv):
             return None
         by_layer = positions.expand(self.num_layers, _HEADS, -1).tolist()
-        return [tuple(tuple(kv[at] for at in head) for head in heads) for heads in by_layer]
+        return tuple(tuple(tuple(kv[at] for at in head) for head in heads) for heads in by_layer)
 
     def _state(self, path: tuple[int, ...], graph: SubGraph, layer: int, read: Read | None = None) -> Tensor:
         """Residual stream of the last token of ``path`` entering ``layer``, (V,); attention reads ``read`` of the
@@ -137,8 +137,7 @@ class TableTarget(Target):
         added = self._added(path[-2:])
         if read is not None:
             added = added.clone()
-            for index, tokens in enumerate(read):
-                added[2 * index] = self._added((hash(tokens) % 1_000_003, *path[-2:]))[2 * index]
+            added[::2] = self._added((hash(read) % 1_000_003, *path[-2:]))[::2]
         return embedding + added[run].sum(0) + (self.table(path) - embedding) * (len(run) / count)
 
     def _added(self, context: tuple[int, ...]) -> Tensor:

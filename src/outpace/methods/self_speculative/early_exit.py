@@ -41,9 +41,9 @@ from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
 from outpace.targets.top import top_and_totals
 
-_PRIOR_RATE = 0.7
+_PRIOR_RATE = 0.5
 _PRIOR_WEIGHT = 2.0
-_FIRST_TOKENS = 4
+_FIRST_TOKENS = 2
 """Accepted tokens of a request that exits are judged on before their rows of the LM head are rationed."""
 
 
@@ -114,7 +114,7 @@ class EarlyExit(SelfDraft[EarlyExitState]):
         row: float = 0.0,
         memory: float = 0.95,
         rows: int = 8,
-        rest: int = 8,
+        rest: int = 16,
         dynamic: bool = True,
     ) -> None:
         super().__init__(target)
