@@ -46,7 +46,7 @@ def test_the_key_of_a_request_is_its_seed_its_texts_and_its_number_in_the_namesp
     ]
     assert len({SeededChance(*request).key for request in requests}) == len(requests)
     for seed, texts, earlier in requests:
-        again = SeededChance(seed, tuple(map(list, texts)), earlier)  # type: ignore[arg-type]
+        again = SeededChance(seed, tuple(map(list, texts)), earlier)
         assert again.key == SeededChance(seed, texts, earlier).key
         assert SeededChance(seed + 7, texts, earlier).reseeded(seed).key == again.key
     assert SeededChance(3, ((1,),)).at(5, "x").uniform() != SeededChance(3, ((2,),)).at(5, "x").uniform()

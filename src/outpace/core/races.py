@@ -24,7 +24,7 @@ def probability(races: tuple[Race, ...]) -> float:
     """The probability that all ``races`` over the same indices, run with one noise, are won as they say."""
     [(weights, winner), *others] = races
     if not others:
-        return weights[winner] / math.fsum(weights)
+        return float(weights[winner] / math.fsum(weights))
     conditions = np.unique(np.array([row for race in races for row in _conditions(*race)]), axis=0)
     size = len(weights)
     # Coordinates of the simplex: all times but the last, which is 1 less their sum.
@@ -51,7 +51,7 @@ def _volume(slopes: np.ndarray, offsets: np.ndarray) -> float:
     if slopes.shape[1] == 1:
         below = [-b / a for [a], b in zip(slopes, offsets, strict=True) if a > 0]
         above = [-b / a for [a], b in zip(slopes, offsets, strict=True) if a < 0]
-        return max(0.0, min(below) - max(above))
+        return max(0.0, float(min(below) - max(above)))
     from scipy.optimize import linprog
     from scipy.spatial import ConvexHull, HalfspaceIntersection
 
