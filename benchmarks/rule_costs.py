@@ -62,7 +62,7 @@ def sampled_tree(target: Target, sequence: Sequence, proposal: Proposal, nodes: 
 def shapes(rule: AcceptanceRule) -> dict[str, Proposal]:
     """The kinds of trees that the rule takes."""
     kinds = {
-        "chain": Proposal(sampled=True),
+        "chain": Proposal(sampled=True, shares_noise=True),
         "with replacement": Proposal(tree=True, sampled=True),
         "without replacement": Proposal(tree=True, sampled=True, replacement=False),
         "greedy + 1": Proposal(tree=True, sampled=True, one_sampled_sibling=True),

@@ -24,7 +24,7 @@ def probability(races: tuple[Race, ...]) -> float:
     """The probability that all ``races`` over the same indices, run with one noise, are won as they say."""
     [(weights, winner), *others] = races
     if not others:
-        return weights[winner] / math.fsum(weights)
+        return float(weights[winner] / math.fsum(weights))
     conditions = np.unique(np.array([row for race in races for row in _conditions(*race)]), axis=0)
     size = len(weights)
     # Coordinates of the simplex: all times but the last, which is 1 less their sum.

@@ -42,7 +42,11 @@ class NestedSettings(StrictModel):
     handover: Handover = Field("fixed", description="hand up exactly so many tokens, or all that whole rounds gave")
     inner: str = Field("pld", description="the method by which the lowest model decodes")
     inner_settings: dict[str, Any] = Field(default_factory=dict, description="settings of the inner method")
-    inner_rule: str | None = Field(None, description="acceptance rule of the inner rounds; default: the method's own")
+    inner_rule: str | None = Field(
+        None,
+        description="acceptance rule of the inner rounds; default: the method's own. A rule that shares its "
+        "noise with the drafter needs the same rule here",
+    )
     levels: int | None = Field(
         None, ge=1, le=16, description="how many draft models are levels, in the order named (default: all); "
         "the inner method may use the others"
