@@ -16,7 +16,8 @@ from cli_support import toy
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.head_folder import open_head
 from outpace.heads.kinds import find_kind, plan
-from outpace.heads.shipped import measured
+from outpace.heads.shipped import SHIPPED, measured
+from outpace.methods.registry import drafting_with
 from outpace.prompts.prompt import Prompt
 
 
@@ -78,3 +79,10 @@ def test_figures_of_other_weights_are_not_read(tmp_path: Path, monkeypatch: pyte
     save(other, tmp_path / "head", {})
     (tmp_path / "head" / "training.json").write_bytes(about)
     assert measured(open_head(tmp_path / "head"), "medusa") is None
+
+
+@pytest.mark.parametrize("folder", sorted(SHIPPED.iterdir()), ids=lambda folder: folder.name)
+def test_the_shipped_heads_keep_figures_of_their_own_weights(folder: Path) -> None:
+    record = json.loads((folder / "training.json").read_text())["measured"]["temperature 0"]
+    assert record["weights"] == open_head(folder).files.fingerprint
+    assert {row["method"] for row in record["drafters"]} == set(drafting_with(open_head(folder).kind))

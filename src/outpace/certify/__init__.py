@@ -133,7 +133,8 @@ def check_params(level: str, params: SamplingParams | None) -> None:
                 f"level 'greedy' compares answers at temperature 0, not {params.temperature:g}; leave the temperature "
                 "out, or take level 'statistical'"
             )
-        unused = [name for name in ("top_k", "top_p", "min_p") if name.replace("_", "-") in params.described]
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        unused = [name for name, value in off.items() if getattr(params, name) != value]
         if unused:
             raise BadInput(
                 f"level 'greedy' takes the likeliest token, which {', '.join(unused)} cannot change; leave it out, or "
