@@ -224,7 +224,7 @@ def test_the_command_s_json(cli: Run, folder: Path, questions: Path, tmp_path: P
         *(("bigram", shape) for shape in pair),
     ]
     for row in found["drafters"]:
-        assert row.keys() == {"drafter", "shape", *FIGURES, "by_category", "error"}
+        assert row.keys() == {"drafter", "shape", "method", "head", *FIGURES, "by_category", "error"}
         assert row["error"] is None
         assert list(row["by_category"]) == ["x", "y"]
         assert row["by_category"]["x"].keys() == set(FIGURES)
@@ -279,7 +279,7 @@ def test_what_was_measured_is_kept_with_the_head(cli: Run, folder: Path, questio
     assert about["tokens"] == 1000, "where the head comes from stays"
     kept = about["measured"]["temperature 0"]
     shapes = ["tree", "tree of 60", "chain", "chain of 6"]
-    assert [(row["drafter"], row["shape"]) for row in kept["drafters"]] == [("medusa", shape) for shape in shapes]
+    assert [(row["method"], row["shape"]) for row in kept["drafters"]] == [("medusa", shape) for shape in shapes]
     for row, whole in zip(kept["drafters"], shown["drafters"][1:5], strict=True):
         assert {**whole, **row} == whole
     assert kept["prompts"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from types import SimpleNamespace
@@ -493,12 +494,10 @@ def test_a_rule_that_changes_the_output_is_refused(methods: None) -> None:
 def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     target = wandering()
     config = plan(find_kind("eagle3"), facts(target, "toy"), size="tiny", vocabulary=16)
-    rows = [{"drafter": "eagle3", "speedup": speed} for speed in (1.4, 1.2)] + [{"drafter": "other", "speedup": 2.0}]
-    save(
-        new_head(config, target, torch.arange(16)),
-        tmp_path / "head",
-        {"measured": {"temperature 0": {"drafters": rows}}},
-    )
+    rows = [{"method": "eagle3", "speedup": speed} for speed in (1.4, 1.2)] + [{"method": "other", "speedup": 2.0}]
+    save(new_head(config, target, torch.arange(16)), tmp_path / "head", {})
+    kept = {"weights": open_head(tmp_path / "head").files.fingerprint, "drafters": rows}
+    (tmp_path / "head" / "training.json").write_text(json.dumps({"measured": {"temperature 0": kept}}))
     save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
     assert measured(open_head(tmp_path / "head"), "eagle3") == 1.4
     assert measured(open_head(tmp_path / "head"), "eagle2") is None

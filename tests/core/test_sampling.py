@@ -277,6 +277,19 @@ def test_equal_logits_are_cut_alike_in_any_company() -> None:
     assert torch.equal(warp(torch.stack([wide, row, wide]), params)[1], alone)
 
 
+@pytest.mark.parametrize("params", [SamplingParams(0.7, top_p=0.9), SamplingParams(0.7, min_p=0.01)])
+def test_a_row_is_processed_to_the_same_bits_in_any_company(params: SamplingParams) -> None:
+    """Over a large vocabulary torch splits the sum of one row among threads, but gives of several rows each to one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        rows = 3.0 * torch.randn(16, 49_152, generator=torch.Generator().manual_seed(0))
+        together = warp(rows, params)
+        assert all(torch.equal(warp(row[None], params)[0], found) for row, found in zip(rows, together, strict=True))
+    finally:
+        torch.set_num_threads(threads)
+
+
 @given(LOGITS, st.integers(0, VOCAB - 1), st.integers(0, VOCAB))
 def test_logprobs_are_those_of_the_raw_logits(logits: Tensor, token: int, top: int) -> None:
     params = SamplingParams(temperature=0.3, top_k=1, repetition_penalty=2.0, logit_bias={0: 9.0})

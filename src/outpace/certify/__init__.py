@@ -14,6 +14,7 @@ from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
+    from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
     from outpace.heads.base import Head
     from outpace.methods.bindings import Binding
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from outpace.methods.registry import Context
     from outpace.model import Model
 
-LEVELS = ("exact", "statistical", "greedy")
+LEVELS = {"exact": 1.0, "statistical": 1.0, "greedy": 0.0}
+"""The levels, each with its temperature where sampling parameters are given and temperature is not."""
 MINIMUM_SAMPLES = 100
+_SMALLEST_TOY = 3
 
 __all__ = ["LEVELS", "certify"]
 
@@ -32,6 +35,7 @@ def certify(
     model: Model | None = None,
     *,
     level: str = "exact",
+    params: SamplingParams | None = None,
     samples: int = 5000,
     alpha: float = 0.01,
     seed: int = 0,
@@ -48,12 +52,14 @@ def certify(
 
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
-    ``model`` at temperature 1; ``greedy`` compares answers. A trained method drafts with the ``head`` that is named,
+    ``model``; ``greedy`` compares answers. ``params``: the sampling parameters to certify; None: those of the matrix,
+    temperature 1, and temperature 0. Their seed is not read. A trained method drafts with the ``head`` that is named,
     else with a shipped one, else with an untrained one. Raises BadInput for what cannot be run.
     """
     check_options(level, samples, alpha, cells)
+    check_params(level, params)
     if level == "exact":
-        return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
+        return _exact(method, settings, rule, params, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
     from outpace.methods.registry import build
@@ -69,12 +75,14 @@ def certify(
     if level == "greedy":
         from outpace.certify.greedy import certify_greedy
 
-        certificate = certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=tell)
+        certificate = certify_greedy(
+            built, model.target, asked, stop_ids=model.eos_ids, params=params, on_progress=tell
+        )
     else:
         from outpace.certify.statistical import certify_statistical
 
         certificate = certify_statistical(
-            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=tell
+            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, params=params, on_progress=tell
         )
     if untrained:
         said = f"{certificate.verdict} (with an untrained {untrained[0]} head: none is named or shipped for this model)"
@@ -115,21 +123,52 @@ def check_options(level: str, samples: int, alpha: float, cells: int | None) -> 
         raise BadInput(f"cells must be at least 1, not {cells}")
 
 
+def check_params(level: str, params: SamplingParams | None) -> None:
+    """Raise BadInput for sampling parameters that the level cannot honour."""
+    if params is None:
+        return
+    if level == "greedy":
+        if not params.greedy:
+            raise BadInput(
+                f"level 'greedy' compares answers at temperature 0, not {params.temperature:g}; leave the temperature "
+                "out, or take level 'statistical'"
+            )
+        unused = [name for name in ("top_k", "top_p", "min_p") if name.replace("_", "-") in params.described]
+        if unused:
+            raise BadInput(
+                f"level 'greedy' takes the likeliest token, which {', '.join(unused)} cannot change; leave it out, or "
+                "take level 'statistical'"
+            )
+    if level == "statistical" and params.greedy:
+        raise BadInput(
+            "level 'statistical' tests tokens that were drawn, and at temperature 0 none is; give a temperature above "
+            "0, or take level 'greedy'"
+        )
+    if level == "exact" and any(not 0 <= token < _SMALLEST_TOY for token in params.logit_bias):
+        raise BadInput(
+            f"level 'exact' decodes with toy targets of {_SMALLEST_TOY} tokens and more: a logit bias must be of token "
+            f"0 to {_SMALLEST_TOY - 1}, not {', '.join(map(str, params.logit_bias))}; take level 'statistical'"
+        )
+
+
 def _exact(
     name: str,
     settings: Mapping[str, Any] | None,
     rule: str | None,
+    params: SamplingParams | None,
     samples: int,
     alpha: float,
     seed: int,
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import Setting, certify_exact, matrix, rotating_slice
+    from outpace.certify.exact import SAMPLING, Setting, certify_exact, matrix, rotating_slice
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
-    chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)
+    sampling = SAMPLING if params is None else {params.described: params}
+    whole = matrix(sampling=sampling)
+    chosen = whole if cells is None else rotating_slice(whole, seed, cells, sampling)
     numbers = count()
 
     def make(context: Context) -> Method:
@@ -139,7 +178,10 @@ def _exact(
         if on_progress is not None:
             on_progress(next(numbers), len(chosen), str(setting))
 
-    return certify_exact(name, make, chosen, samples=samples, alpha=alpha, seed=seed, on_progress=tell)
+    certificate = certify_exact(
+        name, make, chosen, sampling=sampling, samples=samples, alpha=alpha, seed=seed, on_progress=tell
+    )
+    return certificate if params is None else replace(certificate, sampling=params.described)
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -98,19 +98,22 @@ class Setting:
         )
 
 
-def matrix(seed: int = 0) -> list[Setting]:
+def matrix(seed: int = 0, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
     """Every setting of the full certification; vocabularies, prompts and tables turn with the cells."""
     cells = []
-    for number, (sampling, neighbour, prompt) in enumerate(product(SAMPLING, NEIGHBOURS, PROMPTS)):
+    for number, (name, neighbour, prompt) in enumerate(product(sampling, NEIGHBOURS, PROMPTS)):
         vocab_size, length = ((3, 3), (3, 4), (4, 3), (5, 2))[(number + number // 4) % 4]
-        cells.append(Setting(sampling, vocab_size, length, prompt, neighbour, seed * 1000 + number))
+        cells.append(Setting(name, vocab_size, length, prompt, neighbour, seed * 1000 + number))
     return cells
 
 
-def rotating_slice(cells: Seq[Setting], seed: int, count: int) -> list[Setting]:
-    """``count`` settings picked by ``seed``. One of them samples: in a greedy one a lossless rule is not asked."""
+def rotating_slice(
+    cells: Seq[Setting], seed: int, count: int, sampling: Mapping[str, SamplingParams] = SAMPLING
+) -> list[Setting]:
+    """``count`` settings picked by ``seed``. One of them samples where any does: in a greedy one a lossless rule is not
+    asked."""
     rng = random.Random(seed)
-    first = rng.choice([cell for cell in cells if not SAMPLING[cell.sampling].greedy])
+    first = rng.choice([cell for cell in cells if not sampling[cell.sampling].greedy] or list(cells))
     others = [cell for cell in cells if cell != first]
     return [first, *rng.sample(others, min(count - 1, len(others)))]
 
@@ -178,6 +181,7 @@ def certify_exact(
     make: Make,
     settings: Seq[Setting] | None = None,
     *,
+    sampling: Mapping[str, SamplingParams] = SAMPLING,
     samples: int = 20_000,
     alpha: float = 0.01,
     seed: int = 0,
@@ -187,14 +191,15 @@ def certify_exact(
     """Compare the distribution of whole outputs with autoregressive decoding's in every setting.
 
     Settings with continuous noise, or with more than ``outcomes``, are sampled: for them are ``samples`` and ``alpha``.
+    ``sampling``: the parameters that settings name.
     """
     checks: list[Check] = []
     freedoms: list[int] = []
     drafted = 0
-    for setting in matrix(seed) if settings is None else settings:
+    for setting in matrix(seed, sampling) if settings is None else settings:
         if on_progress is not None:
             on_progress(setting)
-        params = SAMPLING[setting.sampling]
+        params = sampling[setting.sampling]
         table = random_table(setting.vocab_size, setting.seed)
         plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
         watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1

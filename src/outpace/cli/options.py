@@ -106,6 +106,12 @@ class Sampling:
     ] = None
     seed: Seed = 0
 
+    @property
+    def given(self) -> bool:
+        """Whether anything but the seed was asked for; a command's own default temperature is None."""
+        own = [one for one in fields(self) if one.name not in ("seed", "temperature")]
+        return self.temperature is not None or any(getattr(self, one.name) != one.default for one in own)
+
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters, with ``more`` of their fields. Raises BadInput for values out of range."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -88,6 +88,21 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def described(self) -> str:
+        """What the distribution depends on, in words: temperature, and what is not at its default."""
+        default = SamplingParams()
+        names = ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        changed = [name for name in names if getattr(self, name) != getattr(default, name)]
+        return ", ".join(
+            [
+                f"temperature {self.temperature:g}",
+                *(f"{name.replace('_', '-')} {getattr(self, name):g}" for name in changed),
+                *(f"logit-bias {token}={bias:g}" for token, bias in self.logit_bias.items()),
+                *(["the user's processors"] if self.processors else []),
+            ]
+        )
+
+    @property
     def path_dependent(self) -> bool:
         """Whether the distribution at a node depends on more than its logits."""
         penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty

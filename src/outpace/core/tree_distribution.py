@@ -33,11 +33,11 @@ def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
     Of equal logits at the edge the smallest ids stay, so that a row's set never depends on the other rows.
     """
     vocab = logits.shape[-1]
-    total = logits.logsumexp(-1, keepdim=True)
+    probs = logits.softmax(-1)
     size = min(512, vocab)
     while True:  # a full sort costs milliseconds a row; the largest nearly always suffice
-        values = logits.topk(size, dim=-1).values
-        mass = (values - total).exp().cumsum(-1)
+        values, ids = logits.topk(size, dim=-1)
+        mass = probs.gather(-1, ids).cumsum(-1)
         if size == vocab or bool((mass[:, -1] >= top_p).all()):
             break
         size = min(vocab, size * 8)
@@ -52,7 +52,11 @@ def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, top-k, top-p, min-p, softmax: (n, V) processed logits -> (n, V) float32 probabilities."""
+    """Temperature, top-k, top-p, min-p, softmax: (n, V) processed logits -> (n, V) float32 probabilities.
+
+    A row's result is the same bits whatever rows are processed beside it: torch's softmax is computed row by row, while
+    its sums over a row are split among threads in another way where there are several rows.
+    """
     if params.greedy:
         best = logits.max(-1, keepdim=True)
         # A row without a token that can follow is NaN here as it is after a softmax; see TreeDistribution.p.
@@ -66,8 +70,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     probs = logits.softmax(-1)
     if params.min_p > 0.0:
         floor = params.min_p * probs.max(-1, keepdim=True).values
-        probs = probs.masked_fill(probs < floor, 0.0)
-        probs = probs / probs.sum(-1, keepdim=True)
+        probs = logits.masked_fill(probs < floor, -math.inf).softmax(-1)
     return probs
 
 

@@ -17,12 +17,13 @@ SHIPPED = Path(__file__).parent / "weights"
 def measured(folder: HeadFolder, method: str) -> float | None:
     """The greedy speed-up that was measured of a method with this head, as ``training.json`` beside it says.
 
-    Of the method with its default settings. None where it was not measured (``outpace eval-head --record`` does).
+    None where it was not measured with these very weights (``outpace eval-head --record`` does).
     """
     try:
         about = read_provenance(folder.files.path) or {}
-        rows = about["measured"]["temperature 0"]["drafters"]
-        return next(float(row["speedup"]) for row in rows if row["drafter"] == method)
+        record = about["measured"]["temperature 0"]
+        speed = next(float(row["speedup"]) for row in record["drafters"] if row["method"] == method)
+        return speed if record["weights"] == folder.files.fingerprint else None
     except (BadInput, KeyError, TypeError, ValueError, StopIteration):  # not measured, or by another program
         return None
 

@@ -151,6 +151,8 @@ class Target(ABC):
     """Where logits and hidden states are, and heads beside it run."""
     dtype: str
     """Name of the precision that scores are computed in ("float32", "bfloat16", ..., "int8", "int4")."""
+    batch_invariant: bool = False
+    """Whether a row's scores are the same bits whatever rows, trees and sequences are scored beside it."""
     context_length: int
     """In tokens."""
     context_note: str = ""

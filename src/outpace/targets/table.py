@@ -44,6 +44,8 @@ class TableTarget(Target):
     Norm and LM head are the identity: the hidden states of layer ``num_layers`` are the logits.
     """
 
+    batch_invariant = True
+
     def __init__(
         self, vocab_size: int, table: Table | None = None, *, seed: int = 0, context_length: int = 256, layers: int = 4
     ) -> None:

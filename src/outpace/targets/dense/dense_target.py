@@ -41,6 +41,8 @@ class DenseTarget(RowTarget):
     specs where it does. ``prefill_chunk`` in rows.
     """
 
+    batch_invariant = True
+
     def __init__(
         self,
         spec: DecoderSpec,
