@@ -108,8 +108,7 @@ def _changed(file: str | Path) -> int | None:
 
 def result(generation: Generation) -> Result:
     """The public face of a finished generation. Raises the error that ended it, if one did."""
-    if generation.error is not None:
-        raise generation.error
+    generation.raise_error()
     return Result(
         text=generation.text,
         tokens=list(generation.tokens),
@@ -132,5 +131,4 @@ def stream(model: Model, prompt: Prompt, **options: Any) -> Iterator[str]:
     decoder = Decoder(model.target, model.tokenizer)
     generation = decoder.submit(request(model, prompt, **options))
     yield from decoder.stream(generation)
-    if generation.error is not None:
-        raise generation.error
+    generation.raise_error()

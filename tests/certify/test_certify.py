@@ -113,7 +113,7 @@ def test_a_sampler_that_is_blind_to_the_path_is_caught(sampling: str, monkeypatc
     """The reference never walks a tree, so a mistake in the trees' own sampler shows as well."""
     honest = Sampler.penalise
 
-    def blind(sampler: Sampler, row: Tensor, path: Seq[int], states: Seq[Any]) -> Tensor:
+    def blind(sampler: Sampler, row: Tensor, path: Seq[int], states: Any) -> Any:
         return honest(sampler, row, (), sampler.states)
 
     monkeypatch.setattr(Sampler, "penalise", blind)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import outpace.loading
-from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
+from cli_support import EOS, WORDS, Letters, Ran, Run, failing, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
@@ -227,3 +227,15 @@ def test_ctrl_c_before_the_first_token(cli: Run, monkeypatch: pytest.MonkeyPatch
     silent = cli("generate", PROMPT)
     assert silent.code == 130
     assert "Traceback" not in silent.err
+
+
+@pytest.mark.parametrize("method", ["none", "sam"])
+def test_a_processor_that_fails_is_said_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    failing(monkeypatch)
+    ran = cli("generate", PROMPT, "--method", method, "-n", "30")
+    assert (ran.code, len(ran.out)) == (2, 4)
+    assert ran.err == "error: logits processor 'Failing' raised ValueError in process: no such rule\n"
+    refused(cli("generate", PROMPT, "--method", method, "--json"), "logits processor 'Failing' raised ValueError")
+    explained = cli("generate", PROMPT, "--method", method, "--explain")
+    assert explained.code == 2
+    assert explained.err.count("error:") == 1

@@ -457,9 +457,18 @@ def test_parts_are_what_was_named_then_what_is_shipped(methods: None) -> None:
 def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> None:
     both, speeds = ["one", "two"], {"toy-one": 1.1, "toy-two": 1.3}
     assert chosen(context(both, speeds=speeds)) == "toy-two"
-    assert chosen(context(both, speeds={"toy-two": 1.0})) == "toy-two"
+    assert chosen(context(both, speeds={"toy-two": 1.1})) == "toy-two"
     assert chosen(context(both, speeds=speeds), learned=("toy-one",)) == "toy-one"
     assert chosen(context(named=both, speeds=speeds)) == "toy-two"
+
+
+def test_a_head_that_was_measured_not_to_gain_is_left_out(methods: None) -> None:
+    both, slow = ["one", "two"], {"toy-one": 0.97, "toy-two": 1.0}
+    assert chosen(context(both, speeds=slow)) is None
+    assert chosen(context(named=["one"], speeds=slow)) is None
+    assert chosen(context(named=["one"], draft=True, speeds=slow)) == "draft-model"
+    assert chosen(context(both, speeds={"toy-one": 0.9})) == "toy-two"
+    assert chosen(context(both, speeds=slow), learned=("toy-one",)) == "toy-one", "it was asked for"
 
 
 @pytest.mark.parametrize(
@@ -501,6 +510,10 @@ def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
     assert measured(open_head(tmp_path / "head"), "eagle3") == 1.4
     assert measured(open_head(tmp_path / "head"), "eagle2") is None
+    for gains, expected in ((False, 0.0), (True, None)):
+        folder = tmp_path / f"gains {gains}"
+        save(new_head(config, target, torch.arange(16)), folder, {"trial": {"gains": gains}})
+        assert measured(open_head(folder), "eagle3") == expected
     assert measured(open_head(tmp_path / "bare"), "eagle3") is None
 
 

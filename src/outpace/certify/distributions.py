@@ -31,7 +31,10 @@ def autoregressive_distribution(
         for output, weight in proposal_distribution.items():
             sampler = Sampler(params, prompt, vocab_size)
             sampler.extend(output)
-            p = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None]).p(ROOT).double()
+            distribution = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None])
+            p = distribution.p(ROOT).double()
+            if (failure := distribution.failure(ROOT)) is not None:
+                raise failure
             p = p / p.sum()
             for token in torch.nonzero(p).flatten().tolist():
                 longer[(*output, token)] += weight * float(p[token])
@@ -84,15 +87,9 @@ def run_once(
     for index, generation in enumerate(running):
         generation.sequence.chance = source(index)
     decoder.run()
-    raise_errors(running)
-    return running
-
-
-def raise_errors(running: Seq[Generation]) -> None:
-    """Raise the error that ended a request: an incomplete answer is no sample of the output distribution."""
     for generation in running:
-        if generation.error is not None:
-            raise generation.error
+        generation.raise_error()
+    return running
 
 
 def distance(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:

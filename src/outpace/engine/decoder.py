@@ -123,7 +123,7 @@ class Decoder:
     def _join(self) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
         for one in self._joining:
-            if one.finish_reason is not None and not one.request.keep:
+            if one.finish_reason is not None and not one.keeps:
                 self.target.close(one.sequence.kv)
         self._joining.clear()
         if not joining:
@@ -167,7 +167,7 @@ class Decoder:
             one.metrics.parts = one.drafter.drafting(one.draft_state)
             one.drafter.end(one.draft_state)
             self.active.remove(one)
-            if not one.request.keep:
+            if not one.keeps:
                 self.target.close(one.sequence.kv)
 
     def _continue(self, sequence: Sequence, kept: Sequence, aux_hidden_state_layers: tuple[int, ...]) -> None:

@@ -17,14 +17,17 @@ SHIPPED = Path(__file__).parent / "weights"
 def measured(folder: HeadFolder, method: str) -> float | None:
     """The greedy speed-up that was measured of a method with this head, as ``training.json`` beside it says.
 
-    None where it was not measured with these very weights (``outpace eval-head --record`` does).
+    0 for a head that its training has found not to gain; None where it was not measured with these very weights
+    (``outpace eval-head --record`` does).
     """
     try:
         about = read_provenance(folder.files.path) or {}
+        if "measured" not in about and about.get("trial", {}).get("gains") is False:
+            return 0.0
         record = about["measured"]["temperature 0"]
         speed = next(float(row["speedup"]) for row in record["drafters"] if row["method"] == method)
         return speed if record["weights"] == folder.files.fingerprint else None
-    except (BadInput, KeyError, TypeError, ValueError, StopIteration):  # not measured, or by another program
+    except (BadInput, KeyError, TypeError, ValueError, AttributeError, StopIteration):  # or by another program
         return None
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
+from outpace.core.processors import ProcessorFailure
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
@@ -123,7 +124,7 @@ class TreeScores:
         return self._distribution
 
     def p(self, node: int) -> Tensor:
-        """Processed target distribution after ``node``: (V,) float32. Raises BadInput where no token can follow."""
+        """Processed target distribution after ``node``: (V,) float32; see :meth:`TreeDistribution.failure`."""
         return self.distribution.p(node)
 
     def auxiliary_rows(self, owner: object) -> list[int]:
@@ -131,7 +132,7 @@ class TreeScores:
         return [row for row, one in enumerate(self.tree.auxiliary_tokens, 1 + len(self.tree)) if one.owner is owner]
 
     def argmax(self, node: int) -> int:
-        """Greedy choice after ``node``, of the processed logits. Raises BadInput where no token can follow."""
+        """Greedy choice after ``node``, of the processed logits; see :meth:`TreeDistribution.failure`."""
         return self.distribution.argmax(node)
 
 
@@ -269,7 +270,8 @@ class Target(ABC):
     ) -> Sequence:
         """A sequence of this target, ready for ``prefill``; ``kv``: of a beginning of the prompt, if there is any.
 
-        Raises BadInput for a prompt that is empty, too long or outside the vocabulary.
+        Raises BadInput for a prompt that is empty, too long or outside the vocabulary, and where one of the user's
+        processors cannot begin.
         """
         params = params or SamplingParams()
         if not prompt:
@@ -283,11 +285,14 @@ class Target(ABC):
         outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             raise BadInput(f"the prompt holds token {outside}; the vocabulary has {self.vocab_size}")
+        sampler = Sampler(params, prompt, self.vocab_size, stop_ids)
+        if isinstance(sampler.states, ProcessorFailure):
+            raise sampler.states
         return Sequence(
             tokens=list(prompt),
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
-            sampler=Sampler(params, prompt, self.vocab_size, stop_ids),
+            sampler=sampler,
             chance=chance or SeededChance(params.seed),
             references=references,
             namespace=namespace,

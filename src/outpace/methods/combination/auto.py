@@ -197,26 +197,31 @@ def learned_methods() -> tuple[str, ...]:
 def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] | None:
     """The learned part: with a head that was named, with a draft model that was, or with a shipped head; else None.
 
-    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head. Raises
-    BadInput for a head or draft model that the user named and that does not fit.
+    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head; none
+    that was no faster than autoregressive decoding. Raises BadInput for a head or draft model that the user named and
+    that does not fit.
     """
     labels = learned_methods() if settings.learned is None else settings.learned
     if not labels:
         return None
     heads = context.bindings.heads
-    if settings.learned is None and context.bindings.draft_models and not heads:
-        return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
+    has_draft = settings.learned is None and bool(context.bindings.draft_models)
     offered = {label: found[0] for label in labels if (found := _heads_for(context, label))}
     if heads and not offered:
         raise BadInput(
             f"none of the methods that auto chooses from ({', '.join(labels)}) drafts with a head of kind "
             f"{' or '.join(one.kind for one in heads)}"
         )
-    if settings.learned is None:
-        speed = {label: head.speedup(find(label).name) or 0.0 for label, head in offered.items()}
-        labels = tuple(sorted(offered, key=lambda label: -speed[label]))
+    if has_draft and not heads:
+        labels = ()
+    elif settings.learned is None:
+        speed = {label: head.speedup(find(label).name) for label, head in offered.items()}
+        gains = (label for label, known in speed.items() if known is None or known > 1.0)
+        labels = tuple(sorted(gains, key=lambda label: -(speed[label] or 0.0)))
     elif heads:
         labels = tuple(offered)
+    if has_draft and not labels:
+        return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
     for label in labels:
         try:
             return label, context.parts(label, settings.settings.get(label))
