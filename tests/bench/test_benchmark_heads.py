@@ -78,3 +78,14 @@ def test_figures_of_other_weights_are_not_read(tmp_path: Path, monkeypatch: pyte
     save(other, tmp_path / "head", {})
     (tmp_path / "head" / "training.json").write_bytes(about)
     assert measured(open_head(tmp_path / "head"), "medusa") is None
+
+
+def test_methods_to_compare_with_draft_with_the_first_head_of_a_kind(tmp_path: Path) -> None:
+    model = toy()
+    config = plan(find_kind("medusa"), facts(model.target, "toy"), size="tiny")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for seed, folder in enumerate(folders):
+        save(new_head(config, model.target, torch.arange(config.vocabulary), seed=seed), folder, {})
+    subjects, left_out = script().others(model, ["sam", "auto"], folders)
+    assert not left_out
+    assert subjects[1].method.drafts_with == ("head 'medusa'",)
