@@ -162,17 +162,19 @@ def _exact(
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import SAMPLING, Setting, certify_exact, matrix, rotating_slice
+    from outpace.certify.exact import SAMPLING, Setting, cells_of, certify_exact, rotating_slice, tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
     sampling = SAMPLING if params is None else {params.described: params}
-    whole = matrix(sampling=sampling)
-    chosen = whole if cells is None else rotating_slice(whole, seed, cells, sampling)
     numbers = count()
 
     def make(context: Context) -> Method:
         return build(name, context, tiny, rule)
+
+    chosen = cells_of(make(tiny_context(3, 0)), sampling=sampling)
+    if cells is not None:
+        chosen = rotating_slice(chosen, seed, cells, sampling)
 
     def tell(setting: Setting) -> None:
         if on_progress is not None:

@@ -44,6 +44,7 @@ def chat(
     sampling: opt.Sampling,
 ) -> None:
     """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
+    opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     machine.check()
     drafting.check()
@@ -97,7 +98,7 @@ def _turn(talk: _Conversation, line: str, interactive: bool) -> None:
         except BadInput as error:
             if not interactive:
                 raise
-            err().print(f"[red]error:[/] {error} [dim](/reset starts afresh)")
+            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts afresh)")
 
 
 def _lines(interactive: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string."""
+"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string; and what counts as text."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, special tokens left out."""
         ...
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise BadInput for ``text`` with half of a surrogate pair, which stands for no character; ``what``: its name.
+
+    JSON's ``\\ud800`` makes one, and so do bytes on a command line that are not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise BadInput(
+            f"{what} is not valid text: character {error.start + 1} is half of a surrogate pair ({half}); remove it"
+        ) from None
 
 
 class TextStream:

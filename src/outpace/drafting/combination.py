@@ -30,6 +30,8 @@ def one_of(proposals: Seq[Proposal]) -> Proposal:
         sampled=any(one.sampled for one in proposals),
         replacement=all(one.replacement for one in proposals),
         one_sampled_sibling=any(one.sampled for one in proposals) and all(_at_most_one_draw(one) for one in proposals),
+        shares_noise=all(one.shares_noise or not one.sampled for one in proposals)
+        and any(one.sampled for one in proposals),
         keeps_unverified_draws=any(one.keeps_unverified_draws for one in proposals),
         mixed=_mixed(proposals),
     )
@@ -89,6 +91,10 @@ class Combined(Drafter[C], ABC):
         )
         self.nest(self.purpose)
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.prefill_layers}))
+
     @abstractmethod
     def opened(self, sequence: Sequence, parts: list[Any]) -> C:
         """The state of a request that joins, around the states of the parts."""
@@ -98,13 +104,17 @@ class Combined(Drafter[C], ABC):
         for index, part in enumerate(self.parts):
             part.nest(f"{purpose}/{index}")
 
+    @property
+    def remembers(self) -> bool:
+        return super().remembers or any(part.remembers for part in self.parts)
+
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])
 
     def on_prefill(self, state: C, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         for part, mine in zip(self.parts, state.parts, strict=True):
-            if part.aux_hidden_state_layers:
-                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.aux_hidden_state_layers})
+            if part.prefill_layers:
+                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.prefill_layers})
 
     def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
         for index, part in enumerate(self.parts):

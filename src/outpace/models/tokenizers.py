@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.text import check_text
 from outpace.models.base import Message
 from outpace.models.quiet import one_line
 from outpace.models.transcript import transcript
@@ -59,12 +60,15 @@ class HFTokenizer:
         return bool(self.template)
 
     def encode(self, text: str) -> list[int]:
+        check_text(text, "the text")
         return [*self._prefix, *_ids(self.inner, text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts without special tokens before or after them, on all CPUs where the tokenizer can."""
         if not texts:
             return []
+        for text in texts:
+            check_text(text, "the text")
         if backend := getattr(self.inner, "backend_tokenizer", None):
             return [one.ids for one in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         return [_ids(self.inner, text) for text in texts]
@@ -114,6 +118,7 @@ class HFTokenizer:
         for message in messages:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise BadInput('every message needs a text for "role" and for "content"')
+            check_text(message["content"], f"the message of role {message['role']!r}")
         if not self.template:
             return self.encode(messages[0]["content"] if len(messages) == 1 else transcript(messages))
         try:

@@ -9,16 +9,19 @@ target computes again.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from outpace.core.errors import BadInput
+from outpace.core.files import read_json
+from outpace.core.validation import validated
 from outpace.heads.fingerprint import alike, probe
 from outpace.heads.kinds import kinds
 from outpace.model import Model
@@ -89,21 +92,36 @@ def open_folder(folder: Path, target: Target, name: str, layers: Sequence[int]) 
             raise BadInput(f"cannot write to {folder}: {error.strerror or error}") from None
     shards = Shards(folder, {})
     found = about(shards)
-    theirs, kept = found.get("fingerprint"), found.get("layers")
-    if not isinstance(theirs, list) or not isinstance(kept, list):
+    if found.fingerprint is None or found.layers is None:
         raise BadInput(f"{manifest} does not say which target the conversations are of; give another folder")
-    if not alike(theirs, probe(target)):
+    if not alike(found.fingerprint, probe(target)):
         raise BadInput(
-            f"{folder} holds conversations of another target ({found.get('target', 'unnamed')}), not of '{name}'; "
-            "give another folder"
+            f"{folder} holds conversations of another target ({found.target}), not of '{name}'; give another folder"
+        )
+    beyond = [layer for layer in found.layers if layer > target.num_layers]
+    if beyond:
+        raise BadInput(
+            f"{manifest} names layer {beyond[0]}, and the target has {target.num_layers}; give another folder"
         )
     return shards
 
 
-def about(shards: Shards) -> dict[str, Any]:
-    """The folder's manifest; empty where it is no object."""
-    found = json.loads((shards.folder / MANIFEST).read_text())
-    return found if isinstance(found, dict) else {}
+class Manifest(BaseModel):
+    """What all conversations of a folder have in common. ``layers``: those whose hidden states are kept."""
+
+    target: str = "unnamed"
+    fingerprint: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    layers: list[Annotated[int, Field(ge=0)]] | None = None
+
+
+def about(shards: Shards) -> Manifest:
+    """The folder's manifest. Raises BadInput for one that is damaged."""
+    path = shards.folder / MANIFEST
+
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"{path} is damaged, {key}: {reason}; give another folder")
+
+    return validated(Manifest, read_json(path), refusal)
 
 
 class Collector:
@@ -111,7 +129,7 @@ class Collector:
 
     def __init__(self, model: Model, shards: Shards, config: DataConfig, excluded: Overlap) -> None:
         self.model, self.shards, self.config = model, shards, config
-        self.layers = tuple(about(shards).get("layers", ()))
+        self.layers = tuple(about(shards).layers or ())
         room = model.target.context_length
         self._most = max(1, min(config.most, room // 2))
         longest = max(1, min(config.longest, room - self._most - 2))

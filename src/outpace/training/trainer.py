@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
+from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
 from outpace.training.memory import give_back
 from outpace.training.optimiser import Optimiser
@@ -244,23 +245,31 @@ class Trainer:
         state = read_state(self.folder)
         if state is None:
             return False
-        known = {name: value for name, value in state["config"].items() if name != "target"}
-        if known != self._settings():
-            where = self.folder / STATE
-            raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
-        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
-            raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
-        self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])
-        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
-        self.progress = Progress(**state["progress"])
-        before = state.get("length", {})
-        if before != self._length():  # a longer run than the one that may have ended: patience begins anew
-            self.progress.lowest, self.progress.worse = math.inf, 0
-        if self.best and before.get("answers") != self._answers:
+        with explained(f"{self.folder / STATE} is damaged", "delete it to begin anew"):
+            before = self._take_over(state)
+            if before != self._length():  # a longer run than the one that may have ended: patience begins anew
+                self.progress.lowest, self.progress.worse = math.inf, 0
+            changed = before.get("answers") != self._answers
+        if self.best and changed:
             self._measure_best()
         self.optimiser.round()
         self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
         return True
+
+    def _take_over(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Weights, moments and progress of an earlier run, checked. Returns how long that run was to be."""
+        where = self.folder / STATE
+        if {name: value for name, value in state["config"].items() if name != "target"} != self._settings():
+            raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
+        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
+            raise BadInput(f"{where} is of a head with other words; give its data, or another folder")
+        names = [name for name, _ in self._trained()]
+        if state["best"] and set(state["best"]) != set(names):
+            raise ValueError("its best weights are not those of the head")
+        self.optimiser.restore([state["head"][name] for name in names], state["optimisers"])
+        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
+        self.progress = Progress(**state["progress"])
+        return dict(state.get("length", {}))
 
     @torch.no_grad()
     def _measure_best(self) -> None:
