@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -30,6 +30,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.heads.base import Head
 from outpace.heads.untrained import random_head
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context, build, methods
 from outpace.model import Model
 from outpace.targets.base import Target
@@ -141,19 +142,19 @@ def stage(name: str) -> Stage:
     store = Datastore.of([[rng.choice((*COMMON, 31)) for _ in range(40)] for _ in range(3)])
 
     @cache
-    def head(*kinds: str) -> Head:
-        return random_head(kinds, target, seed=1, vocabulary=40)
+    def head(kind: str) -> Head:
+        return random_head((kind,), target, seed=1, vocabulary=40)
 
     def context(*drafts: Target) -> Context:
-        return Context(
-            target,
-            draft=lambda: drafts[0],
-            drafts=lambda: drafts,
-            models=lambda: (stranger,),
-            tokenizer=TOKENIZER,
-            datastore=lambda: store,
-            head=head,
-        )
+        models = [
+            Binding(str(at), DRAFT_MODEL, partial(_given, one), choice=lambda: stranger)
+            for at, one in enumerate(drafts)
+        ]
+
+        def default(kind: str, name: str) -> list[Binding]:
+            return models if kind == DRAFT_MODEL else [Binding(name or kind, kind, partial(head, kind))]
+
+        return Context(target, Bindings(default=default), tokenizer=TOKENIZER, datastore=lambda: store)
 
     contexts = context(target, other), context(other, target)
     found = Stage(target, contexts)
@@ -173,6 +174,10 @@ def stage(name: str) -> Stage:
 
 def _drafts(info: Any) -> bool:
     return "draft model" in info.needs or "draft-model" in str(info.tiny)
+
+
+def _given(target: Target) -> Target:
+    return target
 
 
 @cache

@@ -137,7 +137,7 @@ def test_greedy_answers_are_plain_decodings() -> None:
 
 def context(datastore: Datastore | None = None, vocab: int = 12) -> Context:
     target = TableTarget(vocab, random_table(vocab, 8))
-    made = Context(target, lambda: target)
+    made = Context(target)
     return made if datastore is None else replace(made, datastore=lambda: datastore)
 
 

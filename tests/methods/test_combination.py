@@ -271,7 +271,7 @@ class DraftVocabulary:
 
 def test_the_users_rules_come_first() -> None:
     target = TableTarget(4, random_table(4, 1))
-    context = Context(target, lambda: target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
+    context = Context(target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
     settings = {"parts": ["sam", "pld", "llma"], "rules": {"sum": "llma", "translate": "pld"}}
     drafter = build("taskspec", context, settings).drafter
     assert isinstance(drafter, TaskSwitch)
@@ -283,7 +283,7 @@ def test_the_users_rules_come_first() -> None:
     with pytest.raises(BadInput, match="none of the parts"):
         build("taskspec", context, {"parts": ["sam"], "rules": {"sum": "pld"}})
     with pytest.raises(BadInput, match="tokenizer"):
-        build("taskspec", Context(target, lambda: target), settings)
+        build("taskspec", Context(target), settings)
 
 
 class Kinds:
@@ -324,7 +324,7 @@ def kinds_router(target: TableTarget, window: int, policy: Policy = "ucb", rewar
 def test_the_route_changes_where_the_text_changes_its_kind() -> None:
     """After 64 tokens the text is of another kind; a second text of both kinds is drafted right all along."""
     target = TableTarget(50, Kinds(64))
-    plain = decode(target, build("none", Context(target, lambda: target)), [10], 127).tokens
+    plain = decode(target, build("none", Context(target)), [10], 127).tokens
 
     def second(window: int) -> tuple[list[int], int]:
         method = kinds_router(target, window)

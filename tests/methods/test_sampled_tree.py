@@ -36,12 +36,13 @@ from outpace.drafting.sampled_trees import (
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.methods.registry import Context, build
+from outpace.methods.registry import build
 from outpace.targets.base import Target
 from outpace.targets.bridged import BridgedTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.vocabulary.shared import VocabularyMap
 from support import NeverTwice, Path, autoregressive_distribution, distance as apart, reference_logits, reference_probs
+from weights_support import with_drafts
 
 PROMPT: Path = (0, 2, 1)
 PLAIN = SamplingParams(1.0)
@@ -315,7 +316,7 @@ def test_at_temperature_0_a_tree_is_accepted_further_than_a_chain(
         words = VocabularyMap(Letters(LETTERS[:vocab]), Letters([LETTERS[index] for index in order]), vocab, len(order))
         theirs = TableTarget(len(order), lambda path: draft_model.table(tuple(order[token] for token in path))[order])
         drafts = [BridgedTarget(theirs, words, 256)]
-    context = Context(one, lambda: drafts[0], lambda: drafts)
+    context = with_drafts(one, *drafts)
 
     def decode(method: str, given: dict[str, Any]) -> tuple[list[list[int]], float]:
         decoder = Decoder(one)
@@ -551,7 +552,7 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
-    context = Context(TableTarget(3), lambda: draft(3))
+    context = with_drafts(TableTarget(3), draft(3))
     with pytest.raises(BadInput, match=words):
         build(name, context, settings)
 
@@ -560,18 +561,18 @@ def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], 
 @pytest.mark.parametrize("branching", [(2, 0), (0,), (2, -1)])
 def test_a_level_without_draws_is_refused(name: str, branching: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="branching"):
-        build(name, Context(TableTarget(3), lambda: draft(3)), {"branching": branching})
+        build(name, with_drafts(TableTarget(3), draft(3)), {"branching": branching})
 
 
 @pytest.mark.parametrize("settings", [{"branching": (3,), "max_nodes": 2}, {"beam": 9, "max_nodes": 8}])
 def test_a_first_level_without_room_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="no room"):
-        build("rsd", Context(TableTarget(3), lambda: draft(3)), settings)
+        build("rsd", with_drafts(TableTarget(3), draft(3)), settings)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(BadInput, match="vocabulary"):
-        build("rsd", Context(TableTarget(3), lambda: draft(4)))
+        build("rsd", with_drafts(TableTarget(3), draft(4)))
 
 
 def test_expected_accepted_length_grows_with_the_tree() -> None:
@@ -579,7 +580,7 @@ def test_expected_accepted_length_grows_with_the_tree() -> None:
     table = random_table(4, 1)
     lengths = []
     for branching in ((1,), (2,), (3,)):
-        method = build("rsd", Context(TableTarget(4, table), lambda: draft(4)), {"branching": branching}, "traversal")
+        method = build("rsd", with_drafts(TableTarget(4, table), draft(4)), {"branching": branching}, "traversal")
         decoder = Decoder(TableTarget(4, table))
         running = [
             decoder.submit(Request((0, 1), method, SamplingParams(1.0, seed=seed), max_new_tokens=30))

@@ -16,6 +16,7 @@ from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.drafting.draft_token import draft_token
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 
 
@@ -110,7 +111,8 @@ class ChainBuilder(TreeBuilder):
             self._chain.add(last, distribution.argmax(node))
         else:
             q = distribution.p(node)
-            self._chain.add(last, self.chance.categorical(q), QRow(q))
+            ahead = 0 if node == ROOT else self._drafted.depths[node]
+            self._chain.add(last, draft_token(self.sequence, ahead, q, self.chance), QRow(q))
         self._depth += 1
 
     def _run_last(self) -> bool:

@@ -20,7 +20,6 @@ from pydantic import Field, model_validator
 
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
 from outpace.drafting.merged import Merge
@@ -34,10 +33,10 @@ from outpace.targets.base import Target
 class SpecInfer(Merge):
     """The merged trees of ``drafts``, each a model over the target's vocabulary, all of one shape."""
 
-    def __init__(self, drafts: Seq[Target], branching: Branching, *, sampled: bool) -> None:
+    def __init__(self, drafts: Seq[Target], branching: Branching, *, sampled: bool, names: Seq[str] = ()) -> None:
         builder = partial(WithReplacement if sampled else TopK, branching=branching)
         proposal = Proposal(tree=True, sampled=sampled)
-        names = [f"draft model {index}" for index in range(1, len(drafts) + 1)]
+        names = names or [f"draft model {index}" for index in range(1, len(drafts) + 1)]
         super().__init__([DraftModel(draft, builder, proposal) for draft in drafts], names)
 
 
@@ -71,10 +70,8 @@ class SpecInferSettings(StrictModel):
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:
     """All draft models that the caller named. Raises BadInput where there is none."""
-    drafts = context.drafts()
-    if not drafts:
-        raise BadInput("method 'specinfer' needs draft models: give --draft-model NAME, once for each")
-    drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled")
+    names, drafts = zip(*context.drafts(), strict=True)
+    drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled", names=names)
     depth, width = len(settings.branching), max(settings.branching)
     controllers = [Fixed(depth, width, settings.max_nodes) for _ in drafts]
     return Parts(drafter, CombinedController(controllers, united=True))
