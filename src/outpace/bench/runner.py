@@ -27,7 +27,7 @@ from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
 from outpace.certify.near_ties import near_tie_gap
 from outpace.core import machine
-from outpace.core.errors import BadInput, shortened
+from outpace.core.errors import BadInput, said
 from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
