@@ -51,16 +51,18 @@ TOKENIZER = Letters([None, None, None, *_LETTERS, *(one + two for one in "abcdef
 """97 pieces, the first three of them special."""
 THEIRS = Letters([*"zyxwvutsrqponmlkjihgfedcba ", "ab", "ho"])
 """The vocabulary of another draft model."""
-FEW = dict.fromkeys((5, 9, 12, 20), 60.0)
+COMMON = (60, 64, 70, 81)
+"""Tokens of which most texts are made; random heads draft them too."""
+FEW = dict.fromkeys(COMMON, 60.0)
 """A bias that leaves four tokens: random drafters, too, are right in a quarter of the places."""
 PARAMS: dict[str, SamplingParams] = {
     "plain": SamplingParams(),
     "four tokens": SamplingParams(logit_bias=FEW),
-    "two tokens": SamplingParams(logit_bias=dict.fromkeys((5, 9), 60.0)),
-    "two tokens, frequency": SamplingParams(logit_bias=dict.fromkeys((5, 9), 60.0), frequency_penalty=1.5),
+    "two tokens": SamplingParams(logit_bias=dict.fromkeys(COMMON[:2], 60.0)),
+    "two tokens, frequency": SamplingParams(logit_bias=dict.fromkeys(COMMON[:2], 60.0), frequency_penalty=1.5),
     "penalties": SamplingParams(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.3),
     "four tokens, penalties": SamplingParams(logit_bias=FEW, repetition_penalty=1.1, frequency_penalty=0.9),
-    "bias": SamplingParams(logit_bias={7: 2.5, 9: -4.0}),
+    "bias": SamplingParams(logit_bias={7: 2.5, 64: -4.0}),
     "log-probabilities": SamplingParams(logprobs=True, top_logprobs=2),
     "processor": SamplingParams(processors=(NeverTwice(),)),
     "processor, bias, penalty": SamplingParams(processors=(Alternate(),), logit_bias={6: 3.0}, presence_penalty=0.5),
@@ -94,7 +96,7 @@ def names() -> list[str]:
     return [info.name for info in methods() if info.lossless and info.build.__module__.startswith("outpace.")]
 
 
-TOKEN = st.one_of(st.sampled_from((5, 9, 12, 20)), st.integers(3, VOCAB - 1))
+TOKEN = st.one_of(st.sampled_from(COMMON), st.integers(3, VOCAB - 1))
 TEXT = st.lists(TOKEN, min_size=1, max_size=9).map(tuple)
 AGAIN = st.tuples(TEXT, st.integers(1, 3)).map(lambda one: one[0] * one[1])
 PLAN = st.builds(
@@ -105,8 +107,10 @@ PLAN = st.builds(
     joins=st.integers(0, 6),
     most=st.sampled_from((1, 2, 5, 12, 20, 28)),
     params=st.sampled_from(sorted(PARAMS)),
-    stop_ids=st.sampled_from((frozenset[int](), frozenset({5}), frozenset({2, 9, 40}))),
-    stop_strings=st.sampled_from(((), (), ("fc",), ("a", "xx"), ("jj",))),
+    stop_ids=st.sampled_from((frozenset[int](), frozenset({64}), frozenset({2, 70, 40}))),
+    stop_strings=st.sampled_from(
+        ((), (), (TOKENIZER.decode(COMMON[:2])[1:],), ("a", "xx"), (TOKENIZER.decode(COMMON[2:]),))
+    ),
     references=st.one_of(st.just(()), st.lists(AGAIN, max_size=2).map(tuple)),
     namespace=st.sampled_from(("", "mine", "yours")),
     cancelled=st.one_of(st.none(), st.none(), st.integers(0, 5)),
@@ -135,7 +139,7 @@ def stage(name: str) -> Stage:
     theirs = TableTarget(len(THEIRS), random_table(len(THEIRS), 4, order=1))
     stranger, other = Model("toy", theirs, THEIRS, frozenset()), _draft()
     rng = random.Random(0)
-    store = Datastore.of([[rng.choice((5, 9, 12, 20, 31)) for _ in range(40)] for _ in range(3)])
+    store = Datastore.of([[rng.choice((*COMMON, 31)) for _ in range(40)] for _ in range(3)])
 
     @cache
     def head(kind: str) -> Head:

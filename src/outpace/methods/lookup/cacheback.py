@@ -209,9 +209,10 @@ _SHARED: WeakKeyDictionary[object, dict[tuple[int, ...], CorpusTable]] = WeakKey
 def corpus_table(context: Context, settings: CachebackSettings) -> CorpusTable | None:
     """The second table; None where it is not wanted or there is no text for it. Raises BadInput for a bad datastore."""
     most, shape = settings.corpus, (settings.leader, settings.follower, settings.branches)
-    datastore = context.datastore() if context.has_datastore else None
-    source = datastore or context.tokenizer
-    if source is None or not most:
+    if not most:
+        return None
+    source = context.datastore() if context.has_datastore else context.tokenizer
+    if source is None:
         return None
     shared = _SHARED.setdefault(source, {})
     if (most, *shape) not in shared:
