@@ -15,6 +15,7 @@ import outpace
 import outpace.loading
 from cli_support import Run, refused
 from outpace.core.machine import usable_cpus
+from outpace.targets.cost_table import CostTable
 
 
 @pytest.fixture
@@ -181,6 +182,25 @@ def test_doctor(cli: Run) -> None:
     assert shown.code == 0
     assert "memory bandwidth" in shown.out
     assert all(len(line) <= 100 for line in shown.out.splitlines())
+
+
+def test_doctor_removes_measured_costs(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    CostTable(tmp_path / "costs" / "one.json", {}).once("it", lambda: 1.0)
+    assert json.loads(cli("doctor", "--json").out)["costs"] == {"folder": str(tmp_path / "costs"), "models": 1}
+    assert json.loads(cli("doctor", "--json", "--forget-costs").out)["costs"]["models"] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--fixed-costs"]])
+def test_fixed_costs_are_asked_for_when_the_model_is_loaded(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    seen, load = [], outpace.loading.load
+    monkeypatch.setattr(
+        outpace.loading, "load", lambda name, **options: (seen.append(options["fixed_costs"]), load(name, **options))[1]
+    )
+    assert cli("generate", "hello", "--max-new-tokens", "2", *flags).code == 0
+    assert seen == [bool(flags)]
 
 
 def test_doctor_says_how_to_install_the_model(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.tree import TokenTree
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.kv_store import KVStore
@@ -211,6 +212,14 @@ class RowTarget(Target):
             parts.append(SequenceRows(sequence.kv, start, stop, positions, tree, earlier, graph.kv.get(index)))
             tokens += rows[done:]
         return parts, tokens, embeddings
+
+    @torch.inference_mode()
+    def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        # The K/V of one row, again and again: thousands of tokens without a prefill.
+        if tokens:
+            found: _ForwardState = self.score([(sequence, TokenTree())]).forward_state
+            sequence.kv.take(found.side_kv[0], [0] * len(tokens))
+            sequence.tokens.extend(tokens)
 
     @torch.inference_mode()
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:

@@ -7,9 +7,11 @@ step gives. The trees of both are united, and as many nodes are scored as raise 
 part that does not is left out and tried again after growing intervals; where neither part gains, decoding is
 autoregressive.
 
-Rates are tokens over time in units of an autoregressive step. Times of greedy requests are measured: forwards by
-``targets/costs.py`` when they are first needed, drafts by the clock as they happen. Sampled requests use nominal times,
-so that a seed reproduces its answer. What is learned belongs to the request's namespace.
+Rates are tokens over time in units of an autoregressive step. Times are those of ``targets/costs.py``. Beside them
+greedy requests go by the clock; sampled ones by one rehearsal of the learned part's draft, kept with the target's
+costs, so that a seed reproduces its answer. What is learned belongs to the request's namespace. Only whether a learned
+part gains at all is remembered across greedy requests (:class:`~outpace.controllers.yields.Standing`): so one that does
+not, such as a head without training, is tried ever less.
 
 Choosing a round's drafter by what it yields for its time is what MetaSD's bandits do (Kim, Jung, Yun 2026, arXiv
 2604.05417); here no arm is pulled at random, because the free part's promise is known before any time is spent.
@@ -18,39 +20,59 @@ Choosing a round's drafter by what it yields for its time is what MetaSD's bandi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import mean
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+if TYPE_CHECKING:
+    from outpace.heads.base import Head
+
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Budget
+from outpace.controllers.base import Budget, Controller
 from outpace.controllers.combined import CombinedController
-from outpace.controllers.yields import PRIOR_COST, Clock, Yield
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.yields import PRIOR_COST, Clock, Round, Standing, Yield
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
 from outpace.drafting.merged import MergedTrees, MergeState
 from outpace.drafting.namespaces import Namespaces
+from outpace.engine.rehearsal import draft_seconds
 from outpace.methods.registry import Context, Parts, find, methods, register
 from outpace.targets.base import Sequence, Target
+from outpace.targets.cost_table import digest
 
 FREE = "sam"
 DRAFT_MODEL = {"num_draft_tokens": 4, "topk": 3, "max_nodes": 12}
 """How a draft model that the user named drafts: a tree, which a match of the free part can join and be cut with."""
 
 NOMINAL_DRAFT = 0.25
-"""A learned draft's time in autoregressive steps, where no clock may be read or none was read yet."""
+"""A learned draft's time in autoregressive steps, where costs are fixed."""
+
+_STANDINGS: WeakKeyDictionary[Target, dict[str, Standing]] = WeakKeyDictionary()
+"""What greedy requests of this process have seen of the learned parts beside a target, by the part's identity."""
 
 
-class _Asked(NamedTuple):
-    """A round in which the learned part was asked: its cost in autoregressive steps, and the tokens there were."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A round in which the learned part was asked: the tokens there were, and the draft and the cost, in autoregressive
+    steps, of the round without it."""
 
-    steps: float
     at: int
+    alone: TokenTree
+    steps: float
+
+    def without(self, sequence: Sequence) -> Round:
+        """The round as it would have been without the learned part, once the tokens are known."""
+        committed = sequence.tokens[self.at :]
+        return Round(min(len(committed), 1 + len(self.alone.follow(committed))), self.steps)
 
 
 @dataclass(slots=True)
@@ -59,25 +81,46 @@ class AutoState(MergeState):
 
     known: Yield = field(kw_only=True)
     asked: _Asked | None = None
+    steps: float = 1.0
+    """What the round under way should cost, in autoregressive steps."""
     begun: bool = False
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
     rounds: Counter[str] = field(default_factory=Counter)
 
 
 class Auto(MergedTrees[AutoState]):
-    """``parts``: the free one, and the learned one where there is one."""
+    """``parts``: the free one, and the learned one where there is one, whose budgets ``controller`` gives when its
+    draft is timed. ``identity``: tells the learned part from others beside the target."""
 
-    def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], target: Target, namespaces: int = 64) -> None:
+    def __init__(
+        self,
+        parts: Seq[Drafter[Any]],
+        names: Seq[str],
+        target: Target,
+        namespaces: int = 64,
+        *,
+        controller: Controller | None = None,
+        identity: Callable[[], str] = str,
+    ) -> None:
         super().__init__(parts, names)
         self.target = target
+        self._controller = controller or CostModel(target.costs)
+        self._identity = identity
         self.clock = Clock()
-        self.autoregressive = Clock()
-        """Whole rounds in which nothing was drafted: the unit of a round's time."""
+        self.step = Clock()
+        """Seconds of an autoregressive step, by whole rounds without the learned part and what they should cost."""
         self._began: float | None = None
-        self._memory = Namespaces(Yield, namespaces)
+        self._memory = Namespaces(lambda: Yield(self._standing), namespaces)
+        self._sampled_memory = Namespaces(Yield, namespaces)
+        """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
+
+    @cached_property
+    def _standing(self) -> Standing:
+        return _STANDINGS.setdefault(self.target, {}).setdefault(self._identity(), Standing())
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
-        return AutoState(sequence, parts, known=self._memory.open(sequence))
+        memory = self._memory if sequence.params.greedy else self._sampled_memory
+        return AutoState(sequence, parts, known=memory.open(sequence))
 
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
@@ -89,18 +132,20 @@ class Auto(MergedTrees[AutoState]):
     # ------------------------------------------------------------------------------------------------- drafting
 
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
-        self._began = perf_counter()
         drafts = [self._draft_steps(state.sequence, len(states)) for state in states]
+        self._began = perf_counter()
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         after = [_after(budget, steps) for budget, steps in zip(budgets, drafts, strict=True)]
         free = self.ask(0, states, after)
         learned = []
         for at, (state, budget, tree) in enumerate(zip(states, budgets, free, strict=True)):
             state.asked = None
-            count, rate = _alone(tree, budget)
-            if self._may_ask_learned(budget) and state.known.wanted(rate, drafts[at]):
-                learned.append(at)
+            count, alone = _alone(tree, budget)
+            state.steps = alone.steps
             state.united = tree if count == len(tree) or tree.auxiliary_tokens else tree.first(count)
+            if self._may_ask_learned(budget) and state.known.wanted(alone, drafts[at]):
+                learned.append(at)
+                state.asked = _Asked(len(state.sequence.tokens), state.united, alone.steps)
         if learned:
             self._join(learned, states, budgets, after, drafts, free)
         for at, state in enumerate(states):
@@ -129,8 +174,8 @@ class Auto(MergedTrees[AutoState]):
         for at, state, tree in zip(learned, asking, drafted, strict=True):
             whole = state.united = self.unite((free[at], tree), after[at])
             costs = after[at].relative_costs
-            steps = costs[min(len(whole), len(costs) - 1)] if costs else PRIOR_COST + drafts[at]
-            state.asked, state.begun = _Asked(steps, len(state.sequence.tokens)), True
+            state.steps = costs[min(len(whole), len(costs) - 1)] if costs else 1.0 + PRIOR_COST + drafts[at]
+            state.begun = True
             for name, part in zip(self.names, (free[at], tree), strict=True):
                 state.rounds[name] += _contributed(part, whole)
 
@@ -138,29 +183,32 @@ class Auto(MergedTrees[AutoState]):
         """How long the learned part would take for ``count`` sequences, in autoregressive steps over them."""
         if len(self.parts) == 1:
             return 0.0
-        seconds = self.clock.seconds(count) if sequence.params.greedy else None
-        return NOMINAL_DRAFT if seconds is None else seconds / self.target.costs.seconds(count)
+        # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
+        live = self.clock.seconds(count) if sequence.params.greedy else None
+        return self.target.costs.steps(lambda: self._rehearsed(count) if live is None else live, NOMINAL_DRAFT, count)
+
+    def _rehearsed(self, count: int) -> float:
+        size = 1 << (count - 1).bit_length()
+        return self.target.costs.once(
+            f"draft of {self.names[1]} {self._identity()} for {size} sequences",
+            lambda: draft_seconds(self.target, self.parts[1], self._controller, size),
+        )
 
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         # A round that it was not asked to draft in has no beginning here, and tells nothing.
         took = 0.0 if self._began is None else perf_counter() - self._began
         self._began, count = None, len(states)
-        if took and not any(len(verdict.scores.tree) for verdict in verdicts):
-            self.autoregressive.read(count, took)
+        if took and all(state.asked is None for state in states):
+            self.step.read(count, took / mean(state.steps for state in states))
         for state in states:
             if state.asked is not None:
-                timed = state.sequence.params.greedy and took > 0.0
-                steps = self._steps(took, count) if timed else state.asked.steps
-                state.known.learn(len(state.sequence.tokens) - state.asked.at, steps)
+                timed = state.sequence.params.greedy and took > 0.0 and not self.target.costs.fixed
+                # The whole round: beside its draft and its rows, a draft slows down what then runs with cold caches.
+                steps = took / (self.step.seconds(count) or self.target.costs.seconds(count)) if timed else state.steps
+                found = Round(len(state.sequence.tokens) - state.asked.at, steps)
+                state.known.learn(state.asked.without(state.sequence), found)
                 state.asked = None
-
-    def _steps(self, took: float, count: int) -> float:
-        """A round's time in autoregressive rounds of ``count`` requests, or in such forwards until one was timed.
-
-        The whole round: beside its draft and its rows, a draft slows down what then runs with cold caches.
-        """
-        return took / (self.autoregressive.seconds(count) or self.target.costs.seconds(count))
 
 
 def _after(budget: Budget, steps: float) -> Budget:
@@ -172,11 +220,11 @@ def _after(budget: Budget, steps: float) -> Budget:
     return replace(budget, relative_costs=costs, parts=parts)
 
 
-def _alone(tree: TokenTree, budget: Budget) -> tuple[int, float]:
-    """The best size of the free part's draft by itself, and the tokens per time of such a round."""
+def _alone(tree: TokenTree, budget: Budget) -> tuple[int, Round]:
+    """The best size of the free part's draft by itself, and what is expected of such a round."""
     count = budget.best_draft_size(tree.path_acceptance_probs)
     expected = 1.0 + sum(tree.path_acceptance_probs[:count])
-    return count, expected / budget.relative_costs[count] if budget.relative_costs else expected
+    return count, Round(expected, budget.relative_costs[count] if budget.relative_costs else 1.0)
 
 
 def _contributed(part: TokenTree, whole: TokenTree) -> bool:
@@ -253,11 +301,36 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     if free.drafter.proposal.sampled or free.drafter.needs_target_internals or find(settings.free).trained:
         raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples, or runs a model for it")
     built = {settings.free: free}
-    learned = learned_part(context, settings)
+    used: list[Any] = []
+
+    def head(*kinds: str) -> Head:
+        used.append(context.head(*kinds))
+        return used[-1]
+
+    def draft() -> Target:
+        used.append(context.draft())
+        return used[-1]
+
+    learned = learned_part(replace(context, head=head, draft=draft), settings)
     if learned is not None:
         built[learned[0]] = learned[1]
     for name, parts in built.items():
         if parts.rule is not None and not parts.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{parts.rule.name}', which changes the output")
-    drafter = Auto([one.drafter for one in built.values()], list(built), context.target, settings.namespaces)
+    drafter = Auto(
+        [one.drafter for one in built.values()],
+        list(built),
+        context.target,
+        settings.namespaces,
+        controller=None if learned is None else learned[1].controller,
+        identity=lambda: f"{identity(used)} {settings.settings.get(list(built)[-1], {})}",
+    )
     return Parts(drafter, CombinedController([one.controller for one in built.values()], united=True))
+
+
+def identity(used: Seq[Any]) -> str:
+    """Tells heads and draft models, by their weights and sizes, from others that a method could draft with."""
+    return " ".join(
+        f"{one.num_layers}x{one.hidden_size} {one.dtype}" if isinstance(one, Target) else digest(one.named_parameters())
+        for one in used[-1:]  # of several that were tried the last one fits
+    )

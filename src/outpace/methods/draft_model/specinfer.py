@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.controllers.combined import CombinedController
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.draft_length import draft_length
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree_distribution import TreeDistribution
@@ -65,7 +65,12 @@ class SpecInfer(Merge):
 class SpecInferSettings(StrictModel):
     """Settings of ``specinfer``."""
 
-    branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
+    branching: Branching = Field(
+        (2, 1, 1, 1),
+        min_length=1,
+        description="children of a node, level by level; where it is not given, as many levels as measured costs and "
+        "acceptance suggest",
+    )
     max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
     expansion: Literal["sampled", "top-k"] = Field(
         "sampled", description="children drawn with their q, or the likeliest tokens"
@@ -96,6 +101,9 @@ def build(context: Context, settings: SpecInferSettings) -> Parts:
     if not drafts:
         raise BadInput("method 'specinfer' needs draft models: give --draft-model NAME, once for each")
     drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled")
-    depth, width = len(settings.branching), max(settings.branching)
-    controllers = [Fixed(depth, width, settings.max_nodes) for _ in drafts]
-    return Parts(drafter, CombinedController(controllers, united=True))
+    length = len(settings.branching) if "branching" in settings.model_fields_set else None
+    costs = [draft.costs for draft in drafts]
+    controller = draft_length(
+        context.target.costs, costs, length, branching=settings.branching, max_nodes=settings.max_nodes
+    )
+    return Parts(drafter, CombinedController([controller] * len(drafts), united=True))

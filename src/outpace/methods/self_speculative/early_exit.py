@@ -24,13 +24,13 @@ from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.controllers.cost_model import NOMINAL
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.costs import NOMINAL
 
 _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 2.0
