@@ -49,7 +49,7 @@ def main() -> None:
     model = outpace.load(asked.model)
     with tempfile.TemporaryDirectory() as room:
         head = untrained(model, asked.kind, asked.size, Path(room) / "head")
-        methods = {"sam": {}, "auto": {"head": head}}
+        methods = {"sam": None, "auto": head}
         rates: dict[str, list[Rate]] = {name: [] for name in methods}
         asked_for: list[float] = []
         prompts = load_prompts(None, asked.limit)
@@ -57,8 +57,15 @@ def main() -> None:
             order = list(methods)
             random.Random(number).shuffle(order)
             for name in order:
-                options = dict(max_new_tokens=asked.max_new_tokens, temperature=asked.temperature, seed=number)
-                found = generate(model, prompt.turns[0], method=name, **methods[name], **options).metrics
+                found = generate(
+                    model,
+                    prompt.turns[0],
+                    method=name,
+                    max_new_tokens=asked.max_new_tokens,
+                    temperature=asked.temperature,
+                    seed=number,
+                    head=methods[name],
+                ).metrics
                 if number:
                     speed = found["decode_tokens_per_second"]
                     rates[name].append((found["tokens"] - 1, (found["tokens"] - 1) / speed))
@@ -66,7 +73,9 @@ def main() -> None:
                         asked_for.append(found["drafting_parts"][asked.kind])
     ratio, interval = speedup(rates["auto"], rates["sam"]), speedup_interval(rates["auto"], rates["sam"])
     assert ratio is not None and interval is not None
-    print(f"auto with an untrained {asked.kind} head ({asked.size}) / sam: {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]")
+    print(
+        f"auto with an untrained {asked.kind} head ({asked.size}) / sam: {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    )
     print("share of rounds in which the head's tokens were drafted, prompt by prompt:")
     print(" ".join(f"{share:.1%}" for share in asked_for))
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -196,9 +196,12 @@ def test_fixed_costs_are_asked_for_when_the_model_is_loaded(
     cli: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     seen, load = [], outpace.loading.load
-    monkeypatch.setattr(
-        outpace.loading, "load", lambda name, **options: (seen.append(options["fixed_costs"]), load(name, **options))[1]
-    )
+
+    def loads(name: str, **options: Any) -> outpace.Model:
+        seen.append(options["fixed_costs"])
+        return load(name, **options)
+
+    monkeypatch.setattr(outpace.loading, "load", loads)
     assert cli("generate", "hello", "--max-new-tokens", "2", *flags).code == 0
     assert seen == [bool(flags)]
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
+from outpace.core import machine
 from outpace.core.tree import TokenTree
 from outpace.models.gguf_cache import CACHE_VARIABLE
 from outpace.targets import cost_table
-from outpace.targets.base import Sequence
+from outpace.targets.base import Sequence, Target
 from outpace.targets.cost_table import CostTable, digest, folder, forget, table_of
 from outpace.targets.costs import FixedCosts, ForwardCosts
 from outpace.targets.dense.architectures import read_decoder_spec
@@ -49,7 +52,8 @@ def table(weights: str = "w", precision: str = "float32") -> CostTable:
 
 
 def test_a_second_process_reads_what_the_first_has_measured() -> None:
-    first, second = (Counted(lambda rows, context, unit=unit: unit * rows, table()) for unit in (1e-3, 5e-3))
+    first = Counted(lambda rows, context: 1e-3 * rows, table())
+    second = Counted(lambda rows, context: 5e-3 * rows, table())
     found = [first.seconds(rows, 300) for rows in (1, 5, 40)]
     assert first.measured
     assert [second.seconds(rows, 300) for rows in (1, 5, 40)] == found
@@ -118,7 +122,7 @@ def test_a_writer_that_holds_the_file_for_ever_delays_nobody_for_long(monkeypatc
     costs = table()
     assert costs.path is not None
     costs.path.parent.mkdir(parents=True)
-    with cost_table.FileLock(costs.path.with_suffix(".lock")):
+    with FileLock(costs.path.with_suffix(".lock")):
         assert costs.once("it", lambda: 0.25) == 0.25
     assert not costs.path.exists()
 
@@ -133,7 +137,7 @@ def test_other_weights_precisions_and_thread_counts_have_times_of_their_own(monk
 
 def test_another_machine_has_another_table(monkeypatch: pytest.MonkeyPatch) -> None:
     before = table().path
-    monkeypatch.setattr(cost_table.machine, "cpu_model", lambda: "another processor")
+    monkeypatch.setattr(machine, "cpu_model", lambda: "another processor")
     assert table().path != before
 
 
@@ -170,15 +174,17 @@ def test_a_loaded_model_keeps_its_times_and_one_with_fixed_costs_has_none(cache:
     assert len(list((cache / "costs").glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize("kind", [DenseTarget, GraphTarget, HFTarget, TableTarget])
-def test_long_contexts_are_made_up_for_a_measurement(kind: type) -> None:
-    inner = tiny_model("llama")
-    target = {
-        DenseTarget: lambda: DenseTarget(read_decoder_spec(inner)),
-        GraphTarget: lambda: GraphTarget(read_decoder_spec(inner)),
-        HFTarget: lambda: HFTarget(inner),
-        TableTarget: lambda: TableTarget(7),
-    }[kind]()
+TARGETS: dict[str, Callable[[Any], Target]] = {
+    "dense": lambda inner: DenseTarget(read_decoder_spec(inner)),
+    "graph": lambda inner: GraphTarget(read_decoder_spec(inner)),
+    "transformers": HFTarget,
+    "table": lambda inner: TableTarget(7),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_long_contexts_are_made_up_for_a_measurement(kind: str) -> None:
+    target = TARGETS[kind](tiny_model("llama"))
     sequence = target.sequence([1, 2, 3])
     target.prefill([sequence])
     target.lengthen(sequence, [5] * 200)

@@ -17,7 +17,8 @@ PACKED = ("float32", "bfloat16", "int8")
 
 
 ForgetCosts = Annotated[
-    bool, opt.option("--forget-costs", text="Remove the measured costs of all models: they are measured anew when needed.")
+    bool,
+    opt.option("--forget-costs", text="Remove the measured costs of all models: they are measured anew when needed."),
 ]
 
 

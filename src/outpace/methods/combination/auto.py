@@ -304,12 +304,14 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     used: list[Any] = []
 
     def head(*kinds: str) -> Head:
-        used.append(context.head(*kinds))
-        return used[-1]
+        found = context.head(*kinds)
+        used.append(found)
+        return found
 
     def draft() -> Target:
-        used.append(context.draft())
-        return used[-1]
+        found = context.draft()
+        used.append(found)
+        return found
 
     learned = learned_part(replace(context, head=head, draft=draft), settings)
     if learned is not None:
