@@ -73,9 +73,8 @@ def main() -> None:
                         asked_for.append(found["drafting_parts"][asked.kind])
     ratio, interval = speedup(rates["auto"], rates["sam"]), speedup_interval(rates["auto"], rates["sam"])
     assert ratio is not None and interval is not None
-    print(
-        f"auto with an untrained {asked.kind} head ({asked.size}) / sam: {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-    )
+    label = f"auto with an untrained {asked.kind} head ({asked.size}) / sam"
+    print(f"{label}: {ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]")
     print("share of rounds in which the head's tokens were drafted, prompt by prompt:")
     print(" ".join(f"{share:.1%}" for share in asked_for))
 
