@@ -36,8 +36,9 @@ from outpace.heads.kinds import find_kind, plan
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry
-from outpace.methods.combination import auto
-from outpace.methods.combination.auto import Auto, AutoSettings, learned_methods, learned_part
+from outpace.methods.combination import auto_drafter
+from outpace.methods.combination.auto import AutoSettings, learned_methods, learned_part
+from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.methods.registry import Context, Parts, register
 from outpace.model import Model
@@ -57,7 +58,7 @@ ALONE = Round(1.0, 1.0)
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still: what rounds take on toy targets would decide otherwise every time."""
-    monkeypatch.setattr(auto, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: 0.0)
 
 
 class Costs(ForwardCosts):
@@ -287,7 +288,7 @@ def test_the_clock_shows_the_usual_time() -> None:
 def test_a_round_that_takes_long_in_truth_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever prices say: a part whose rounds bring four tokens in ten times a plain round's time is left alone."""
     now, target = [1.0], wandering()
-    monkeypatch.setattr(auto, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
     part = Foresight(target, always)
     method = of(target, part)
     assert isinstance(method.drafter, Auto)
@@ -307,7 +308,7 @@ def test_a_round_that_takes_long_in_truth_is_not_repeated(monkeypatch: pytest.Mo
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the prompt, which no later one will."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(auto, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
     target = wandering()
     method = of(target, Foresight(target, always))
     assert isinstance(method.drafter, Auto)
@@ -346,7 +347,7 @@ def identified(target: TableTarget, learned: Drafter[Any], name: str) -> Method:
 def noisy(monkeypatch: pytest.MonkeyPatch, target: TableTarget) -> None:
     """Every round takes between 0.7 and 1.3 autoregressive steps, whoever drafts."""
     now, noise, score = [1.0], random.Random(3), target.score
-    monkeypatch.setattr(auto, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
 
     def timed(batch: object, *rest: object, **named: object) -> object:
         now[0] += noise.uniform(0.7, 1.3)
@@ -444,7 +445,7 @@ def test_a_seed_reproduces_its_answer_whatever_clocks_say(
     seen = []
     for seconds, clock in ((0.1, 0.0), (draft, 7.0)):
         ticks = count(step=clock)
-        monkeypatch.setattr(auto, "perf_counter", partial(next, ticks))
+        monkeypatch.setattr(auto_drafter, "perf_counter", partial(next, ticks))
         target = wandering()
         target.__dict__["costs"] = costs
         method = of(target, Foresight(target, lambda at: at % 3 > 0), seconds)
