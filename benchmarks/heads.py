@@ -2,10 +2,11 @@
 
     python benchmarks/heads.py questions.jsonl --shipped --head out/medusa --data out/conversations --out out/heads
 
-Every head drafts with all methods of its kind, as trees and as a chain, of what pays and of fixed sizes, beside plain
-decoding, `sam`, `auto`, a bigram table fitted on the conversations in --data, and each head as it was before training.
-All run by turns on every prompt (``outpace bench``'s runner), so that a machine that grows slower favours none. OUT.md
-holds the tables and OUT.json the results; what an interrupt leaves is written too.
+Every head drafts with all methods of its kind, as trees and as a chain, sized by measured costs and of fixed sizes,
+beside autoregressive decoding, `sam`, `auto`, a bigram table fitted on the conversations in --data, and each head as it
+was before training. All run by turns on every prompt (``outpace bench``'s runner), so that a machine that grows slower
+favours none. OUT.md holds the tables and OUT.json the results; what an interrupt leaves is written too. --record keeps
+the figures of each head beside it, in its ``training.json``.
 
 What training cost is read from each head's ``training.json``. A head may be named with settings of its method:
 ``--head out/medusa:max_nodes=8,topk=2``.
@@ -17,7 +18,7 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from outpace.cli.bars import advancing
 from outpace.cli.output import to_json, write_whole
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.heads.head_folder import open_head
+from outpace.heads.head_folder import HeadFolder, open_head
 from outpace.heads.shipped import shipped
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find
@@ -69,23 +70,32 @@ def taken(method: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 def subjects_of(
     model: Model, named: Sequence[str], compared: bool, seed: int
-) -> tuple[list[Subject], dict[str, dict[str, Any]]]:
-    """The drafters of all heads, and what each head is by the drafter's name."""
+) -> tuple[list[Subject], dict[str, dict[str, Any]], list[HeadFolder]]:
+    """The drafters of all heads, what each head is by the name that tables show, and the heads' folders."""
     subjects: list[Subject] = []
     facts: dict[str, dict[str, Any]] = {}
+    stored: list[HeadFolder] = []
     for one in named:
         folder, settings = split_settings(one)
-        head = open_head(folder).load(model.target)
+        stored.append(open_head(folder))
+        head = stored[-1].load(model.target)
         methods = choose_methods(head.config.kind, None)
         kinds = {method: taken(method, settings) for method in methods}
-        again = any(one["kind"] == head.config.kind for one in facts.values())
-        label = f"{{}} ({folder.name})" if again else "{}"
+        label = label_of(head.config.kind, folder, facts)
         facts[label.format(head.config.kind)] = head_facts(folder, head) | {"methods": kinds}
-        subjects += head_subjects(model, head, kinds, label)
+        subjects += head_subjects(model, head, kinds, label, stored[-1].identity())
         if compared:
             before = as_training_begins(head, model.target, seed)
             subjects += untrained_subjects(model, before, kinds, f"untrained {label}")
-    return subjects, facts
+    return subjects, facts, stored
+
+
+def label_of(kind: str, folder: Path, taken: Container[str]) -> str:
+    """How tables name the drafters of a head: {} alone for the first of a kind, else with as much of its folder as
+    tells it from the others."""
+    ends = [Path(*folder.parts[-count:]) for count in range(1, len(folder.parts) + 1)]
+    labels = ["{}", *(f"{{}} ({end})" for end in ends), *(f"{{}} ({folder}, {number})" for number in range(2, 100))]
+    return next(label for label in labels if label.format(kind) not in taken)
 
 
 def others(model: Model, names: Sequence[str], heads: Sequence[Path]) -> tuple[list[Subject], dict[str, str]]:
@@ -223,7 +233,7 @@ def measure(options: argparse.Namespace) -> None:
     model = outpace.load(options.model, dtype=options.dtype)
     prompts = load_prompts(options.prompts, options.limit)
     folders = [*options.head, *([str(one.files.path) for one in shipped(model.target)] if options.shipped else ())]
-    subjects, facts = subjects_of(model, folders, not options.no_untrained, options.seed)
+    subjects, facts, stored = subjects_of(model, folders, not options.no_untrained, options.seed)
     compared, left_out = others(model, options.others, [split_settings(one)[0] for one in folders])
     fitted: str | None = None
     if options.data is not None:
@@ -251,9 +261,8 @@ def measure(options: argparse.Namespace) -> None:
         write(results, options.out)
         if not run["complete"]:
             return
-        for fact in facts.values() if options.record else ():
-            settings_of = {**run["settings"], "methods": list(fact["methods"])}
-            keep_with_head(Path(fact["folder"]), {**run, "settings": settings_of})
+        for head in stored if options.record else ():
+            keep_with_head(head, run)
 
 
 def main() -> None:
@@ -262,7 +271,7 @@ def main() -> None:
     parser.add_argument("--head", action="append", default=[], metavar="FOLDER[:KEY=VALUE,...]")
     parser.add_argument("--shipped", action="store_true", help="the heads that come with the package")
     parser.add_argument("--data", type=Path, help="conversations for the bigram table; default: these very answers")
-    parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: as many as pay")
+    parser.add_argument("--bigram-nodes", type=int, help="its draft tokens a round; default: by measured costs")
     parser.add_argument("--record", action="store_true", help="keep the measured figures with the heads")
     parser.add_argument("--others", nargs="*", default=["sam", "auto"], help="methods to compare with")
     parser.add_argument("--no-untrained", action="store_true", help="leave out the heads before training")

@@ -5,26 +5,37 @@ A bias is a factory of Methods: drafters are real draft models over the tiny (or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.block import Block
+from outpace.acceptance.draws import acceptance_probability, proposal_distribution, residual_distribution
 from outpace.acceptance.gumbel_coupling import GumbelCoupling
+from outpace.acceptance.k_sequential import KSequential, division_factor
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.acceptance.traversal import _Visit
+from outpace.acceptance.traversal import Traversal, _Visit
+from outpace.acceptance.univer import UniVer, _Plan
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.tree import Draw, QRow, TokenTree
+from outpace.core.tree import DETERMINISTIC, Draw, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.model_drafter import BuilderFactory, DraftModel
-from outpace.drafting.sampled_trees import SampledTreeBuilder, StochasticBeam, WithoutReplacement, WithReplacement
+from outpace.drafting.sampled_trees import (
+    GreedyPlusOne,
+    SampledTreeBuilder,
+    StochasticBeam,
+    WithoutReplacement,
+    WithReplacement,
+)
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.engine.method import Method
 from outpace.methods.registry import Context
@@ -34,6 +45,7 @@ from test_acceptance import Biased, BlindToPath, NoResidual, Stale, Unnormalised
 
 CHAIN = Proposal(sampled=True)
 TREE = Proposal(tree=True, sampled=True)
+ONE_SAMPLED = Proposal(tree=True, sampled=True, one_sampled_sibling=True)
 DISTINCT = Proposal(tree=True, sampled=True, replacement=False)
 Make = Callable[[Context], Method]
 
@@ -252,22 +264,164 @@ class RowBefore(Biased):
         return scores.p(node if node < 0 else scores.tree.parents[node])
 
 
+class ScaledByAnother(KSequential):
+    """k-SEQ with a division factor for one draw fewer than there are."""
+
+    def rho(self, p: Tensor, q: Tensor, draws: int) -> float:
+        return division_factor(p, q, max(1, draws - 1))
+
+    def rest(self, p: Tensor, q: Tensor, rho: float, draws: int) -> Tensor:
+        moved = torch.minimum(q, p / rho)
+        beta = float(moved.sum())
+        return (p - (1.0 - (1.0 - beta) ** draws) / beta * moved).clamp_(min=0.0)
+
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        q = proposal_distribution(tree, (), draws[0], p)
+        assert q is not None
+        rho = self.rho(p, q, len(draws))
+        for draw in draws:
+            if chance.bernoulli(acceptance_probability(p, q, draw.token, 1.0 / rho)):
+                return draw
+        rest = self.rest(p, q, rho, len(draws))
+        return chance.categorical(rest if float(rest.sum()) > 0.0 else p)
+
+
+class UnscaledKSeq(ScaledByAnother):
+    """k-SEQ that tests its draws with min(1, p / q): the division factor is forgotten."""
+
+    def rho(self, p: Tensor, q: Tensor, draws: int) -> float:
+        return 1.0
+
+
+class RejectionsResidual(ScaledByAnother):
+    """k-SEQ whose last token comes from max(0, p - q), as after a single rejection."""
+
+    def rho(self, p: Tensor, q: Tensor, draws: int) -> float:
+        return division_factor(p, q, draws)
+
+    def rest(self, p: Tensor, q: Tensor, rho: float, draws: int) -> Tensor:
+        return (p - q).clamp_(min=0.0)
+
+
+class WrittenOut(RejectionsResidual):
+    """k-SEQ as it is, of the parts above."""
+
+    def rest(self, p: Tensor, q: Tensor, rho: float, draws: int) -> Tensor:
+        return ScaledByAnother.rest(self, p, q, rho, draws)
+
+
+@contextmanager
+def replaced(owner: type, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``owner.name`` is ``wrong``, which is called with what it replaces before its arguments."""
+    honest = getattr(owner, name)
+    setattr(owner, name, lambda *given: wrong(honest, *given))
+    try:
+        yield
+    finally:
+        setattr(owner, name, honest)
+
+
 class HeavyBlock(Block):
     """Block verification that forgets to lower the mass of a node whose draws were rejected."""
 
+    @staticmethod
+    def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
+        mass = visit.mass
+        honest(visit)
+        visit.mass = mass
+
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
-        honest = _Visit.reject
-
-        def reject(visit: _Visit) -> None:
-            mass = visit.mass
-            honest(visit)
-            visit.mass = mass
-
-        setattr(_Visit, "reject", reject)  # noqa: B010
-        try:
+        with replaced(_Visit, "reject", self.wrong):
             return super().accept(scores, states, chances)
-        finally:
-            setattr(_Visit, "reject", honest)  # noqa: B010
+
+
+class SiblingsOfFirstResidual(Traversal):
+    """Traversal in which a rejected sibling leaves p as it was: the next is tested as if it were the first."""
+
+    @staticmethod
+    def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
+        p = visit.p
+        honest(visit)
+        visit.p = visit.p if visit.tried > 1 else p
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        with replaced(_Visit, "reject", self.wrong):
+            return super().accept(scores, states, chances)
+
+
+class ResidualWithoutMass(Traversal):
+    """Traversal whose residual is max(0, p - q) below the root too, where it is max(0, mass * p - q)."""
+
+    @staticmethod
+    def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
+        rest, total = residual_distribution(visit.p, visit._q, visit._draw.token)
+        honest(visit)
+        if total > 0.0:
+            visit.p = rest / total
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        with replaced(_Visit, "reject", self.wrong):
+            return super().accept(scores, states, chances)
+
+
+class MassOfLastSibling(Traversal):
+    """Traversal with a wrong weight at a branch: a later sibling gets p / q without the mass that is left."""
+
+    @staticmethod
+    def wrong(honest: Callable[..., float], visit: _Visit, tree: TokenTree, draws: Seq[Draw]) -> float:
+        share = honest(visit, tree, draws)
+        return share if visit.tried == 1 else acceptance_probability(visit.p, visit._q, visit._draw.token)
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        with replaced(_Visit, "offer", self.wrong):
+            return super().accept(scores, states, chances)
+
+
+class WrongPlan(UniVer):
+    """UniVer with a step behind each plan."""
+
+    @staticmethod
+    def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        pass
+
+    def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
+        def planned(honest: Callable[..., None], plan: _Plan, *given: Any) -> None:
+            honest(plan, *given)
+            self.wrong(plan, *given)
+
+        with replaced(_Plan, "__init__", planned):
+            return super().accept(scores, states, chances)
+
+
+class UndividedShares(WrongPlan):
+    """Deterministic siblings get (1 - own) * mass * p(t): the division by the supply that is left, L, is forgotten."""
+
+    @staticmethod
+    def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        p = scores.p(node)
+        known = {draw.node: draw.token for draw in draws if draw.q_row == DETERMINISTIC}
+        for draw in draws:
+            if draw.q_row != DETERMINISTIC:
+                moved = torch.minimum(mass * p, scores.tree.q_rows[draw.q_row].dense(len(p)))
+                moved[list(known.values())] = 0.0
+                supply = 1.0 - float(moved.sum())
+                plan.shares = [(child, share * supply if child in known else share) for child, share in plan.shares]
+
+
+class RestOfAll(WrongPlan):
+    """After a rejection of all children the token comes from p, what the plan moved among it."""
+
+    @staticmethod
+    def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        plan.rest = scores.p(node)
+
+
+class StopsWithItsMass(WrongPlan):
+    """A node whose children are gone is kept with its whole mass, without regard to what they were given."""
+
+    @staticmethod
+    def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        plan.stop = mass
 
 
 class FreshNoise(GumbelCoupling):
@@ -282,15 +436,26 @@ class FreshNoise(GumbelCoupling):
         return out
 
 
+class NoiseOfBefore(GumbelCoupling):
+    """A first token is drawn with the noise of the token before it, which that token has shown in part."""
+
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        if scores.length > scores.sequence.prompt_length:
+            scores.length -= 1
+            scores.sequence.noise = None
+        return super().decide(scores, chance)
+
+
 # ---------------------------------------------------------------------------------------------------- the planted
 
 
 @dataclass(frozen=True)
 class Bias:
-    """A planted bias: the method, and the sampling (of the certificate's matrix) in which it shows."""
+    """A planted bias: the method, and the sampling (of the certificate's matrix) and the tables in which it shows."""
 
     make: Make
     where: str = "temperature 1"
+    tables: tuple[int, ...] = (8, 9)
     statistical: bool = True
     """Whether it is large enough for a few thousand tokens of a larger vocabulary, at temperature 1."""
 
@@ -313,10 +478,19 @@ def tree(
     )
 
 
+def one_sampled(rule: Callable[[], AcceptanceRule], branching: tuple[int, ...] = (2,)) -> Make:
+    """The likeliest tokens, and one that is drawn from the rest."""
+    return tree(GreedyPlusOne, rule, branching, ONE_SAMPLED, len(branching))
+
+
 def bonus(context: Context) -> Method:
     draft = context.draft()
     assert isinstance(draft, TableTarget)
     return Method("planted", DraftModel(draft, Chain, CHAIN), BonusFromDraft(draft), Fixed(1))
+
+
+def coupled(rule: type[GumbelCoupling]) -> Make:
+    return lambda context: Method("planted", DraftModel(context.draft()), rule(), Fixed(2))
 
 
 BIASES: dict[str, Bias] = {
@@ -342,11 +516,25 @@ BIASES: dict[str, Bias] = {
     "a tree re-ranked after sampling": Bias(tree(Sorted)),
     "the best of a sampled tree, claimed as sampled": Bias(tree(OnlyTheBest, branching=(3,))),
     "block verification with the mass before rejections": Bias(chain(rule=HeavyBlock), statistical=False),
+    "k-seq scaled for one draw fewer": Bias(tree(rule=ScaledByAnother)),
+    "k-seq without its division factor": Bias(tree(rule=UnscaledKSeq)),
+    "k-seq with the residual of a single rejection": Bias(tree(rule=RejectionsResidual)),
+    "traversal: a sibling tested before the residual": Bias(tree(rule=SiblingsOfFirstResidual)),
+    "traversal: a residual without the mass": Bias(
+        tree(rule=ResidualWithoutMass, branching=(2, 1), depth=2), tables=(3, 5), statistical=False
+    ),
+    "traversal: a later sibling without the mass left": Bias(
+        tree(rule=MassOfLastSibling, branching=(1, 2), depth=2), tables=(3, 5)
+    ),
+    "univer: shares that are not divided by the supply": Bias(one_sampled(UndividedShares)),
+    "univer: what was moved is not taken from the rest": Bias(one_sampled(RestOfAll)),
+    "univer: a node kept with its whole mass": Bias(one_sampled(StopsWithItsMass, (2, 1))),
+    "a coupled token drawn afresh": Bias(coupled(FreshNoise)),
+    "noise of the position before": Bias(coupled(NoiseOfBefore), statistical=False),
 }
 
 NOISY: dict[str, Bias] = {
-    "a beam's siblings in the order of their ids": Bias(tree(BeamByToken, branching=(2,), proposal=DISTINCT)),
-    "a coupled token drawn afresh": Bias(chain(rule=FreshNoise)),
+    "a beam's siblings in the order of their ids": Bias(tree(BeamByToken, branching=(2,), proposal=DISTINCT))
 }
 """Those with continuous noise, which the exact level samples."""
 
@@ -362,5 +550,8 @@ class Controls:
         "chain, draws outside top-p dropped": chain(TopPAfterSampling),
         "tree": tree(),
         "tree, written out": tree(rule=Biased),
+        "tree, k-seq written out": tree(rule=WrittenOut),
+        "tree, traversal": tree(rule=Traversal, branching=(2, 1), depth=2),
+        "one sampled sibling, univer": one_sampled(WrongPlan, (2, 1)),
         "tree without replacement": tree(WithoutReplacement, proposal=DISTINCT),
     }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import outpace
 from cli_support import Run
+from outpace.cli import app
 from outpace.core.metrics import RequestMetrics
 from outpace.model import Model
 
@@ -75,6 +78,79 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def prose(page: Path) -> str:
+    """A page without its past: what the architecture tells of version 0.1 names files that are gone."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^## Before and after\n.*?(?=^## )", "", text, flags=re.S | re.M)
+
+
+def sources() -> list[Path]:
+    folders = ("src", "tests", "benchmarks", "docs")
+    return [path for folder in folders for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    there = ["/" + path.relative_to(ROOT).as_posix() for path in sources()]
+    named = set(re.findall(r"(?<![\w*/.-])(?:[\w.-]+/)*\w+\.py\b", prose(page)))
+    # The example that the reader writes, and its test makes.
+    missing = {name for name in named - {"bigrams.py"} if not any(path.endswith("/" + name) for path in there)}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_in_code_style_are_in_the_code(page: Path) -> None:
+    """Functions, classes, settings and figures: words with an underscore, and words in CamelCase."""
+    texts = [path.read_text(encoding="utf-8") for path in sources() if path.suffix in (".py", ".cpp", ".h", ".html")]
+    known = set(re.findall(r"[A-Za-z_]\w*", "\n".join([*texts, (ROOT / "pyproject.toml").read_text(encoding="utf-8")])))
+    known |= {part for path in sources() for part in path.with_suffix("").parts}
+    without_blocks = re.sub(r"^```.*?^```", "", prose(page), flags=re.S | re.M)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"[\w.-]+\.jsonl", "", without_blocks))
+    words = {word for span in spans for word in re.findall(r"[A-Za-z_]\w*", span)}
+    named = {word for word in words if "_" in word.strip("_") or re.match(r"[A-Z][a-z]+[A-Z]", word)}
+    assert not named - known
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """The words of every ``outpace ...`` in code style or on a line of its own, behind ``outpace``."""
+    text = re.sub(r"^ +(outpace .*)$", r"`\1`", prose(page), flags=re.M)
+    return [re.sub(r"\s+#.*", "", line).split()[1:] for line in re.findall(r"`(outpace [^`]+)`", text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_of_commands_exist(page: Path) -> None:
+    for words in command_lines(page):
+        command: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        have = {"--help", "-h", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
+        asked = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert not asked - have, f"{command.name}: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_benchmarks_and_make_targets_exist(page: Path) -> None:
+    text = prose(page)
+    for line in re.findall(r"python (benchmarks/\w+\.py(?:(?!-->)[^`])*)", text):
+        script, *words = line.split()
+        options = [word for word in words if word.startswith("--")]
+        code = (ROOT / script).read_text(encoding="utf-8")
+        assert not [option for option in options if f'"{option}"' not in code], line
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert set(re.findall(r"`make\s+([\w-]+)", text)) <= set(targets)
+
+
+def test_no_file_holds_a_merge_that_was_not_finished() -> None:
+    marks = re.compile(r"^(<{7}|>{7}) ", re.M)
+    texts = [path for path in sources() if path.suffix in (".py", ".md", ".cpp", ".h", ".html", ".json")]
+    pages = [ROOT / name for name in ("Makefile", "LOG.md", "CHANGELOG.md", "pyproject.toml")]
+    assert not [path.name for path in (*texts, *PAGES, *pages) if marks.search(path.read_text(encoding="utf-8"))]
+
+
+def test_the_makefile_reaches_for_nothing_outside_the_repository() -> None:
+    assert "../" not in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_rooms_in_the_architecture_are_the_files() -> None:

@@ -157,6 +157,35 @@ def test_statistical_json(cli: Run, prompts: str) -> None:
     assert 0 < found["detectable_bias"] < 1
     assert found["max_abs_error"] is found["first_difference"] is None
     assert found["verdict"].startswith("no bias above")
+    assert found["sampling"] == "temperature 1"
+    assert found["rescored"]["prefixes"] == 64
+    assert found["rescored"]["differing"] == found["rescored"]["largest_difference"] == 0
+
+
+def test_sampling_parameters_are_certified_at_every_level(cli: Run, prompts: str) -> None:
+    """Those of the command, and what is not given at the level's own temperature."""
+    at = ["--prompts", prompts, "--threads", "1", "--draft-model", "toy", "--json"]
+    cases = [
+        (["--cells", "1", "-t", "0.7", "--top-p", "0.9"], "temperature 0.7, top-p 0.9"),
+        (["--cells", "1", "--logit-bias", "2=-0.5"], "temperature 1, logit-bias 2=-0.5"),
+        (["--cells", "1", "-t", "0"], "temperature 0"),
+        (["--cells", "1"], ""),
+        (["--level", "statistical", "--samples", "300", "--top-k", "5", *at], "temperature 1, top-k 5"),
+        (
+            ["--level", "statistical", "--samples", "300", "-t", "0.8", "--repetition-penalty", "1.2", *at],
+            "temperature 0.8, repetition-penalty 1.2",
+        ),
+        (["--level", "greedy", "--presence-penalty", "0.5", *at], "temperature 0, presence-penalty 0.5"),
+        (["--level", "greedy", *at], "temperature 0"),
+    ]
+    for argv, said in cases:
+        ran = cli("certify", "draft-model", *argv, *([] if "--json" in argv else ["--json"]))
+        assert ran.code == 0, ran
+        found = strict(ran.out)
+        assert found["sampling"] == said
+        if "--cells" in argv and said:
+            assert found["checks"][0]["name"].startswith(said)
+    assert "(exact level, temperature 0.7, top-p 0.9)" in cli("certify", "draft-model", *cases[0][0]).out
 
 
 def test_greedy_json_and_words(cli: Run, prompts: str) -> None:
@@ -255,6 +284,11 @@ def test_inconclusive_is_exit_code_2(cli: Run) -> None:
         (["pld", "--cells", "0"], ["cells must be at least 1"]),
         (["pld", "--cells", "-2"], ["cells must be at least 1"]),
         (["pld", "--threads", "0"], ["--threads"]),
+        (["pld", "--level", "greedy", "-t", "0.7"], ["temperature 0, not 0.7", "'statistical'"]),
+        (["pld", "--level", "greedy", "--top-p", "0.9"], ["top_p cannot change"]),
+        (["pld", "--level", "statistical", "-t", "0"], ["at temperature 0 none is", "'greedy'"]),
+        (["pld", "--logit-bias", "300=2"], ["token 0 to 2, not 300"]),
+        (["pld", "--top-p", "1.5"], ["top_p must be in (0, 1]"]),
         (["pld", "--samples", "many"], ["--samples"]),
         ([], ["METHOD"]),
     ],

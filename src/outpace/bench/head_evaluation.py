@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from outpace.bench.bigram import Bigrams
 from outpace.bench.head_subjects import (
+    CHAIN,
+    TREE,
     Subject,
     bigram_subjects,
     choose_methods,
@@ -33,7 +35,7 @@ from outpace.core.files import write_atomically
 from outpace.core.sampling import SamplingParams
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE, read_provenance
-from outpace.heads.head_folder import open_head
+from outpace.heads.head_folder import HeadFolder, open_head
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find, present_names
 from outpace.model import Model
@@ -80,11 +82,12 @@ def evaluate_head(
     None is greedy. ``baselines``: measure the untrained head beside it, and a bigram table fitted on the conversations
     in ``data``, else on the answers to the very prompts. ``record``: keep the figures in the head's ``training.json``.
 
-    Returns plain numbers and text, as :func:`evaluate` does, and as ``outpace eval-head --json`` prints them. Raises
-    BadInput for a folder without a head that fits, and for methods and prompts that do not fit.
+    Returns plain numbers and text, as :func:`evaluate` does, and as ``outpace eval-head --json`` prints them;
+    ``gains``: whether a method was faster with it than autoregressive decoding. Raises BadInput for a folder without a
+    head that fits, and for methods and prompts that do not fit.
     """
     stored = open_head(folder)
-    folder, kind = stored.files.path, stored.kind
+    folder, kind, identity = stored.files.path, stored.kind, stored.identity()
     wanted = choose_methods(kind, None) if methods is None else methods
     given = methods if isinstance(methods, Mapping) else {}
     chosen = {
@@ -94,7 +97,7 @@ def evaluate_head(
     questions = load_prompts() if prompts is None else prompts
     loaded = model if isinstance(model, Model) else model()
     head = stored.load(loaded.target)
-    subjects, fitted = head_subjects(loaded, head, chosen), None
+    subjects, fitted = head_subjects(loaded, head, chosen, identity=identity), None
     if baselines:
         untrained = as_training_begins(head, loaded.target, settings.params.seed)
         subjects += untrained_subjects(loaded, untrained, chosen)
@@ -108,8 +111,9 @@ def evaluate_head(
     found = evaluate(loaded, subjects, questions, settings, on_progress)
     found["settings"] |= {"methods": list(chosen), "method_settings": plain_figures(chosen), "bigrams_of": fitted}
     found["head"] = plain_figures(head_facts(folder, head))
+    found["gains"] = gains(found["drafters"], list(chosen))
     if record and found["complete"]:
-        keep_with_head(folder, found)
+        keep_with_head(stored, found)
     return found
 
 
@@ -122,8 +126,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Decode every prompt with every subject by turns; the JSON object, plain numbers and text.
 
-    ``drafters`` holds autoregressive decoding first, then the subjects, each with FIGURES and ``by_category``. After an
-    interrupt ``complete`` is false. Raises BadInput as the bench does.
+    ``drafters`` holds autoregressive decoding first, then the subjects, each with FIGURES, ``by_category``, its method
+    and its head: folder and fingerprint of the weights, None where it has no head on disk. After an interrupt
+    ``complete`` is false. Raises BadInput as the bench does.
     """
     built = [replace(one.method, name=one.label) for one in subjects]
     result = run(model, built, prompts, settings, on_progress)
@@ -131,7 +136,11 @@ def evaluate(
     rows = []
     for row in result["methods"]:
         subject = of.get(row["method"])
-        named = {"drafter": subject.drafter, "shape": subject.shape} if subject else {"drafter": "none", "shape": None}
+        if subject is None:
+            named: dict[str, Any] = {"drafter": "none", "shape": None, "method": "none", "head": None}
+        else:
+            named = {"drafter": subject.drafter, "shape": subject.shape, "method": subject.method.name}
+            named["head"] = None if subject.head is None else asdict(subject.head)
         by_category = {category: figures(part) for category, part in row["by_category"].items()}
         rows.append({**named, **figures(row), "by_category": by_category, "error": row["error"]})
     kept = {key: result[key] for key in ("version", "complete", "machine", "model", "settings")}
@@ -143,6 +152,15 @@ def figures(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in FIGURES if name in row} | {
         "acceptance_by_depth": by_depth(row["per_position_acceptance"])
     }
+
+
+def gains(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> bool:
+    """Whether one of the head's methods, with the draft size chosen by costs, was faster than autoregressive decoding.
+
+    The whole interval of its speed-up must lie above 1, where there is one.
+    """
+    used = [row for row in rows if row["drafter"] in methods and row["shape"] in (TREE, CHAIN) and row["speedup"]]
+    return any((row.get("speedup_ci95") or [row["speedup"]])[0] > 1.0 for row in used)
 
 
 def by_depth(shares: Sequence[float]) -> list[float]:
@@ -170,9 +188,15 @@ def head_facts(folder: Path, head: Head) -> dict[str, Any]:
     }
 
 
-def keep_with_head(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the head's rows with it, in place of earlier ones at this temperature. Raises BadInput where it cannot."""
-    settings = result["settings"]
+def keep_with_head(head: HeadFolder, result: Mapping[str, Any]) -> None:
+    """Keep the rows that were measured with this head beside it, in place of earlier ones at this temperature.
+
+    Raises BadInput where they cannot be written, and where there is no row of the weights that are in the folder now.
+    """
+    settings, folder, identity = result["settings"], head.files.path, asdict(head.identity())
+    rows = [row for row in result["drafters"] if row["head"] == identity]
+    if not rows:
+        raise BadInput(f"nothing was measured of the weights that are in {folder} now; measure the head again")
     about = read_provenance(folder) or {}
     measured = dict(about.get("measured") or {})
     measured[f"temperature {settings['temperature']:g}"] = {
@@ -181,11 +205,8 @@ def keep_with_head(folder: Path, result: Mapping[str, Any]) -> None:
         "prompts": settings["prompts"],
         "max_new_tokens": settings["max_new_tokens"],
         "machine": {key: result["machine"].get(key) for key in ("cpu", "threads", "accelerator")},
-        "drafters": [
-            {key: row[key] for key in ("drafter", "shape", *RECORDED)}
-            for row in result["drafters"]
-            if row["drafter"] in settings["methods"]
-        ],
+        "weights": identity["weights"],
+        "drafters": [{key: row[key] for key in ("method", "shape", *RECORDED)} for row in rows],
     }
     try:
         write_atomically(folder / PROVENANCE, json.dumps({**about, "measured": measured}, indent=1).encode())

@@ -18,6 +18,8 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head
+from outpace.heads.head_folder import HeadIdentity
+from outpace.methods.bindings import Bindings, heads
 from outpace.methods.registry import build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -31,11 +33,14 @@ FULL = {TREE: ("tree of 60", Fixed(6, 10, 60)), CHAIN: ("chain of 6", Fixed(6, 1
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A drafter to be measured. ``shape``: "tree" or "chain", sized by costs; or one of FULL, in every round."""
+    """A drafter to be measured. ``drafter`` is shown; ``shape``: "tree" or "chain", sized by costs; or one of FULL, in
+    every round. ``head``: the head on disk that it drafts with; None for another drafter, or a head that is not stored.
+    """
 
     drafter: str
     shape: str
     method: Method
+    head: HeadIdentity | None = None
 
     @property
     def label(self) -> str:
@@ -68,16 +73,23 @@ def choose_methods(kind: str, name: str | None) -> list[str]:
     return [chosen]
 
 
-def head_subjects(model: Model, head: Head, names: Mapping[str, Mapping[str, Any]], label: str = "{}") -> list[Subject]:
+def head_subjects(
+    model: Model,
+    head: Head,
+    names: Mapping[str, Mapping[str, Any]],
+    label: str = "{}",
+    identity: HeadIdentity | None = None,
+) -> list[Subject]:
     """Methods with this head, by name with their settings; and as a chain, where all of them draft trees.
 
-    Each with as many draft tokens as pay, and in its fixed shape. ``label``: their name, {} being the method's.
+    Each with as many draft tokens as the measured costs justify, and in its fixed shape. ``label``: their name, {}
+    being the method's. ``identity``: of the head, where it is stored.
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
-        context = replace(model.context(name), head=lambda *_: head)
+        context = replace(model.context(), bindings=Bindings(heads({head.config.kind: head})))
         method = build(name, context, settings)
-        return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method).shapes()
+        return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method, identity).shapes()
 
     subjects = [one for name, settings in names.items() for one in made(name, settings)]
     if any(one.chain for one in subjects):

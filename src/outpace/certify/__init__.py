@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,18 @@ from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
+    from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
+    from outpace.heads.base import Head
+    from outpace.methods.bindings import Binding
+    from outpace.methods.named_weights import DraftModels, Heads
     from outpace.methods.registry import Context
     from outpace.model import Model
 
-LEVELS = ("exact", "statistical", "greedy")
+LEVELS = {"exact": 1.0, "statistical": 1.0, "greedy": 0.0}
+"""The levels, each with its temperature where sampling parameters are given and temperature is not."""
 MINIMUM_SAMPLES = 100
+_SMALLEST_TOY = 3
 
 __all__ = ["LEVELS", "certify"]
 
@@ -28,14 +35,15 @@ def certify(
     model: Model | None = None,
     *,
     level: str = "exact",
+    params: SamplingParams | None = None,
     samples: int = 5000,
     alpha: float = 0.01,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
-    draft_model: Model | Sequence[Model] | None = None,
+    draft_model: DraftModels = None,
     datastore: str | Path | None = None,
-    head: str | Path | Sequence[str | Path] | None = None,
+    head: Heads = None,
     prompts: Sequence[str] | None = None,
     cells: int | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -44,17 +52,19 @@ def certify(
 
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
-    ``model`` at temperature 1; ``greedy`` compares answers. A trained method drafts with the ``head`` that is named,
+    ``model``; ``greedy`` compares answers. ``params``: the sampling parameters to certify; None: those of the matrix,
+    temperature 1, and temperature 0. Their seed is not read. A trained method drafts with the ``head`` that is named,
     else with a shipped one, else with an untrained one. Raises BadInput for what cannot be run.
     """
     check_options(level, samples, alpha, cells)
+    check_params(level, params)
     if level == "exact":
-        return _exact(method, settings, rule, samples, alpha, seed, cells, on_progress)
+        return _exact(method, settings, rule, params, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
     from outpace.methods.registry import build
 
-    context, untrained = _context(method, model, draft_model, datastore, head)
+    context, untrained = _or_untrained(model.context(draft_model=draft_model, datastore=datastore, head=head))
     built = build(method, context, settings, rule)
     asked = _prompts(model, prompts)
 
@@ -65,12 +75,14 @@ def certify(
     if level == "greedy":
         from outpace.certify.greedy import certify_greedy
 
-        certificate = certify_greedy(built, model.target, asked, stop_ids=model.eos_ids, on_progress=tell)
+        certificate = certify_greedy(
+            built, model.target, asked, stop_ids=model.eos_ids, params=params, on_progress=tell
+        )
     else:
         from outpace.certify.statistical import certify_statistical
 
         certificate = certify_statistical(
-            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, on_progress=tell
+            built, model.target, asked, samples=samples, alpha=alpha, seed=seed, params=params, on_progress=tell
         )
     if untrained:
         said = f"{certificate.verdict} (with an untrained {untrained[0]} head: none is named or shipped for this model)"
@@ -78,28 +90,25 @@ def certify(
     return certificate
 
 
-def _context(
-    name: str,
-    model: Model,
-    draft_model: Model | Sequence[Model] | None,
-    datastore: str | Path | None,
-    head: str | Path | Sequence[str | Path] | None,
-) -> tuple[Context, list[str]]:
-    """What the method is built from, and a list that will hold the kinds of the untrained heads that it was given."""
-    from outpace.heads.base import Head
-    from outpace.heads.shipped import shipped
+def _or_untrained(context: Context) -> tuple[Context, list[str]]:
+    """The context with an untrained head of every kind of which none is shipped, and the kinds of those that drafted.
+
+    The list is filled while a method is built.
+    """
     from outpace.heads.untrained import random_head
+    from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 
-    context = model.context(name, draft_model=draft_model, datastore=datastore, head=head)
-    untrained: list[str] = []
+    named, untrained = context.bindings, []
 
-    def some_head(*kinds: str) -> Head:
-        if head or any(one.kind in kinds for one in shipped(model.target)):
-            return context.head(*kinds)
-        untrained.append(kinds[0])
-        return random_head(kinds, model.target)
+    def make(kind: str) -> Head:
+        untrained.append(kind)
+        return random_head((kind,), context.target)
 
-    return replace(context, head=some_head), untrained
+    def default(kind: str, name: str) -> Sequence[Binding]:
+        there = named.default(kind, name)
+        return there if there or kind == DRAFT_MODEL else [Binding(name or kind, kind, partial(make, kind))]
+
+    return replace(context, bindings=Bindings(named.named, default)), untrained
 
 
 def check_options(level: str, samples: int, alpha: float, cells: int | None) -> None:
@@ -114,31 +123,67 @@ def check_options(level: str, samples: int, alpha: float, cells: int | None) -> 
         raise BadInput(f"cells must be at least 1, not {cells}")
 
 
+def check_params(level: str, params: SamplingParams | None) -> None:
+    """Raise BadInput for sampling parameters that the level cannot honour."""
+    if params is None:
+        return
+    if level == "greedy":
+        if not params.greedy:
+            raise BadInput(
+                f"level 'greedy' compares answers at temperature 0, not {params.temperature:g}; leave the temperature "
+                "out, or take level 'statistical'"
+            )
+        unused = [name for name in ("top_k", "top_p", "min_p") if name.replace("_", "-") in params.described]
+        if unused:
+            raise BadInput(
+                f"level 'greedy' takes the likeliest token, which {', '.join(unused)} cannot change; leave it out, or "
+                "take level 'statistical'"
+            )
+    if level == "statistical" and params.greedy:
+        raise BadInput(
+            "level 'statistical' tests tokens that were drawn, and at temperature 0 none is; give a temperature above "
+            "0, or take level 'greedy'"
+        )
+    if level == "exact" and any(not 0 <= token < _SMALLEST_TOY for token in params.logit_bias):
+        raise BadInput(
+            f"level 'exact' decodes with toy targets of {_SMALLEST_TOY} tokens and more: a logit bias must be of token "
+            f"0 to {_SMALLEST_TOY - 1}, not {', '.join(map(str, params.logit_bias))}; take level 'statistical'"
+        )
+
+
 def _exact(
     name: str,
     settings: Mapping[str, Any] | None,
     rule: str | None,
+    params: SamplingParams | None,
     samples: int,
     alpha: float,
     seed: int,
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import Setting, certify_exact, matrix, rotating_slice
+    from outpace.certify.exact import SAMPLING, Setting, cells_of, certify_exact, rotating_slice, tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
-    chosen = matrix() if cells is None else rotating_slice(matrix(), seed, cells)
+    sampling = SAMPLING if params is None else {params.described: params}
     numbers = count()
 
     def make(context: Context) -> Method:
         return build(name, context, tiny, rule)
 
+    chosen = cells_of(make(tiny_context(3, 0)), sampling=sampling)
+    if cells is not None:
+        chosen = rotating_slice(chosen, seed, cells, sampling)
+
     def tell(setting: Setting) -> None:
         if on_progress is not None:
             on_progress(next(numbers), len(chosen), str(setting))
 
-    return certify_exact(name, make, chosen, samples=samples, alpha=alpha, seed=seed, on_progress=tell)
+    certificate = certify_exact(
+        name, make, chosen, sampling=sampling, samples=samples, alpha=alpha, seed=seed, on_progress=tell
+    )
+    return certificate if params is None else replace(certificate, sampling=params.described)
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:

@@ -18,11 +18,49 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescored:
+    """Prefixes that rounds had scored, scored again alone. Distances are total variation.
+
+    ``differing``: how many were further apart than ``tolerance``. ``prompt_tokens`` and ``output_tokens``: of the
+    prefix with the ``largest_difference``, draft tokens among the latter; None without prefixes.
+    """
+
+    prefixes: int
+    differing: int
+    largest_difference: float
+    tolerance: float
+    prompt_tokens: int | None
+    output_tokens: int | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether all were within the tolerance."""
+        return not self.differing
+
+    def __str__(self) -> str:
+        if self.prompt_tokens is None or self.output_tokens is None:
+            return "no prefix was rescored"
+        if not self.passed:
+            return (
+                f"{self.differing} of {self.prefixes} prefixes have another distribution when they are scored alone; "
+                f"most that of {self.prompt_tokens + self.output_tokens} tokens ({self.prompt_tokens} of the prompt): "
+                f"{self.largest_difference:.2g} apart (total variation), tolerance {self.tolerance:.2g}"
+            )
+        if not self.tolerance:
+            return f"{self.prefixes} prefixes rescored alone, equal bit for bit"
+        return (
+            f"{self.prefixes} prefixes rescored alone, at most {self.largest_difference:.2g} apart (total variation), "
+            f"tolerance {self.tolerance:.2g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """``lossless``: True, False, or None where the level could not decide. Undefined figures are None.
 
     ``p_value`` is the smallest of the checks', adjusted for their number (Holm). ``detectable_bias`` is the smallest
-    total variation distance that the samples would have shown nine times in ten.
+    total variation distance that the samples would have shown nine times in ten. ``sampling``: the parameters that it
+    was certified with, in words; for the exact level's own matrix "". ``rescored``: of the statistical level.
     """
 
     method: str
@@ -33,6 +71,8 @@ class Certificate:
     p_value: float | None = None
     detectable_bias: float | None = None
     first_difference: dict[str, Any] | None = None
+    sampling: str = ""
+    rescored: Rescored | None = None
     checks: tuple[Check, ...] = field(default=(), repr=False)
 
     def public(self) -> dict[str, Any]:
@@ -41,10 +81,12 @@ class Certificate:
             "method": self.method,
             "lossless": self.lossless,
             "level": self.level,
+            "sampling": self.sampling,
             "p_value": self.p_value,
             "max_abs_error": self.max_abs_error,
             "detectable_bias": self.detectable_bias,
             "first_difference": self.first_difference,
+            "rescored": None if self.rescored is None else asdict(self.rescored),
             "verdict": self.verdict,
             "checks": [asdict(check) for check in self.checks],
         }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outpace.certify.certificate import Certificate, Check
-from outpace.certify.distributions import raise_errors
 from outpace.certify.near_ties import gap, parting
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
@@ -23,17 +22,22 @@ def certify_greedy(
     *,
     length: int = 48,
     stop_ids: frozenset[int] = frozenset(),
+    params: SamplingParams | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Certificate:
-    """Decode every prompt plainly and with the method. One difference that is no near-tie: not lossless."""
-    plain = build("none", Context(target, lambda: target))
+    """Decode every prompt plainly and with the method. One difference that is no near-tie: not lossless.
+
+    ``params`` (default: none) must be of temperature 0.
+    """
+    params = params or SamplingParams()
+    plain = build("none", Context(target))
     first: dict[str, Any] | None = None
     checks, ties, drafted = [], 0, 0
     for number, prompt in enumerate(prompts):
-        want = _tokens(plain, target, prompt, length, stop_ids)[0]
-        got, count = _tokens(method, target, prompt, length, stop_ids)
+        want = _tokens(plain, target, prompt, length, stop_ids, params)[0]
+        got, count = _tokens(method, target, prompt, length, stop_ids, params)
         drafted += count
-        difference = _difference(target, prompt, want, got, stop_ids)
+        difference = _difference(target, prompt, want, got, stop_ids, params)
         near = difference is not None and difference["near_tie"]
         ties += near
         note = "" if difference is None else f"differs at token {difference['position']}"
@@ -50,28 +54,41 @@ def certify_greedy(
     else:
         lossless = True
         verdict = f"{len(checks) - ties} of {len(checks)} answers identical" + (f", {ties} near-ties" if ties else "")
-    return Certificate(method.name, "greedy", lossless, verdict, first_difference=first, checks=tuple(checks))
+    return Certificate(
+        method.name,
+        "greedy",
+        lossless,
+        verdict,
+        first_difference=first,
+        sampling=params.described,
+        checks=tuple(checks),
+    )
 
 
 def _tokens(
-    method: Method, target: Target, prompt: Sequence[int], length: int, stop_ids: frozenset[int]
+    method: Method, target: Target, prompt: Sequence[int], length: int, stop_ids: frozenset[int], params: SamplingParams
 ) -> tuple[list[int], int]:
     decoder = Decoder(target)
-    generation = decoder.submit(Request(tuple(prompt), method, max_new_tokens=length, stop_ids=stop_ids))
+    generation = decoder.submit(Request(tuple(prompt), method, params, max_new_tokens=length, stop_ids=stop_ids))
     decoder.run()
-    raise_errors([generation])
+    generation.raise_error()
     return generation.sequence.tokens[len(prompt) :], generation.metrics.drafted
 
 
 def _difference(
-    target: Target, prompt: Sequence[int], want: Sequence[int], got: Sequence[int], stop_ids: frozenset[int]
+    target: Target,
+    prompt: Sequence[int],
+    want: Sequence[int],
+    got: Sequence[int],
+    stop_ids: frozenset[int],
+    params: SamplingParams,
 ) -> dict[str, Any] | None:
     """Where two outputs part, and how far the less likely of the two tokens lies below the best."""
     parted = parting(got, want)
     if parted is None:
         return None
     at, found, expected = parted
-    apart = gap(target, prompt, want[:at], (found, expected), SamplingParams(), stop_ids)
+    apart = gap(target, prompt, want[:at], (found, expected), params, stop_ids)
     return {
         "position": at,
         "expected": expected,

@@ -8,7 +8,8 @@ the model's precision, or within twice the *noise*, by how much the difference o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -59,12 +60,8 @@ def gap(
 
     None among them stands for the end of the answer: the likeliest of ``ends``.
     """
-    sequence = target.sequence(prompt, params)
     stops = list(ends)
-    try:
-        sequence.tokens.extend(output)
-        sequence.sampler.extend(output)
-        target.prefill([sequence])
+    with prefilled(target, prompt, output, params) as sequence:
         scores = target.score([(sequence, TokenTree())])[0]
         logits = scores.distribution.processed([ROOT])[0]
         picks = [
@@ -75,10 +72,23 @@ def gap(
         apart = [_difference(scores.logits[0], picks)]
         again = [rows for rows in (2, 4, 8) if rows < len(sequence.tokens)]
         apart += [_difference(_rescored(target, sequence, rows), picks) for rows in again]
-    finally:
-        target.close(sequence.kv)
     size = float(logits.max()) - min(float(logits[token]) for token in picks)
     return Gap(size, max(abs(one - apart[0]) for one in apart), near_tie_gap(target.dtype))
+
+
+@contextmanager
+def prefilled(
+    target: Target, prompt: Sequence[int], output: Sequence[int], params: SamplingParams
+) -> Iterator[TargetSequence]:
+    """A fresh sequence of ``prompt`` and ``output`` with the K/V of all but its last token; closed at the end."""
+    sequence = target.sequence(prompt, params)
+    try:
+        sequence.tokens.extend(output)
+        sequence.sampler.extend(output)
+        target.prefill([sequence])
+        yield sequence
+    finally:
+        target.close(sequence.kv)
 
 
 def _difference(logits: Tensor, picks: Sequence[int]) -> float:

@@ -4,7 +4,8 @@ Every prompt is decoded many times to the same short length, so that no token is
 its prefix each output token is a draw from the round's own p (float32), whatever the rounds were; so over many contexts
 the tokens' ranks under p follow the sums of p by rank, and their ids the sums by id, where numbers that drafter and
 rule share would show. For first tokens the place by q / p, or whether it is a drafted token, is tested as well, which
-is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number.
+is where a wrong rule shows first. Rare cells are pooled, p-values adjusted for their number. Whether p itself is that
+of autoregressive decoding is found by rescoring (:mod:`outpace.certify.rescoring`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
-from outpace.certify.certificate import Certificate, Check
-from outpace.certify.distributions import raise_errors
+from outpace.certify.certificate import Certificate, Check, Rescored
 from outpace.certify.fit import detectable_bias, g_test, holm
+from outpace.certify.rescoring import PREFIXES, PrefixSample
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import DETERMINISTIC, ROOT
@@ -54,9 +55,10 @@ class _Tally:
 
 @dataclass(eq=False)
 class Recorder(AcceptanceRule):
-    """The rule under test, noting besides its verdict p at every node of the path."""
+    """The rule under test, noting besides its verdict p at every node of the path, and rows for ``prefixes``."""
 
     rule: AcceptanceRule
+    prefixes: PrefixSample
     rows: list[tuple[Tensor, int]] = field(default_factory=list)
     first: list[tuple[Tensor, Tensor | None, tuple[int, ...], int]] = field(default_factory=list)
 
@@ -72,6 +74,7 @@ class Recorder(AcceptanceRule):
     def accept(self, scores: Sequence[TreeScores], states: Sequence[Any], chances: Sequence[Chance]) -> list[Verdict]:
         verdicts = self.rule.accept(scores, states, chances)
         for one, verdict in zip(scores, verdicts, strict=True):
+            self.prefixes.offer(one)
             tokens = [*(one.tree.tokens[node] for node in verdict.path), verdict.token]
             for node, token in zip((ROOT, *verdict.path), tokens, strict=True):
                 self.rows.append((one.p(node).cpu(), token))
@@ -107,20 +110,23 @@ def certify_statistical(
     seed: int = 0,
     params: SamplingParams | None = None,
     batch: int = 8,
+    rescored: int = PREFIXES,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Certificate:
     """Decode about ``samples`` output tokens and test them against the target's own distribution.
 
-    ``params`` must sample (temperature > 0); the default is temperature 1.
+    ``params`` must sample (temperature > 0); the default is temperature 1. Of the prefixes that were scored on the way
+    ``rescored`` are scored again, each alone.
     """
     params = params or SamplingParams(temperature=1.0)
     tallies = {"rank": _Tally(len(RANKS)), "token id": _Tally(2 * IDS)}
     tallies["first token by q / p"] = _Tally(len(RATIOS) + 1)
     tallies["first token drafted"] = _Tally(2)
     rng = random.Random(seed)
+    prefixes = PrefixSample(target, params, rescored, seed)
     done, drafted = 0, 0
     while done < samples:
-        recorder = Recorder(method.rule_for(params))
+        recorder = Recorder(method.rule_for(params), prefixes)
         recorded = replace(method, rule=recorder)
         decoder = Decoder(target)
         running = []
@@ -129,13 +135,15 @@ def certify_statistical(
             running.append(decoder.submit(Request(tuple(prompt), recorded, drawn, max_new_tokens=length)))
             running[-1].rule = recorder  # whatever the parameters, this rule judges
         decoder.run()
-        raise_errors(running)
+        for one in running:
+            one.raise_error()
         _count(recorder, tallies)
         done += batch * length
         drafted += sum(one.metrics.drafted for one in running)
         if on_progress is not None:
             on_progress(min(done, samples), samples)
-    return _conclude(method, tallies, drafted, alpha)
+    certificate = _conclude(method, tallies, drafted, alpha, prefixes.rescore())
+    return replace(certificate, sampling=params.described)
 
 
 def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
@@ -153,23 +161,38 @@ def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
             tallies["first token drafted"].add(cells, p, token)
 
 
-def _conclude(method: Method, tallies: dict[str, _Tally], drafted: int, alpha: float) -> Certificate:
+def _conclude(
+    method: Method, tallies: dict[str, _Tally], drafted: int, alpha: float, rescored: Rescored
+) -> Certificate:
     checks, sizes = [], []
     for name, tally in tallies.items():
         p_value, freedom = g_test(tally.observed, tally.expected)
         if freedom:
             checks.append(Check(name, None, p_value=p_value, note=f"{tally.samples} tokens"))
             sizes.append((tally.samples, freedom))
-    if not checks:
-        return Certificate(method.name, "statistical", None, "inconclusive: too few samples for any test")
-    p_value = holm([check.p_value for check in checks if check.p_value is not None])
+    adjusted = holm([check.p_value for check in checks if check.p_value is not None]) if checks else None
     power = [detectable_bias(size, freedom, alpha / len(checks)) for size, freedom in sizes]
-    bias = max(one for one in power if one is not None)
+    bias = max((one for one in power if one is not None), default=None)
     lossless: bool | None = True
-    verdict = f"no bias above {bias:.3g} (total variation) in {len(checks)} tests, adjusted p = {p_value:.2g}"
-    if p_value < alpha:
+    if not rescored.passed:
+        lossless, verdict = False, f"not lossless: {rescored}"
+    elif adjusted is None:
+        lossless, verdict = None, "inconclusive: too few samples for any test"
+    elif adjusted < alpha:
         worst = min(checks, key=lambda check: check.p_value or 0.0)
-        lossless, verdict = False, f"not lossless: the test '{worst.name}' rejects, adjusted p = {p_value:.2g}"
+        lossless, verdict = False, f"not lossless: the test '{worst.name}' rejects, adjusted p = {adjusted:.2g}"
     elif not drafted and method.may_draft:
         lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
-    return Certificate(method.name, "statistical", lossless, verdict, None, p_value, bias, checks=tuple(checks))
+    else:
+        tested = f"{len(checks)} tests, adjusted p = {adjusted:.2g}"
+        verdict = f"no bias above {bias:.3g} (total variation) in {tested}; {rescored}"
+    return Certificate(
+        method.name,
+        "statistical",
+        lossless,
+        verdict,
+        p_value=adjusted,
+        detectable_bias=bias,
+        rescored=rescored,
+        checks=tuple(checks),
+    )

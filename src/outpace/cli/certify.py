@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import outpace
-from outpace.certify import check_options
+from outpace.certify import LEVELS, check_options, check_params
 from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
 from outpace.cli.bars import bar
@@ -19,7 +19,7 @@ from outpace.cli.session import Drafting, Machine
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
 
 
-@grouped(limit=14)
+@grouped(limit=14, temperature=None)
 def certify(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="The method to certify; see: outpace methods.")],
     machine: Machine,
@@ -32,14 +32,18 @@ def certify(
     prompts: opt.PromptFile,
     cells: Annotated[int | None, option(value="N", text="Only N cells of the exact matrix, picked by --seed.")] = None,
     drafting: Drafting,
+    sampling: opt.Sampling,
     json: opt.Json = False,
-    seed: opt.Seed = 0,
 ) -> None:
-    """Say whether a method leaves the output distribution untouched."""
-    from outpace.core.sampling import SamplingParams
+    """Say whether a method leaves the output distribution untouched.
 
+    Without sampling options: in all settings of the exact matrix, at temperature 1 (statistical), or at 0 (greedy).
+    """
     check_options(level, samples, alpha, cells)
-    chosen = drafting.settings([method], SamplingParams(temperature=0.0 if level == "greedy" else 1.0))
+    params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=LEVELS[level])
+    given = params if sampling.given else None
+    check_params(level, given)
+    chosen = drafting.settings([method], params)
     opt.check_threads(machine.threads)
     loaded: dict[str, Any] = {}
     if level != "exact":
@@ -55,9 +59,10 @@ def certify(
         certificate = outpace.certify(
             method,
             level=level,
+            params=given,
             samples=samples,
             alpha=alpha,
-            seed=seed,
+            seed=sampling.seed,
             settings=chosen.popitem()[1],
             rule=drafting.rule,
             cells=cells,
@@ -75,7 +80,9 @@ def certify(
 def _show(certificate: Certificate) -> None:
     console = out()
     mark = {True: "[green]lossless[/]", False: "[bold red]not lossless[/]", None: "[yellow]inconclusive[/]"}
-    console.print(f"[bold cyan]{certificate.method}[/]  {mark[certificate.lossless]}  ({certificate.level} level)")
+    sampling = f", {certificate.sampling}" if certificate.sampling else ""
+    level = f"{certificate.level} level{sampling}"
+    console.print(f"[bold cyan]{certificate.method}[/]  {mark[certificate.lossless]}  ({level})", soft_wrap=True)
     console.print(f"  {certificate.verdict}")
     if certificate.detectable_bias is not None:
         console.print(f"  [dim]a bias of {certificate.detectable_bias:.3g} would have been found nine times in ten")

@@ -99,6 +99,9 @@ def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> boo
                 if not json:
                     print(piece, end="", flush=True)
         decoder.run()  # lets a cancelled request leave
+    if generation.error is not None and generation.text and not json and not explain:
+        print(flush=True)  # the answer so far stays a line of its own
+    generation.raise_error()
     if generation.stream is not None and interrupt.pressed:
         rest = generation.stream.finish()
         if not json and not explain:

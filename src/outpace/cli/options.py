@@ -36,14 +36,20 @@ DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
 ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
 DraftModel = Annotated[
     list[str] | None,
-    option(value="NAME", panel=DRAFTING, text="Smaller model, for methods that draft with one; may be repeated."),
+    option(
+        value="MODEL",
+        panel=DRAFTING,
+        text="Smaller model, or a draft-lm head, for methods that draft with one; may be repeated. NAME=MODEL names it "
+        "(METHOD#NAME). [dim]\\[default: a shipped draft-lm][/]",
+    ),
 ]
 Head = Annotated[
-    list[Path] | None,
+    list[str] | None,
     option(
         value="DIR",
         panel=DRAFTING,
-        text="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
+        text="Trained head, for methods that draft with one; may be repeated. NAME=DIR names it, for METHOD#NAME. "
+        "[dim]\\[default: shipped ones][/]",
     ),
 ]
 MethodName = Annotated[
@@ -108,6 +114,12 @@ class Sampling:
         option(value="TOKEN=BIAS", panel=SAMPLING, text="Add BIAS to a token id's logit; may be repeated."),
     ] = None
     seed: Seed = 0
+
+    @property
+    def given(self) -> bool:
+        """Whether anything but the seed was asked for; a command's own default temperature is None."""
+        own = [one for one in fields(self) if one.name not in ("seed", "temperature")]
+        return self.temperature is not None or any(getattr(self, one.name) != one.default for one in own)
 
     def params(self, **more: Any) -> SamplingParams:
         """The sampling parameters, with ``more`` of their fields. Raises BadInput for values out of range."""
@@ -178,11 +190,10 @@ def settings_by_method(
         key, sign, text = pair.partition("=")
         if not sign or not key:
             raise BadInput(f"--param takes KEY=VALUE or METHOD.KEY=VALUE, not '{pair}'")
-        method, dot, inner = key.partition(".")
+        method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
             raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
-        setting = inner if dot else key
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)

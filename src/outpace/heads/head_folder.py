@@ -19,6 +19,14 @@ from outpace.targets.base import Target
 
 
 @dataclass(frozen=True, slots=True)
+class HeadIdentity:
+    """Which head figures are of: its folder, and the fingerprint of the weights that were there."""
+
+    folder: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeadFolder:
     """``kind`` of head, and the ``layout`` in which ``files`` hold it. Its tensors are read when they are needed."""
 
@@ -30,6 +38,10 @@ class HeadFolder:
     def own(self) -> bool:
         """Whether it is of outpace's own layout."""
         return isinstance(self.layout, OwnLayout)
+
+    def identity(self) -> HeadIdentity:
+        """Folder and weights as they are now. Raises IncompatibleHead where weights are missing."""
+        return HeadIdentity(str(self.files.path.resolve()), self.files.fingerprint)
 
     def read(self, target: Target) -> StoredHead:
         """Configuration and tensors in outpace's terms, not yet checked. Raises BadInput for what is not supported."""

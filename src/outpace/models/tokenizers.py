@@ -12,6 +12,7 @@ from typing import Any
 from outpace.core.errors import BadInput
 from outpace.models.base import Message
 from outpace.models.quiet import one_line
+from outpace.models.transcript import transcript
 
 _SPACE = "▁"  # how SentencePiece writes a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # and a byte that is no character of its own
@@ -52,6 +53,10 @@ class HFTokenizer:
         if isinstance(template, dict):  # several, by use
             template = template.get("default") or next(iter(template.values()), "")
         return template or ""
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.template)
 
     def encode(self, text: str) -> list[int]:
         return [*self._prefix, *_ids(self.inner, text)]
@@ -110,7 +115,7 @@ class HFTokenizer:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise BadInput('every message needs a text for "role" and for "content"')
         if not self.template:
-            return self.encode(messages[-1]["content"])
+            return self.encode(messages[0]["content"] if len(messages) == 1 else transcript(messages))
         try:
             text = self.inner.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False

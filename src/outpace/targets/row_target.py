@@ -74,6 +74,18 @@ class RowTarget(Target):
         kv.clear()
 
     @torch.inference_mode()
+    def keys(self, kv: KVStore, start: int, stop: int) -> Tensor:
+        return kv.keys(start, stop)
+
+    @torch.inference_mode()
+    def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        parts, tokens, _ = self._lay_out([(one, TokenTree()) for one in sequences], FULL, None)
+        plan = ForwardPlan(parts, stop=self.num_layers, queries={})
+        self.run(plan, tokens, logits=False)
+        assert plan.queries is not None
+        return list(torch.stack([plan.queries[layer] for layer in range(self.num_layers)], 1).float())
+
+    @torch.inference_mode()
     def prefill(
         self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
     ) -> None:

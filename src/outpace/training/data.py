@@ -130,15 +130,16 @@ class Collector:
             if unlogged:
                 self._candidates.add_answered(self.shards.read(path, wanted=unlogged.__contains__))
 
-    def run(self, watch: Watch = lambda _: None) -> Collected:
-        """Collect until there are enough tokens or no prompts are left; what was written before is always kept.
+    def run(self, watch: Watch = lambda _: None, tokens: int | None = None) -> Collected:
+        """Collect until there are ``tokens`` of answers, no prompts are left or the time for data is over.
 
-        ``watch`` is called after every answer. Raises BadInput where memory or the disk is full and where there is
-        nothing to answer.
+        None: as many as are configured. What was written before is always kept. ``watch`` is called after every
+        answer. Raises BadInput where memory or the disk is full and where there is nothing to answer.
         """
+        tokens = self.config.tokens if tokens is None else tokens
         try:
-            while self.state.tokens < self.config.tokens:
-                block = self._block(watch)
+            while self.state.tokens < tokens and not self.config.plan.data_over():
+                block = self._block(tokens - self.state.tokens, watch)
                 if not block:
                     break
                 self._answer(block, watch)
@@ -151,6 +152,10 @@ class Collector:
             raise
         self._count()
         if not self.state.tokens:
+            if self.config.plan.data_over():
+                raise BadInput(
+                    "no prompt was answered in the time for data; give more --max-minutes, or --prompts FILE"
+                )
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.log.removed.items()))
             raise BadInput("no prompt was left to answer: " + (reasons or "the sources have none"))
         return self.state
@@ -162,13 +167,12 @@ class Collector:
         )
         self.state.prompts = len(self._answered)
 
-    def _block(self, watch: Watch) -> list[Prompt]:
-        """The next prompts to be answered: those in the log that wait, and as many new ones as are lacking."""
-        left = self.config.tokens - self.state.tokens
+    def _block(self, left: int, watch: Watch) -> list[Prompt]:
+        """The next prompts to be answered, for ``left`` more tokens: those in the log that wait, and new ones."""
         mean = self.state.tokens / len(self._answered) if self._answered else self._most / 2
         size = min(self._largest(), max(_LEAST_BLOCK, math.ceil(left / max(1.0, mean))))
         waiting = [prompt for prompt in self.log.prompts if prompt.key not in self._answered]
-        while len(waiting) < size:
+        while len(waiting) < size and not self.config.plan.data_over():
             self.state.doing = "collecting prompts"
             watch(self.state)
             before = len(self.log.prompts)
@@ -183,7 +187,7 @@ class Collector:
         return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
 
     def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
-        """Answer a block and write its shard, in the order of its prompts."""
+        """Answer a block and write its shard, in the order of its prompts: as far as there is time."""
         capture = self.layers if self.shards.bytes < self._cache() else ()
         chat, sampling = self.model.tokenizer.chat, self.config.sampling
         prompts = [PromptTokens(one.key, tuple(chat(one.messages)), *sampling.of(one.key)) for one in block]
@@ -192,19 +196,29 @@ class Collector:
         kept = capture or not self.layers
         self.state.doing = "answering" if kept else "answering (states are not kept: --cache-bytes)"
         stops, together = self.model.eos_ids, self.config.together
-        for one in answered(self.model.target, prompts, capture, most=self._most, stop_ids=stops, together=together):
+        for one in answered(
+            self.model.target,
+            prompts,
+            capture,
+            most=self._most,
+            stop_ids=stops,
+            together=together,
+            over=self.config.plan.data_over,
+        ):
             found[one.key] = one
             self.state.tokens += len(one.answer)
             self.state.prompts += 1
             watch(self.state)
         if not found:
+            if self.config.plan.data_over():
+                return
             raise BadInput("the model answered none of the prompts")
         conversations = [found[prompt.key] for prompt in block if prompt.key in found]
         self.shards.append(conversations)
         if self.config.passages:
             self._candidates.add_passages(conversations)
         give_back()
-        self._answered |= {prompt.key for prompt in block}
+        self._answered |= set(found) if self.config.plan.data_over() else {prompt.key for prompt in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())
 
     def _cache(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -102,6 +103,18 @@ class HeadFiles:
         path = _weights_of(self.path)
         return _sharded(self.path, path) if path.name.endswith(".index.json") else _one_file(path)
 
+    @property
+    def fingerprint(self) -> str:
+        """Which weights these are: a hash of the files that hold them, as they are now. Raises as ``tensors`` does."""
+        path, found = _weights_of(self.path), hashlib.sha256()
+        for one in _shards(self.path, path) if path.name.endswith(".index.json") else [path]:
+            try:
+                with one.open("rb") as file:
+                    found.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise IncompatibleHead(f"{one} cannot be read ({error.strerror or error})", "weights") from error
+        return found.hexdigest()
+
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of the tensors, without reading them where the format allows it. Raises as ``tensors`` does."""
@@ -134,15 +147,26 @@ def _weights_of(folder: Path) -> Path:
     )
 
 
-def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+def _placed(index: Path) -> dict[str, str]:
+    """The file of each tensor."""
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, Mapping) or not all(isinstance(name, str) for name in placed.values()):
         raise IncompatibleHead(f"{index} has no weight_map", "weights")
+    return dict(placed)
+
+
+def _shards(folder: Path, index: Path) -> list[Path]:
+    files = sorted(set(_placed(index).values()))
+    if outside := [name for name in files if Path(name).name != name]:
+        raise IncompatibleHead(f"{index} names a file outside its folder: {outside[0]}", "weights")
+    return [folder / name for name in files]
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+    placed = _placed(index)
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(placed.values())):
-        if Path(name).name != name:
-            raise IncompatibleHead(f"{index} names a file outside its folder: {name}", "weights")
-        tensors |= _one_file(folder / name)
+    for path in _shards(folder, index):
+        tensors |= _one_file(path)
     if missing := sorted(set(placed) - set(tensors)):
         raise IncompatibleHead(
             f"{index} names tensor {missing[0]}, which {placed[missing[0]]} does not hold", "weights"

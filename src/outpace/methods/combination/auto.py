@@ -19,22 +19,17 @@ Choosing a round's drafter by what it yields for its time is what MetaSD's bandi
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from outpace.controllers.combined import CombinedController
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
+from outpace.methods.bindings import Binding, split
 from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.registry import Context, Parts, find, methods, register
-from outpace.targets.base import Target
 from outpace.targets.cost_table import digest
-
-if TYPE_CHECKING:
-    from outpace.heads.base import Head
 
 FREE = "sam"
 DRAFT_MODEL = {"num_draft_tokens": 4, "topk": 3, "max_nodes": 12}
@@ -63,32 +58,44 @@ def learned_methods() -> tuple[str, ...]:
 def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] | None:
     """The learned part: with a head that was named, with a draft model that was, or with a shipped head; else None.
 
-    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head. Raises
-    BadInput for a head or draft model that the user named and that does not fit.
+    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head; none
+    that was no faster than autoregressive decoding. Raises BadInput for a head or draft model that the user named and
+    that does not fit.
     """
-    infos = [find(name) for name in (learned_methods() if settings.learned is None else settings.learned)]
-    if not infos:
+    labels = learned_methods() if settings.learned is None else settings.learned
+    if not labels:
         return None
-    if settings.learned is None:
-        measured = {info.name: context.measured(info.name, info.head or "") for info in infos}
-        infos.sort(key=lambda info: -(measured[info.name] or 0.0))
-    if context.heads:
-        for info in infos:
-            if info.head in context.heads:
-                return info.name, context.parts(info.name, settings.settings.get(info.name))
+    heads = context.bindings.heads
+    has_draft = settings.learned is None and bool(context.bindings.draft_models)
+    offered = {label: found[0] for label in labels if (found := _heads_for(context, label))}
+    if heads and not offered:
         raise BadInput(
-            f"none of the methods that auto chooses from ({', '.join(info.name for info in infos)}) drafts with a head "
-            f"of kind {' or '.join(context.heads)}"
+            f"none of the methods that auto chooses from ({', '.join(labels)}) drafts with a head of kind "
+            f"{' or '.join(one.kind for one in heads)}"
         )
-    if context.has_draft and settings.learned is None:
+    if has_draft and not heads:
+        labels = ()
+    elif settings.learned is None:
+        speed = {label: head.speedup(find(label).name) for label, head in offered.items()}
+        gains = (label for label, known in speed.items() if known is None or known > 1.0)
+        labels = tuple(sorted(gains, key=lambda label: -(speed[label] or 0.0)))
+    elif heads:
+        labels = tuple(offered)
+    if has_draft and not labels:
         return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
-    for info in infos:
+    for label in labels:
         try:
-            return info.name, context.parts(info.name, settings.settings.get(info.name))
+            return label, context.parts(label, settings.settings.get(label))
         except BadInput:  # no head is shipped for this model, or none that loads
-            if settings.learned is not None and info is infos[-1]:
+            if heads or (settings.learned is not None and label == labels[-1]):
                 raise
     return None
+
+
+def _heads_for(context: Context, label: str) -> list[Binding]:
+    """The heads that a learned method may draft with."""
+    kind = find(label).head
+    return [] if kind is None else context.bindings.find(kind, split(label)[1])
 
 
 @register(
@@ -110,19 +117,7 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     if free.drafter.proposal.sampled or free.drafter.needs_target_internals or find(settings.free).trained:
         raise BadInput(f"auto asks its free part in every round; '{settings.free}' samples, or runs a model for it")
     built = {settings.free: free}
-    used: list[Any] = []
-
-    def head(*kinds: str) -> Head:
-        found = context.head(*kinds)
-        used.append(found)
-        return found
-
-    def draft() -> Target:
-        found = context.draft()
-        used.append(found)
-        return found
-
-    learned = learned_part(replace(context, head=head, draft=draft), settings)
+    learned = learned_part(context, settings)
     if learned is not None:
         built[learned[0]] = learned[1]
     for name, parts in built.items():
@@ -134,14 +129,16 @@ def build(context: Context, settings: AutoSettings) -> Parts:
         context.target,
         settings.namespaces,
         controller=None if learned is None else learned[1].controller,
-        identity=lambda: f"{identity(used)} {settings.settings.get(list(built)[-1], {})}",
+        identity=lambda: f"{_weights(context, list(built)[-1])} {settings.settings.get(list(built)[-1], {})}",
     )
     return Parts(drafter, CombinedController([one.controller for one in built.values()], united=True))
 
 
-def identity(used: Seq[Any]) -> str:
-    """Tells heads and draft models, by their weights and sizes, from others that a method could draft with."""
-    return " ".join(
-        f"{one.num_layers}x{one.hidden_size} {one.dtype}" if isinstance(one, Target) else digest(one.named_parameters())
-        for one in used[-1:]  # of several that were tried the last one fits
-    )
+def _weights(context: Context, label: str) -> str:
+    """Tells the head, or the draft model, that a learned part drafts with from others beside the target."""
+    for head in _heads_for(context, label)[:1]:
+        return digest(head.load().named_parameters())
+    if not context.bindings.draft_models:
+        return label
+    draft = context.draft()
+    return f"{draft.num_layers}x{draft.hidden_size} {draft.dtype}"

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    pass
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.yields import PRIOR_COST, Clock, Round, Standing, Yield
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import MergedTrees, MergeState
+from outpace.drafting.merged import MergedTrees, MergeState, contributed
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
@@ -49,7 +45,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class AutoState(MergeState):
-    """What the namespace knows, the round under way, and which part drafted in how many rounds."""
+    """What the namespace knows, and the round under way."""
 
     known: Yield = field(kw_only=True)
     asked: _Asked | None = None
@@ -57,7 +53,6 @@ class AutoState(MergeState):
     """What the round under way should cost, in autoregressive steps."""
     begun: bool = False
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
-    rounds: Counter[str] = field(default_factory=Counter)
 
 
 class Auto(MergedTrees[AutoState]):
@@ -97,9 +92,6 @@ class Auto(MergedTrees[AutoState]):
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
         return super().rewind(state, sequence, kept)
-
-    def drafting(self, state: AutoState) -> dict[str, int]:
-        return {name: state.rounds[name] for name in self.names}
 
     # ------------------------------------------------------------------------------------------------- drafting
 
@@ -149,7 +141,7 @@ class Auto(MergedTrees[AutoState]):
             state.steps = costs[min(len(whole), len(costs) - 1)] if costs else 1.0 + PRIOR_COST + drafts[at]
             state.begun = True
             for name, part in zip(self.names, (free[at], tree), strict=True):
-                state.rounds[name] += _contributed(part, whole)
+                state.rounds[name] += contributed(part, whole)
 
     def _draft_steps(self, sequence: Sequence, count: int) -> float:
         """How long the learned part would take for ``count`` sequences, in autoregressive steps over them."""
@@ -197,8 +189,3 @@ def _alone(tree: TokenTree, budget: Budget) -> tuple[int, Round]:
     count = budget.best_draft_size(tree.path_acceptance_probs)
     expected = 1.0 + sum(tree.path_acceptance_probs[:count])
     return count, Round(expected, budget.relative_costs[count] if budget.relative_costs else 1.0)
-
-
-def _contributed(part: TokenTree, whole: TokenTree) -> bool:
-    """Whether anything of a part's tree is in the tree that was made of both."""
-    return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))

@@ -17,7 +17,7 @@ from pydantic import Field
 from outpace.controllers.draft_length import draft_length
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel, top_k_tree
-from outpace.methods.registry import Context, Parts, draft_of, register
+from outpace.methods.registry import Context, Parts, register
 
 
 class DraftModelSettings(StrictModel):
@@ -46,7 +46,7 @@ class DraftModelSettings(StrictModel):
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:
     """The draft model that the caller named. Raises BadInput where there is none, or of another vocabulary size."""
-    draft = draft_of(context)
+    draft = context.draft()
     controller = draft_length(
         context.target.costs,
         [draft.costs],

@@ -66,10 +66,10 @@ class HetvocabSettings(StrictModel):
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:
     """The draft model that the caller named, whatever its tokenizer. Raises BadInput where it cannot draft."""
-    models = context.models()
-    if not models or context.tokenizer is None:
-        raise BadInput("method 'hetvocab' needs a draft model and both tokenizers: give --draft-model NAME")
-    theirs, ours, model = models[0].tokenizer, context.tokenizer, models[0].target
+    choice = context.draft_choice()
+    if context.tokenizer is None:
+        raise BadInput("method 'hetvocab' needs the target's tokenizer beside the draft model's")
+    theirs, ours, model = choice.tokenizer, context.tokenizer, choice.target
     length, confidence = settings.num_draft_tokens, settings.confidence
     controller = draft_length(context.target.costs, [model.costs], length, confidence=confidence)
     if settings.algorithm == "slem":

@@ -12,7 +12,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder
-from outpace.methods.registry import Context, Parts, draft_of
+from outpace.methods.registry import Context, Parts
 
 Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 """Children of a node, level by level."""
@@ -46,7 +46,7 @@ def sampled_tree_parts(
     settings: TreeSettings,
 ) -> Parts:
     """Drafter and controller of a method whose trees ``builder`` draws from the draft model."""
-    draft = draft_of(context)
+    draft = context.draft()
     drafter = DraftModel(draft, partial(builder, branching=branching), proposal)
     length = len(settings.branching) if "branching" in settings.model_fields_set else None
     costs, drafts = context.target.costs, [draft.costs]
