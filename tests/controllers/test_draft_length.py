@@ -17,6 +17,7 @@ from outpace.methods.registry import Context, build
 from outpace.targets.costs import FixedCosts, ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from test_combined import FEW
+from weights_support import with_drafts
 
 
 class Given(ForwardCosts):
@@ -127,7 +128,7 @@ def context(draft: float) -> Context:
     from outpace.certify.exact import tiny_context
 
     found = tiny_context(4, 0)
-    for model in (found.target, *found.drafts(), *(one.target for one in found.models())):
+    for model in (found.target, *(one for _, one in found.drafts()), found.draft_choice().target):
         model.costs = flat(1.0 if model is found.target else draft)
     return found
 
@@ -151,7 +152,7 @@ def test_whatever_times_are_measured_the_distribution_is_the_target_s(name: str,
     def make(context: Context) -> Method:
         context.target.costs = Given(lambda rows, _: table[rows])
         drafts = Given(lambda rows, _: 0.2 * table[rows])
-        for draft in context.drafts():
+        for _, draft in context.drafts():
             draft.costs = drafts
         settings = {} if name == "draft-model" else {"max_nodes": 3}
         return build(name, context, settings)
@@ -176,7 +177,7 @@ def test_a_draft_model_of_a_toy_drafts_and_answers_alike() -> None:
     from outpace.engine.request import Request
 
     target = TableTarget(9, random_table(9, 3, order=2, sharpness=3.0))
-    method = build("draft-model", Context(target, lambda: target))
+    method = build("draft-model", with_drafts(target, target))
     answers = []
     for _ in range(2):
         decoder = Decoder(target)
