@@ -34,6 +34,7 @@ def load(
     device: str | torch.device | None = None,
     tokenizer: Any = None,
     target: TargetKind = "auto",
+    fixed_costs: bool = False,
 ) -> Model:
     """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
 
@@ -41,7 +42,9 @@ def load(
     a CPU, otherwise the device's quickest of the first three; "auto" what the weights are stored in. ``device``: None
     takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the
     model's own. ``target``: "auto" takes the fast target where it can be had; ``info["note"]`` says why where it
-    cannot. Raises BadInput, in one line, for whatever does not load.
+    cannot. ``fixed_costs``: choose draft lengths by nominal costs and read no clock, so that a seed repeats a sampled
+    answer on any machine; by default costs are measured and kept (:mod:`outpace.targets.cost_table`), and it does on
+    this one. Raises BadInput, in one line, for whatever does not load.
     """
     source = resolve(name)
     from outpace.models.gguf_cache import converted
@@ -62,7 +65,7 @@ def load(
         quantised = str(dtype) if dtype in QUANTISED else None
         if dtype is None and gguf is not None and where.type == "cpu" and target == "auto" and _in_blocks(gguf):
             quantised = "int4"  # the file as it is: the exact weights, and the quickest
-        model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target)
+        model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target, fixed_costs)
     model.target.origin = partial(_again, source, place, precision, where, local)
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
@@ -88,28 +91,46 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
         return _tokenizer(place, tokenizer, local)
 
 
-def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
+def load_from(
+    model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto", fixed_costs: bool = False
+) -> Model:
     """Wrap a transformers causal LM and its tokenizer that are loaded already. The model is put in evaluation mode.
 
     The fast target packs a copy of the weights; "generic" uses the model as it is and follows changes of it.
+    ``fixed_costs``: as for :func:`load`.
     Raises BadInput when the model's state is not one that outpace can keep.
     """
-    return _wrapped(model, tokenizer, name, None, None, target)
+    return _wrapped(model, tokenizer, name, None, None, target, fixed_costs)
 
 
 def _wrapped(
-    model: Any, tokenizer: Any, name: str | None, precision: str | None, gguf: Path | None, kind: TargetKind
+    model: Any,
+    tokenizer: Any,
+    name: str | None,
+    precision: str | None,
+    gguf: Path | None,
+    kind: TargetKind,
+    fixed_costs: bool,
 ) -> Model:
     from outpace.models.placement import check_dtype
     from outpace.models.stop_ids import stop_ids
     from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import choose_target
+    from outpace.targets.cost_table import digest, table_of
+    from outpace.targets.costs import FixedCosts, ForwardCosts
 
     words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
     weight = model.get_input_embeddings().weight
     check_dtype(weight.dtype, weight.device)
     with quiet():
         target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind)
+    if fixed_costs:
+        target.costs = FixedCosts()
+    else:
+        table = table_of(
+            digest(model.named_parameters()), kind=type(target).__name__, precision=target.dtype, device=weight.device
+        )
+        target.costs = ForwardCosts(target, table)
     info = {
         "architecture": type(model).__name__,
         "parameters": int(model.num_parameters()),

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ import outpace
 import outpace.loading
 from cli_support import Run, refused
 from outpace.core.machine import usable_cpus
+from outpace.targets.cost_table import CostTable
 
 
 @pytest.fixture
@@ -195,6 +196,28 @@ def test_doctor(cli: Run) -> None:
     assert shown.code == 0
     assert "memory bandwidth" in shown.out
     assert all(len(line) <= 100 for line in shown.out.splitlines())
+
+
+def test_doctor_removes_measured_costs(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    CostTable(tmp_path / "costs" / "one.json", {}).once("it", lambda: 1.0)
+    assert json.loads(cli("doctor", "--json").out)["costs"] == {"folder": str(tmp_path / "costs"), "models": 1}
+    assert json.loads(cli("doctor", "--json", "--forget-costs").out)["costs"]["models"] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--fixed-costs"]])
+def test_fixed_costs_are_asked_for_when_the_model_is_loaded(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    seen, load = [], outpace.loading.load
+
+    def loads(name: str, **options: Any) -> outpace.Model:
+        seen.append(options["fixed_costs"])
+        return load(name, **options)
+
+    monkeypatch.setattr(outpace.loading, "load", loads)
+    assert cli("generate", "hello", "--max-new-tokens", "2", *flags).code == 0
+    assert seen == [bool(flags)]
 
 
 def test_doctor_says_how_to_install_the_model(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

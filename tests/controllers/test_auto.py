@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence as Seq
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.yields import Clock, Yield
+from outpace.controllers.yields import Clock, Round, Standing, Yield
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
@@ -35,13 +38,14 @@ from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry
 from outpace.methods.bindings import Binding, Bindings, draft_models
-from outpace.methods.combination import auto
-from outpace.methods.combination.auto import Auto, AutoSettings, learned_methods, learned_part
+from outpace.methods.combination import auto_drafter
+from outpace.methods.combination.auto import AutoSettings, learned_methods, learned_part
+from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.methods.registry import Context, Parts, register
 from outpace.model import Model
 from outpace.targets.base import Sequence
-from outpace.targets.costs import ForwardCosts
+from outpace.targets.costs import Costs as AnyCosts, FixedCosts, ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from support import certain_tree, greedy_is_plain
 from test_combined import FEW
@@ -49,22 +53,27 @@ from test_combined import FEW
 VOCAB = 40
 LENGTH = 120
 SAMPLED = SamplingParams(temperature=0.9, seed=4)
+ALONE = Round(1.0, 1.0)
+"""A round in which the free part promises nothing."""
 
 
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still: what rounds take on toy targets would decide otherwise every time."""
-    monkeypatch.setattr(auto, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: 0.0)
 
 
 class Costs(ForwardCosts):
-    """Forwards that cost what they are said to."""
+    """Forwards that cost what they are said to, as do drafts in a rehearsal."""
 
-    def __init__(self, cost: Callable[[int], float]) -> None:
+    def __init__(self, cost: Callable[[int], float], draft: float = 0.1) -> None:
         super().__init__(TableTarget(3))
-        self._cost = cost
+        self._cost, self._draft = cost, draft
 
-    def _measure(self, rows: int) -> float:
+    def once(self, name: str, measure: Callable[[], float]) -> float:
+        return self._draft
+
+    def seconds(self, rows: int, context: int = 0) -> float:
         return self._cost(rows)
 
 
@@ -245,20 +254,20 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
 
 
 def test_waits_grow_with_trials_that_do_not_pay_and_end_when_they_do() -> None:
-    known = Yield(tokens=50.0, steps=100.0)
+    known = Yield(steps=50.0, weight=100.0)
     waits = []
     for _ in range(4):
-        waits.append(next(n for n in range(1000) if known.wanted(1.0, 0.2)))
-        known.learn(1, 1.5)
+        waits.append(next(n for n in range(1000) if known.wanted(ALONE, 0.2)))
+        known.learn(ALONE, Round(1, 1.5))
     assert waits == [yields.PATIENCE * factor for factor in (1, 2, 4, 8)]
-    while not known.wanted(1.0, 0.2):
+    while not known.wanted(ALONE, 0.2):
         pass
-    known.learn(4, 1.5)
-    assert known.wanted(1.0, 0.2), "one that pays is followed by another at once"
+    known.learn(ALONE, Round(4, 1.5))
+    assert known.wanted(ALONE, 0.2), "one that pays is followed by another at once"
     for _ in range(8):
-        known.learn(4, 1.5)
-        assert known.wanted(1.0, 0.2)
-    assert known.rate(0.2) > 1.5
+        known.learn(ALONE, Round(4, 1.5))
+        assert known.wanted(ALONE, 0.2)
+    assert known.rate(ALONE, 0.2) > 1.5
 
 
 def test_a_poor_part_becomes_good_when_the_text_does() -> None:
@@ -281,7 +290,7 @@ def test_the_clock_shows_the_usual_time() -> None:
 def test_a_round_that_takes_long_in_truth_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever prices say: a part whose rounds bring four tokens in ten times a plain round's time is left alone."""
     now, target = [1.0], wandering()
-    monkeypatch.setattr(auto, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
     part = Foresight(target, always)
     method = of(target, part)
     assert isinstance(method.drafter, Auto)
@@ -301,7 +310,7 @@ def test_a_round_that_takes_long_in_truth_is_not_repeated(monkeypatch: pytest.Mo
 def test_a_first_draft_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the prompt, which no later one will."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(auto, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: float(next(ticks)))
     target = wandering()
     method = of(target, Foresight(target, always))
     assert isinstance(method.drafter, Auto)
@@ -320,22 +329,131 @@ def test_what_is_known_stays_in_its_namespace() -> None:
     for namespace in ("ours", "ours", "theirs", "", ""):
         before = wrong.asked
         decoder = Decoder(target)
-        decoder.submit(Request((1, 2), method, max_new_tokens=30, namespace=namespace))
+        decoder.submit(Request((1, 2), method, SAMPLED, max_new_tokens=30, namespace=namespace))
         decoder.run()
         asked.append(wrong.asked - before)
     assert asked[1] < asked[0] == asked[2] == asked[3] == asked[4]
+
+
+# --------------------------------------------------------------------------------------- a part that adds nothing
+
+
+def identified(target: TableTarget, learned: Drafter[Any], name: str) -> Method:
+    """``auto`` as it is built anew for every request that names no namespace, with the part that ``name`` tells."""
+    drafter = Auto([SuffixLookup(), learned], ["sam", "learned"], target, identity=lambda: name)
+    drafter.clock = Still(0.1)
+    controllers = [CostModel(target.costs) for _ in range(2)]
+    return Method("auto", drafter, default_rule(drafter.proposal), CombinedController(controllers, united=True))
+
+
+def noisy(monkeypatch: pytest.MonkeyPatch, target: TableTarget) -> None:
+    """Every round takes between 0.7 and 1.3 autoregressive steps, whoever drafts."""
+    now, noise, score = [1.0], random.Random(3), target.score
+    monkeypatch.setattr(auto_drafter, "perf_counter", lambda: now[0])
+
+    def timed(batch: object, *rest: object, **named: object) -> object:
+        now[0] += noise.uniform(0.7, 1.3)
+        return score(batch, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(target, "score", timed)
+
+
+def test_a_head_without_training_is_left_out_after_a_few_rounds_whatever_the_clock_s_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It repeats itself now and then: copying is right.
+    target = TableTarget(VOCAB, random_table(VOCAB, 5, order=4), context_length=1000)
+    target.__dict__["costs"] = Costs(cheap)
+    prompt = (1, 2, 3, *plain(target, length=100)[30:], 1, 2)
+    expected = plain(target, prompt, 300)
+    noisy(monkeypatch, target)
+    wrong = Foresight(target, never)
+    found = answer(target, identified(target, wrong, "random"), prompt, length=300)
+    assert found.tokens == expected
+    assert found.metrics.rounds > 100
+    assert wrong.asked < 0.06 * found.metrics.rounds
+
+
+def test_that_a_head_adds_nothing_is_remembered_across_requests_without_a_namespace() -> None:
+    target = wandering()
+    asked = []
+    for number in range(30):
+        wrong = Foresight(target, never)
+        answer(target, identified(target, wrong, "random"), (1, 2, number), length=40)
+        asked.append(wrong.asked)
+    assert asked[0] <= 5
+    assert sum(asked[3:]) <= 6, "1,080 rounds, and trials after growing intervals"
+    other = Foresight(target, always)
+    answer(target, identified(target, other, "another head"), length=40)
+    assert other.asked >= 8, "another head's standing is its own"
+
+
+def test_a_head_that_gains_is_tried_again_and_takes_part_once_more() -> None:
+    target = wandering()
+    for number in range(6):
+        answer(target, identified(target, Foresight(target, never), "one"), (1, 2, number), length=40)
+    better = Foresight(target, always)
+    for _ in range(12):
+        answer(target, identified(target, better, "one"), length=40)
+    before = better.asked
+    found = answer(target, identified(target, better, "one"), length=40)
+    assert better.asked - before > 0.8 * found.metrics.rounds
+
+
+@pytest.mark.parametrize("namespace", ["", "ours"])
+def test_what_greedy_requests_saw_of_a_head_does_not_change_a_sampled_answer(namespace: str) -> None:
+    answers = []
+    for before in (0, 5):
+        target = wandering()
+        for number in range(before):
+            answer(target, identified(target, Foresight(target, never), "one"), (1, number), length=60)
+        method = identified(target, Foresight(target, lambda at: at % 2 > 0), "one")
+        decoder = Decoder(target)
+        found = decoder.submit(Request((1, 2), method, SAMPLED, max_new_tokens=60, namespace=namespace, trace=True))
+        decoder.run()
+        answers.append([(one.tree.tokens, one.committed) for one in found.rounds])
+    assert answers[0] == answers[1]
+
+
+def test_the_free_part_s_luck_is_not_the_head_s() -> None:
+    known = Yield(Standing())
+    for _ in range(6):
+        if known.wanted(ALONE, 0.2):
+            known.learn(Round(5.0, 1.1), Round(5.0, 1.4))  # copying brought five tokens, the head none
+    assert known.rate(ALONE, 0.2) < yields.MARGIN
+
+
+def test_a_draft_is_rehearsed_once_and_leaves_no_trace() -> None:
+    target = TableTarget(VOCAB, random_table(VOCAB, 3, order=5), context_length=1000)
+    target.__dict__["costs"] = ForwardCosts(target)
+    part = Foresight(target, always)
+    method = identified(target, part, "one")
+    first = answer(target, method, params=SAMPLED, length=20)
+    asked = part.asked
+    assert answer(target, method, params=SAMPLED, length=20).tokens == first.tokens
+    rehearsal = asked - 2 * (part.asked - asked) + (part.asked - asked)
+    assert 0 < rehearsal <= 7, "one rehearsal of a few rounds, in the first request"
 
 
 # ---------------------------------------------------------------------------------------------------- losslessness
 
 
 @pytest.mark.parametrize("draft", [0.01, 3.0])
-@pytest.mark.parametrize("cost", [cheap, proportional])
-def test_a_seed_reproduces_its_answer_whatever_clocks_say(cost: Callable[[int], float], draft: float) -> None:
+@pytest.mark.parametrize("costs", [Costs(cheap), Costs(proportional), FixedCosts()])
+def test_a_seed_reproduces_its_answer_whatever_clocks_say(
+    costs: AnyCosts, draft: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one table of costs; and greedy requests before it, which go by the clock, do not matter."""
     seen = []
-    for costs, seconds in ((cheap, 0.1), (cost, draft)):
-        target = wandering(costs)
-        found = answer(target, of(target, Foresight(target, lambda at: at % 3 > 0), seconds), params=SAMPLED, length=60)
+    for seconds, clock in ((0.1, 0.0), (draft, 7.0)):
+        ticks = count(step=clock)
+        monkeypatch.setattr(auto_drafter, "perf_counter", partial(next, ticks))
+        target = wandering()
+        target.__dict__["costs"] = costs
+        method = of(target, Foresight(target, lambda at: at % 3 > 0), seconds)
+        for _ in range(int(clock)):
+            answer(target, method, length=40)
+        found = answer(target, method, params=SAMPLED, length=60)
         seen.append([(one.tree.tokens, one.committed) for one in found.rounds])
     assert seen[0] == seen[1]
 
@@ -392,6 +510,7 @@ def test_with_a_trained_method_as_it_is_registered() -> None:
 
 def test_requests_side_by_side_say_what_they_say_alone() -> None:
     target = wandering()
+    target.__dict__["costs"] = FixedCosts()  # measured ones depend on the batch
     method = of(target, Foresight(target, lambda at: at % 4 > 0))
     prompts = [(1, 2), (5, 6, 7, 5, 6, 7, 5), (9,)]
     decoder = Decoder(target)

@@ -198,11 +198,12 @@ def decoded(model: Model, method: Method, params: SamplingParams, tokens: int = 
 
 def methods(model: Model, draft: Model) -> dict[str, Method]:
     names: dict[str, tuple[str, dict[str, Any]]] = {
-        "tli": ("hetvocab", {}),
-        "slem": ("hetvocab", {"algorithm": "slem"}),
-        "draft-model": ("draft-model", {"topk": 3}),
-        "rsd": ("rsd", {}),
-        "sampled-tree": ("sampled-tree", {}),
+        # Given lengths: left to measured costs, models this small would draft or not as the clock says.
+        "tli": ("hetvocab", {"num_draft_tokens": 4}),
+        "slem": ("hetvocab", {"algorithm": "slem", "num_draft_tokens": 4, "steps": 6}),
+        "draft-model": ("draft-model", {"topk": 3, "num_draft_tokens": 4}),
+        "rsd": ("rsd", {"branching": (3, 2, 1, 1)}),
+        "sampled-tree": ("sampled-tree", {"branching": (3, 2, 1, 1)}),
     }
     return {
         label: model.method(name, settings, draft_model=draft, rule="recursive-rejection" if name == "rsd" else None)
@@ -255,7 +256,8 @@ def test_sampled_answers_are_drafted_too_and_are_the_seeds(pair: tuple[Model, Mo
 def test_reading_again_runs_nothing_twice(pair: tuple[Model, Model]) -> None:
     """The draft model's K/V follows the text: what was accepted as drafted is not run again."""
     target, draft = pair
-    method = target.method("hetvocab", {"algorithm": "slem"}, draft_model=draft)
+    settings = {"algorithm": "slem", "num_draft_tokens": 4, "steps": 6}
+    method = target.method("hetvocab", settings, draft_model=draft)
     drafter = method.drafter
     assert isinstance(drafter, TextDrafter)
     decoder = Decoder(target.target, target.tokenizer)

@@ -27,6 +27,7 @@ from outpace.methods.combination.nested_decoder import Handover, Nested
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, find
 from outpace.targets.base import Scores, Sequence, Target
+from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from weights_support import with_drafts
 
@@ -271,8 +272,10 @@ def test_a_draft_models_context_that_is_full_ends_drafting_alone() -> None:
 def test_auto_takes_the_quickest_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
     context = tiny_context(4, 1)
     slow, middle, small = context.target, *(draft for _, draft in context.drafts())
-    costs = {id(slow): 100.0, id(middle): 10.0, id(small): 1.0}
-    monkeypatch.setattr("outpace.targets.costs.ForwardCosts.seconds", lambda self, rows: costs[id(self._target)])
+    seconds = {id(slow): 100.0, id(middle): 10.0, id(small): 1.0}
+    monkeypatch.setattr(ForwardCosts, "seconds", lambda self, rows, context=0: seconds[id(self._target)])
+    for model in (slow, middle, small):
+        model.costs = ForwardCosts(model)
 
     def chain(acceptance: Any) -> list[Target]:
         parts: Any = build("hsd", context, {"hierarchy": "auto", "acceptance": acceptance, "inner": "none"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,8 +16,16 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 PACKED = ("float32", "bfloat16", "int8")
 
 
-def doctor(json: opt.Json = False) -> None:
+ForgetCosts = Annotated[
+    bool,
+    opt.option("--forget-costs", text="Remove the measured costs of all models: they are measured anew when needed."),
+]
+
+
+def doctor(json: opt.Json = False, forget_costs: ForgetCosts = False) -> None:
     """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
+    if forget_costs:
+        _forget()
     with waiting("measuring for a few seconds"):
         found = examine()
     if json:
@@ -26,12 +34,21 @@ def doctor(json: opt.Json = False) -> None:
         _print(found)
 
 
+def _forget() -> None:
+    from outpace.targets import cost_table
+
+    try:
+        cost_table.forget()
+    except OSError as error:
+        raise BadInput(f"the costs in '{cost_table.folder()}' cannot be removed: {error.strerror}") from error
+
+
 def examine() -> dict[str, Any]:
     """Everything that doctor reports."""
     import torch  # noqa: F401 - so that describe() can say how many threads it uses
 
     from outpace.core import machine
-    from outpace.targets import machine_limits
+    from outpace.targets import cost_table, machine_limits
 
     peaks = {precision: round(machine.measure_matmul(precision), 1) for precision in PRECISIONS}
     limits = {precision: machine_limits.measure_products(precision) for precision in PACKED}
@@ -48,6 +65,7 @@ def examine() -> dict[str, Any]:
             "product_limit_gop_per_second": {name: round(rate, 1) for name, rate in limits.items() if rate},
         },
         "fast_target": kernels,
+        "costs": {"folder": str(cost_table.folder()), "models": len(list(cost_table.folder().glob("*.json")))},
         "models": models,
         "advice": advice,
     }
@@ -95,6 +113,7 @@ def _print(found: dict[str, Any]) -> None:
     for precision, limit in measured["product_limit_gop_per_second"].items():
         table.add_row(f"limit {precision}", f"{limit:.0f} GOP/s")
     table.add_row("fast target", escape(found["fast_target"] or "-"))
+    table.add_row("costs measured", f"{found['costs']['models']} models, in {escape(found['costs']['folder'])}")
     table.add_row("", "")
     for model in found["models"]:
         table.add_row(

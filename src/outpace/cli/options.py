@@ -83,6 +83,15 @@ MaxNewTokens = Annotated[int, option("--max-new-tokens", "-n", value="N", text="
 IgnoreEos = Annotated[bool, option("--ignore-eos", text="Go on to the length limit.")]
 Json = Annotated[bool, option("--json", text="Print JSON.")]
 Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
+FixedCosts = Annotated[
+    bool,
+    option(
+        "--fixed-costs",
+        panel=MACHINE,
+        text="Choose draft lengths by nominal costs and read no clock: a seed then repeats a sampled answer on any "
+        "machine. [dim]\\[default: costs measured on this machine, once][/]",
+    ),
+]
 Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="CPU threads to compute with.")]
 
 

@@ -44,6 +44,8 @@ class Machine:
         str | None, option(value="NAME", panel=MACHINE, text="cpu, cuda, ...; default: a GPU, if there is one.")
     ] = None
 
+    fixed_costs: opt.FixedCosts = False
+
     def check(self) -> None:
         """Raise BadInput for threads that this machine lacks, and a model that does not exist."""
         opt.check_threads(self.threads)
@@ -59,7 +61,7 @@ class Machine:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with waiting(f"loading {name} (the first time takes longer)"):
-            model = outpace.loading.load(name, dtype=self.dtype, device=self.device)
+            model = outpace.loading.load(name, dtype=self.dtype, device=self.device, fixed_costs=self.fixed_costs)
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
         return model

@@ -2,50 +2,65 @@
 
 A drafter that estimates how likely its draft tokens are accepted needs no length: it drafts while the expected tokens
 of the round grow faster than its cost (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one
-acceptance rate; Chen et al. 2024, arXiv 2402.12374, for trees). The cost is that of the measured forward over the
-rows of the whole batch.
+acceptance rate; Chen et al. 2024, arXiv 2402.12374, for trees). The cost is that of the forward over the rows of the
+whole batch, after as many tokens as the request has.
 """
 
 from __future__ import annotations
 
 from outpace.controllers.base import Budget, Controller
 from outpace.core.metrics import RequestMetrics
-from outpace.targets.costs import ForwardCosts
+from outpace.targets.costs import Costs
+from outpace.targets.threads import threads
 
 MARGIN = 1.05
 """Drafting must promise this much more than an autoregressive step: probabilities are not exact, drafts take time."""
-NOMINAL, AMPLE, BEYOND = 0.05, 7, 0.2
-"""What a draft token costs a sampled request, in autoregressive steps: up to AMPLE of them and after. About what it
-does on processors where drafting gains at all; beyond some number of rows each costs in proportion everywhere."""
-
-
-def nominal(count: int) -> float:
-    """The cost of a round with ``count`` draft tokens where nothing may be measured, in autoregressive steps."""
-    return MARGIN + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE) if count else 1.0
+LONGEST = 64
+"""Most draft tokens, where rows are free."""
+_LIMIT = 16
+"""Draft tokens whose costs are always known; twice as many where the last doubling raised the most tokens per time
+that a draft could bring by ``_WORTHWHILE``. So rows that nobody will draft are not measured."""
+_WORTHWHILE = 1.5
 
 
 class CostModel(Controller):
-    """Relative costs of up to ``most`` draft tokens, measured for greedy requests, nominal for sampled ones.
+    """Relative costs of up to ``most`` draft tokens; None: of as many as may be worth it, LONGEST of them at most.
 
-    What is drafted never changes a greedy answer. A sampled answer does depend on it, and measured times differ from
-    run to run: with nominal costs a seed reproduces its answer.
+    Greedy and sampled requests read the same costs. A sampled answer depends on what is drafted: so its seed repeats it
+    where costs are fixed, and on one machine with one table of costs (:mod:`outpace.targets.cost_table`).
     """
 
-    def __init__(self, costs: ForwardCosts, most: int = 16, width: int = 1) -> None:
+    def __init__(self, costs: Costs, most: int | None = None, width: int = 1) -> None:
         self._costs = costs
         self._most = most
         self._width = width
-        self._measured: dict[int, Budget] = {}
-        self._nominal = self._budget([nominal(count) for count in range(1, most + 1)])
+        self._known: dict[tuple[int, int, int], Budget] = {}
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        if sampled:
-            return self._nominal
-        if batch not in self._measured:  # asked for every request in every round
-            plain = self._costs.seconds(batch)
-            rows = [batch * (1 + count) for count in range(1, self._most + 1)]
-            self._measured[batch] = self._budget([MARGIN * self._costs.seconds(one) / plain for one in rows])
-        return self._measured[batch]
+        context = context_of(metrics)
+        known = batch, context, threads()
+        if known not in self._known:  # asked for every request in every round
+            self._known[known] = self._budget(batch, context)
+        return self._known[known]
 
-    def _budget(self, relative_costs: list[float]) -> Budget:
-        return Budget(self._most, self._most, self._width, relative_costs=(1.0, *relative_costs))
+    def _budget(self, batch: int, context: int) -> Budget:
+        relative_costs = [1.0]
+
+        def extend(most: int) -> None:
+            counts = range(len(relative_costs), most + 1)
+            relative_costs.extend(MARGIN * self._costs.relative(count, batch, context) for count in counts)
+
+        extend(_LIMIT if self._most is None else self._most)
+        while self._most is None and (most := len(relative_costs) - 1) < LONGEST:
+            gain = (1 + most) / relative_costs[most] * relative_costs[most // 2] / (1 + most // 2)
+            if gain < _WORTHWHILE:
+                break
+            extend(2 * most)
+        most = len(relative_costs) - 1
+        return Budget(most, most, self._width, relative_costs=tuple(relative_costs))
+
+
+def context_of(metrics: RequestMetrics) -> int:
+    """How many tokens a request has, rounded up to a power of two: costs change little in between."""
+    tokens = metrics.prompt_tokens + metrics.tokens
+    return 1 << max(0, tokens - 1).bit_length()

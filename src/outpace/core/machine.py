@@ -40,6 +40,17 @@ def describe() -> dict[str, Any]:
     }
 
 
+def fingerprint() -> dict[str, Any]:
+    """What tells this machine, as far as the times of forwards go, from another."""
+    return {
+        "cpu": cpu_model(),
+        "usable_cpus": usable_cpus(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": _version("torch"),
+        "outpace": _version("outpace"),
+    }
+
+
 def cpu_model() -> str:
     """The processor's name as it calls itself."""
     cpuinfo = Path("/proc/cpuinfo")

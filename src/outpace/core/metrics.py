@@ -28,7 +28,7 @@ from typing import Any
 
 PHASES = ("draft", "score", "accept", "other")
 _SUMMED = (
-    *("prompt_tokens", "tokens", "answered", "rounds", "committed", "drafting", "drafted", "accepted"),
+    *("prompt_tokens", "tokens", "answered", "rounds", "committed", "drafting", "drafted", "accepted", "judged"),
     *("seconds", "first_token_seconds"),
 )
 
@@ -64,6 +64,8 @@ class RequestMetrics:
     """Rounds in which anything was drafted."""
     drafted: int = 0
     accepted: int = 0
+    judged: int = 0
+    """Depths at which draft tokens were judged: where one was accepted, and where all were rejected."""
     accepted_at_depth: list[int] = field(default_factory=list)
     seconds: float = 0.0
     """From the start of the request to its last token."""
@@ -74,16 +76,18 @@ class RequestMetrics:
     parts: dict[str, int] = field(default_factory=dict)
     """Rounds in which each part drafted, of drafters with parts."""
 
-    def count_round(self, drafted: int, accepted: int, committed: int) -> None:
-        """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""
+    def count_round(self, drafted: int, accepted: int, committed: int, depth: int = 0) -> None:
+        """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all. ``depth``: of the
+        draft's longest path."""
         self.rounds += 1
         self.drafting += drafted > 0
         self.drafted += drafted
         self.accepted += accepted
+        self.judged += max(accepted, min(accepted + 1, depth))
         self.committed += committed
         self.accepted_at_depth += [0] * (accepted - len(self.accepted_at_depth))
-        for depth in range(accepted):
-            self.accepted_at_depth[depth] += 1
+        for at in range(accepted):
+            self.accepted_at_depth[at] += 1
 
     @property
     def decode_seconds(self) -> float:

@@ -62,10 +62,10 @@ class TextDraftState(DraftState):
 
 
 class TextDrafter(Drafter[TextDraftState]):
-    """String-level exact match (Timor et al. 2025, arXiv 2502.05202): at most ``steps`` greedy tokens of ``draft``,
-    tokenised again by ``ours``."""
+    """String-level exact match (Timor et al. 2025, arXiv 2502.05202): at most ``steps`` greedy tokens of ``draft``
+    (None: as many as the target may draft), tokenised again by ``ours``."""
 
-    def __init__(self, draft: Target, theirs: ChatTokenizer, ours: ChatTokenizer, steps: int) -> None:
+    def __init__(self, draft: Target, theirs: ChatTokenizer, ours: ChatTokenizer, steps: int | None) -> None:
         self.draft, self.steps = draft, steps
         self._ours, self._theirs = ours, theirs
         self._reader = Reader(theirs)
@@ -82,8 +82,9 @@ class TextDrafter(Drafter[TextDraftState]):
             state.builder = state.run = None
             self._read(state)
             if min(budget.depth, budget.max_nodes) > 0 and state.reading.ids:
-                sequence = state.follower.place(state.reading.ids, self.steps)
-                state.builder = TextBuilder(sequence, Budget(self.steps, confidence=budget.confidence), self._theirs)
+                steps = budget.depth if self.steps is None else self.steps
+                sequence = state.follower.place(state.reading.ids, steps)
+                state.builder = TextBuilder(sequence, Budget(steps, confidence=budget.confidence), self._theirs)
                 drafting.append(state)
                 builders.append(state.builder)
         sequences = [state.follower.sequence for state in drafting]

@@ -100,7 +100,8 @@ def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: S
         if sequence.states is not None:
             sequence.states.add({layer: rows[verdict.rows] for layer, rows in verdict.scores.hidden_states.items()})
         sequence.tokens.extend(kept)
-        one.metrics.count_round(len(tree), min(len(verdict.path), len(kept)), len(kept))
+        depth = max(tree.depths, default=0)
+        one.metrics.count_round(len(tree), min(len(verdict.path), len(kept)), len(kept), depth)
         if one.request.trace:
             one.rounds.append(RoundTrace(tree, verdict.path, kept))
         _record_logprobs(one, verdict)

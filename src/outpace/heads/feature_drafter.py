@@ -10,7 +10,7 @@ one token, or of tokens long before those that the request was rewound to.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
 from outpace.drafting.namespaces import Namespaces
+from outpace.engine.rehearsal import draft_seconds
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_roots, make_rows
 from outpace.heads.feature_net import Net
 from outpace.heads.head_runner import Rows
@@ -33,7 +35,9 @@ from outpace.targets.base import Sequence, Target
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
-"""The cost of a level for a sampled request, in autoregressive steps."""
+"""The cost of a level where none was measured, in autoregressive steps."""
+_LEVELS, _CHILDREN = 3, 4
+"""Levels of a draft that is made to measure them, and their rows."""
 
 
 class CandidateTree(Protocol):
@@ -107,11 +111,14 @@ class FeatureDrafter(Drafter[FeatureState]):
         self.aux_hidden_state_layers = net.aux_hidden_state_layers
         self.proposal = proposal
         self._calibrations = Namespaces(lambda: Calibration(prior))
-        self._level_cost = LevelCost(net.target)
+        self._level_cost = LevelCost(net.target, f"level of {type(net).__name__} {net.fingerprint}", self._rehearse)
 
     @abstractmethod
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
         """Begin a draft. ``level_cost``: what running a level costs, in autoregressive steps."""
+
+    def _rehearse(self) -> None:
+        draft_seconds(self.net.target, self, Fixed(_LEVELS, topk=_CHILDREN, max_nodes=_LEVELS * _CHILDREN))
 
     def begin(self, sequence: Sequence) -> FeatureState:
         runner = self.net.runner
@@ -183,16 +190,17 @@ class FeatureDrafter(Drafter[FeatureState]):
         self.net.runner.close(state.kv)
 
 
-__all__ = ["CandidateTree", "FeatureDrafter", "FeatureState"]
-
-
 class LevelCost:
-    """Costs in autoregressive steps of ``target``: measured for greedy requests, nominal for sampled ones, whose
-    answers must not depend on the clock."""
+    """Costs of a level in autoregressive steps of ``target``.
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    Greedy requests go by the time that levels take now. Sampled ones, whose answers must not depend on the clock, go by
+    what ``rehearse`` gave when it was first called on this machine, kept with the target's costs under ``name``.
+    """
+
+    def __init__(self, target: Target, name: str, rehearse: Callable[[], None]) -> None:
+        self._target, self._name, self._rehearse = target, name, rehearse
         self._seconds = 0.0
+        self._rehearsing = False
 
     def measured(self, seconds: float) -> None:
         """One level took so long."""
@@ -201,6 +209,17 @@ class LevelCost:
 
     def of(self, sequence: Sequence, batch: int) -> float:
         """The cost of a level for one of ``batch`` requests."""
-        if not sequence.params.greedy or not self._seconds:
+        if self._rehearsing or (sequence.params.greedy and not self._seconds):
             return LEVEL_COST
-        return min(1.0, self._seconds / self._target.costs.seconds(batch))
+        return min(1.0, self._target.costs.steps(lambda: self._usual(sequence), LEVEL_COST, batch))
+
+    def _usual(self, sequence: Sequence) -> float:
+        return self._seconds if sequence.params.greedy else self._target.costs.once(self._name, self._rehearsed)
+
+    def _rehearsed(self) -> float:
+        live, self._seconds, self._rehearsing = self._seconds, 0.0, True
+        try:
+            self._rehearse()
+            return self._seconds
+        finally:
+            self._seconds, self._rehearsing = live, False

@@ -13,6 +13,7 @@ from outpace.heads.base import Head
 from outpace.heads.head_runner import HeadRunner, Out, Rows
 from outpace.heads.lm_head import LmHead
 from outpace.targets.base import Target
+from outpace.targets.cost_table import digest
 
 
 class Entering(NamedTuple):
@@ -41,6 +42,8 @@ class Net(ABC):
         self.aux_hidden_state_layers: tuple[int, ...] = head.config.aux_hidden_state_layers
         self.ids: list[int] = head.draft_vocabulary.d2t.tolist()
         self.vocab_size = target.vocab_size
+        self.fingerprint = digest(head.named_parameters())
+        """Tells its measured times from another head's."""
         self._lm_head = lm_head
 
     @abstractmethod

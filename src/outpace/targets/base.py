@@ -24,7 +24,7 @@ from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
-from outpace.targets.costs import ForwardCosts
+from outpace.targets.costs import Costs, ForwardCosts
 from outpace.targets.dense.architectures import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.states import States
@@ -168,8 +168,9 @@ class Target(ABC):
     """Loads the transformers model that it was made of once more."""
 
     @cached_property
-    def costs(self) -> ForwardCosts:
-        """Seconds that its forwards take on this machine, measured when asked."""
+    def costs(self) -> Costs:
+        """Seconds that its forwards take on this machine, measured when asked. ``load`` gives it a table that is kept,
+        or fixed costs."""
         return ForwardCosts(self)
 
     def round(self) -> AbstractContextManager[None]:
@@ -227,6 +228,11 @@ class Target(ABC):
 
     def close(self, kv: Any) -> None:  # noqa: B027 - some targets have nothing to release
         """Release the K/V, which must not be used again."""
+
+    def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """Append committed tokens to a sequence that is only measured: its K/V may hold anything."""
+        sequence.tokens.extend(tokens)
+        self.prefill([sequence])
 
     def keys(self, kv: Any, start: int, stop: int) -> Tensor:
         """Committed keys, rotated: (layers, kv_heads, n, width) float32. Raises BadInput where it shows none."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
+from outpace.targets.costs import Costs
 from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.targets.kv_store import rows_to_keep
 from outpace.vocabulary.shared import VocabularyMap
@@ -65,6 +67,10 @@ class BridgedTarget(Target):
         self.hidden_size = draft.hidden_size
         self.dtype, self.device = draft.dtype, draft.device
         self.context_length = context_length
+
+    @cached_property
+    def costs(self) -> Costs:
+        return self.draft.costs  # nearly all tokens are one row of the draft model too
 
     def open(self) -> BridgedKV:
         return BridgedKV(DraftModelSequence(self.draft))

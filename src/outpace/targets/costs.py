@@ -1,24 +1,90 @@
-"""ForwardCosts: how long a target's forward takes, by number of rows, measured when it is asked for."""
+"""Costs: how long a target's forwards take, by number of rows and of committed tokens; measured, or fixed.
+
+:class:`ForwardCosts` measures a size when it is first asked for and keeps it in a :class:`CostTable`. What is between
+two sizes that were measured is interpolated. :class:`FixedCosts` are nominal, the same on every machine, and no clock
+is read for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any, Protocol
 
-from outpace.core.tree import TokenTree
+import torch
 
-_CONTEXT = 16
-"""Committed tokens during a measurement. Few: prefilling them is most of what measuring a slow model costs."""
+from outpace.core.tree import TokenTree
+from outpace.targets.cost_table import CostTable
+from outpace.targets.threads import threads
+
+CONTEXTS = (16, 256, 1024, 4096)
+"""Numbers of committed tokens that are measured. Attention grows in proportion beyond; so larger K/V, which memory
+might not hold, is not made for a measurement."""
 _CHAIN = 16
-_REPEAT = 3
-_ENOUGH = 0.05
-"""Seconds for one size after which it is not repeated: noise is small beside a slow forward."""
+_TOGETHER = (1, 2, 4, 8, 16, 32)
+"""Numbers of rows that are measured together; larger ones each when they are asked for."""
+_REPEAT = 7
+_ENOUGH = 0.4
+"""Seconds of forwards after which none is repeated: noise is small beside slow forwards."""
 _SLOW, _IN_PROPORTION = 0.1, 1.7
 """A forward that takes this many seconds and this many times as long as half its rows: larger ones are not measured but
 extrapolated in proportion."""
 _MOST_ROWS = 128
 """Costs are proportional to rows long before; measuring more would delay a large batch's first round by a second."""
+
+NOMINAL, AMPLE, BEYOND = 0.05, 7, 0.2
+"""Fixed costs of a draft token, in autoregressive steps: up to AMPLE of them and after. About what it costs on
+processors where drafting gains at all; beyond some number of rows each costs in proportion everywhere."""
+
+
+class Costs(ABC):
+    """Seconds of a target's forwards."""
+
+    fixed: bool = False
+    """Whether they are nominal. Then no decision may depend on a clock, at any temperature."""
+
+    @abstractmethod
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """Of one forward over ``rows`` rows after ``context`` committed tokens."""
+
+    @abstractmethod
+    def once(self, name: str, measure: Callable[[], float]) -> float:
+        """What ``measure`` gave when ``name`` was first asked for on this machine, in seconds. Not for fixed costs."""
+
+    @abstractmethod
+    def beside(self, model: Scorer, name: str) -> Costs:
+        """Costs of a small model that was made for this target, kept with the target's own under ``name``."""
+
+    def relative(self, count: int, batch: int = 1, context: int = 0) -> float:
+        """A round with ``count`` draft tokens for each of ``batch`` requests, in autoregressive steps of the batch."""
+        return self.seconds(batch * (1 + count), context) / self.seconds(batch, context)
+
+    def steps(self, seconds: Callable[[], float], nominal: float, batch: int = 1, context: int = 0) -> float:
+        """A time in autoregressive steps of ``batch`` requests; ``nominal`` where costs are fixed."""
+        return nominal if self.fixed else seconds() / self.seconds(batch, context)
+
+
+class FixedCosts(Costs):
+    """Nominal costs in autoregressive steps. Neither the batch nor the context changes them: a sampled request drafts
+    what its seed, its prompt and the model determine."""
+
+    fixed = True
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        count = max(0, rows - 1)
+        return 1.0 + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE)
+
+    def relative(self, count: int, batch: int = 1, context: int = 0) -> float:
+        return self.seconds(1 + count)
+
+    def once(self, name: str, measure: Callable[[], float]) -> float:
+        raise ValueError(f"fixed costs measure nothing, and so not '{name}'")
+
+    def beside(self, model: Scorer, name: str) -> Costs:
+        return self
 
 
 class Scorer(Protocol):
@@ -26,70 +92,118 @@ class Scorer(Protocol):
 
     vocab_size: int
     context_length: int
+    device: torch.device
+
+    def round(self) -> AbstractContextManager[None]: ...
 
     def sequence(self, prompt: Sequence[int], /) -> Any: ...
 
     def prefill(self, sequences: Sequence[Any], /) -> None: ...
+
+    def lengthen(self, sequence: Any, tokens: Sequence[int], /) -> None: ...
 
     def score(self, batch: Sequence[tuple[Any, TokenTree]], /) -> Any: ...
 
     def close(self, kv: Any, /) -> None: ...
 
 
-class ForwardCosts:
-    """Seconds of one forward by number of rows: measured at powers of two when first needed, interpolated between.
+class ForwardCosts(Costs):
+    """Measured at powers of two of rows, and at CONTEXTS, when first needed.
 
-    A measurement costs at most three forwards of its size, once for each target in a process: a fifth of a second for a
-    small model, and about a second for a slow one.
+    One context takes half a second for a small model, and a few forwards for a slow one; once for each target and
+    machine. ``table``: None keeps times in memory. ``name``: whose forwards, in the table.
     """
 
-    def __init__(self, target: Scorer) -> None:
+    def __init__(self, target: Scorer, table: CostTable | None = None, name: str = "forward") -> None:
         self._target = target
-        self._measured: dict[int, float] = {}
+        self.table = CostTable() if table is None else table
+        self._name = name
+        self._points: dict[tuple[int, int, int], float] = {}
+        self._contexts = [size for size in CONTEXTS if size + _CHAIN <= target.context_length] or [1]
 
-    def seconds(self, rows: int) -> float:
-        """Of one forward over ``rows`` rows; beyond the largest measured size in proportion."""
+    def once(self, name: str, measure: Callable[[], float]) -> float:
+        return self.table.once(name, measure)
+
+    def beside(self, model: Scorer, name: str) -> Costs:
+        return ForwardCosts(model, self.table, name)
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """Of one forward over ``rows`` rows; beyond the largest measured sizes in proportion."""
+        known = self._contexts
+        above = next((index for index, size in enumerate(known) if context <= size), len(known) - 1)
+        if above == 0:
+            return self._by_rows(rows, known[0])
+        short, long = known[above - 1], known[above]
+        least = self._by_rows(rows, short)
+        growth = max(0.0, self._by_rows(rows, long) - least)  # more tokens never cost less, whatever the clock's noise
+        return least + growth * (context - short) / (long - short)
+
+    def _by_rows(self, rows: int, context: int) -> float:
         rows = max(1, rows)
         if rows > _MOST_ROWS:
-            return self.seconds(_MOST_ROWS) * rows / _MOST_ROWS
+            return self._by_rows(_MOST_ROWS, context) * rows / _MOST_ROWS
         low = 1 << (rows.bit_length() - 1)
-        below = self._at(low)
+        below = self._at(low, context)
         if rows == low:
             return below
-        return below + (self._at(2 * low) - below) * (rows - low) / low
+        return below + (self._at(2 * low, context) - below) * (rows - low) / low
 
-    def _at(self, rows: int) -> float:
-        if rows not in self._measured:
-            # Noise makes a forward slower, never quicker; and more rows never cost less.
-            least = max((cost for size, cost in self._measured.items() if size < rows), default=0.0)
-            known = self._in_proportion(rows)
-            self._measured[rows] = max(self._measure(rows) if known is None else known, least)
-        return self._measured[rows]
+    def _at(self, rows: int, context: int) -> float:
+        """Of a size that is measured."""
+        point = rows, context, threads()
+        if point not in self._points:
+            sizes = _TOGETHER if rows in _TOGETHER else (rows,)
+            least = 0.0 if rows in _TOGETHER else self._at(rows // 2, context)
+            found = self.table.together(
+                [f"{self._name} of {size} rows after {context} tokens" for size in sizes],
+                lambda: [max(least, seconds) for seconds in self._measured(sizes, context)],
+            )
+            for size, seconds in zip(sizes, found, strict=True):
+                self._points[size, context, threads()] = seconds
+        return self._points[point]
 
-    def _in_proportion(self, rows: int) -> float | None:
-        """Twice the seconds of half the rows, where smaller sizes are slow and grow in proportion; else None."""
-        half, quarter = self._measured.get(rows // 2), self._measured.get(rows // 4)
-        if half is None or quarter is None or half < _SLOW or half < _IN_PROPORTION * quarter:
-            return None
-        return 2 * half
-
-    def _measure(self, rows: int) -> float:
-        target = self._target
-        size = min(_CONTEXT, max(1, target.context_length // 2))
-        sequence = target.sequence([(37 * i + 11) % target.vocab_size for i in range(size)])
-        # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
-        sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
-        batch = [(sequence, TokenTree.chain(i % target.vocab_size for i in range(count - 1))) for count in sizes]
-        best, spent = float("inf"), 0.0
-        try:
-            target.prefill([sequence])
+    def _measured(self, sizes: Sequence[int], context: int) -> list[float]:
+        """Of each size the quickest of a few forwards. They take turns, so that other programs disturb all alike."""
+        best = dict.fromkeys(sizes, math.inf)
+        spent = 0.0
+        with self._target.round(), self._sequence(context) as sequence:
             for _ in range(_REPEAT):
-                began = perf_counter()
-                target.score(batch)
-                seconds = perf_counter() - began
-                best, spent = min(best, seconds), spent + seconds
+                for rows in sizes:
+                    half, quarter = best.get(rows // 2, 0.0), best.get(rows // 4, math.inf)
+                    if half >= _SLOW and half >= _IN_PROPORTION * quarter:
+                        best[rows] = 2 * half
+                        continue
+                    seconds = self._time(sequence, rows)
+                    best[rows], spent = min(best[rows], seconds), spent + seconds
                 if spent > _ENOUGH:
                     break
+        # More rows never cost less: where they seem to, those with fewer were disturbed.
+        return [min(best[more] for more in sizes if more >= rows) for rows in sizes]
+
+    @contextmanager
+    def _sequence(self, context: int) -> Iterator[Any]:
+        """A sequence of ``context`` committed tokens, all but a few of them made up."""
+        target = self._target
+        size = min(_CHAIN, context)
+        sequence = target.sequence([(37 * i + 11) % target.vocab_size for i in range(size)])
+        try:
+            target.prefill([sequence])
+            target.lengthen(sequence, [11 % target.vocab_size] * (context - size))
+            yield sequence
         finally:
             target.close(sequence.kv)
-        return best
+
+    def _time(self, sequence: Any, rows: int) -> float:
+        """Seconds of one forward over ``rows`` rows after the sequence."""
+        # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
+        sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
+        tokens = [i % self._target.vocab_size for i in range(_CHAIN)]
+        batch = [(sequence, TokenTree.chain(tokens[: count - 1])) for count in sizes]
+        began = self._now()
+        self._target.score(batch)
+        return self._now() - began
+
+    def _now(self) -> float:
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)  # a forward returns before the device has run it
+        return perf_counter()

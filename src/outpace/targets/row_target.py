@@ -226,6 +226,14 @@ class RowTarget(Target):
         return parts, tokens, embeddings
 
     @torch.inference_mode()
+    def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        # The K/V of one row, again and again: thousands of tokens without a prefill.
+        if tokens:
+            found: _ForwardState = self.score([(sequence, TokenTree())]).forward_state
+            sequence.kv.take(found.side_kv[0], [0] * len(tokens))
+            sequence.tokens.extend(tokens)
+
+    @torch.inference_mode()
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
         found: _ForwardState = scores.forward_state
         if any(path is not None for path in paths) and found.graph != FULL:

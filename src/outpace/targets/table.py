@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
+from outpace.targets.costs import FixedCosts
 from outpace.targets.kv_store import rows_to_keep
 
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -45,7 +46,8 @@ class TableTarget(Target):
 
     Each of ``layers`` layers has an attention and an MLP sublayer. A sub-graph leaves out what the sublayers that it
     skips would add; attention that reads a subset of K/V adds something else, which depends on the tokens it reads.
-    Norm and LM head are the identity: the hidden states of layer ``num_layers`` are the logits.
+    Norm and LM head are the identity: the hidden states of layer ``num_layers`` are the logits. Its costs are fixed:
+    how long a table takes says nothing of a model.
     """
 
     batch_invariant = True
@@ -58,6 +60,7 @@ class TableTarget(Target):
         self.hidden_size = vocab_size
         self.dtype = "float32"
         self.context_length = context_length
+        self.costs = FixedCosts()
         self.table = table or random_table(vocab_size, seed)
         # (2 * layers, V) per context, flat: attention of layer 0, its MLP, attention of layer 1, ...
         self._noise = random_table(vocab_size * 2 * layers, seed + 7919, order=3, sharpness=0.4)

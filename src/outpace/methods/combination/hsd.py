@@ -52,7 +52,9 @@ class NestedSettings(StrictModel):
         "the inner method may use the others"
     )  # fmt: skip
     hierarchy: Literal["given", "auto"] = Field(
-        "given", description="levels and lengths as given, or those of least expected latency by measured costs"
+        "given",
+        description="levels and lengths as given, or those of least expected latency by measured costs (as given "
+        "where costs are fixed)",
     )
     acceptance: tuple[tuple[float, ...], ...] = Field(
         (), description="for auto: how often model i accepts a token of model j, the target first; default: measured"
@@ -130,7 +132,7 @@ def build_nested(context: Context, settings: NestedSettings) -> Parts:
     levels = len(models) if settings.levels is None else settings.levels
     if levels > len(models):
         raise BadInput(f"{levels} levels need as many draft models; {len(models)} are named")
-    if settings.hierarchy == "auto":
+    if settings.hierarchy == "auto" and not context.target.costs.fixed:
         everyone = [context.target, *(one.target for one in models)]
         rates = settings.acceptance or measured_rates(everyone, _texts(context))
         best = best_hierarchy([model.costs.seconds for model in everyone], rates)

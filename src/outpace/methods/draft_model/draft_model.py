@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.draft_length import draft_length
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel, top_k_tree
 from outpace.methods.registry import Context, Parts, register
@@ -23,7 +23,9 @@ from outpace.methods.registry import Context, Parts, register
 class DraftModelSettings(StrictModel):
     """Settings of ``draft-model``."""
 
-    num_draft_tokens: int = Field(4, ge=0, le=128, description="draft tokens on a path (gamma)")
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=128, description="draft tokens on a path (gamma); by default from measured costs and acceptance"
+    )
     topk: int = Field(1, ge=1, le=64, description="children of a node; 1 samples a chain, more select a tree")
     max_nodes: int = Field(16, ge=1, le=512, description="nodes of the whole tree")
     confidence: float = Field(
@@ -45,5 +47,12 @@ class DraftModelSettings(StrictModel):
 def build(context: Context, settings: DraftModelSettings) -> Parts:
     """The draft model that the caller named. Raises BadInput where there is none, or of another vocabulary size."""
     draft = context.draft()
-    controller = Fixed(settings.num_draft_tokens, settings.topk, settings.max_nodes, settings.confidence)
+    controller = draft_length(
+        context.target.costs,
+        [draft.costs],
+        settings.num_draft_tokens,
+        branching=(settings.topk,),
+        max_nodes=settings.max_nodes,
+        confidence=settings.confidence,
+    )
     return Parts(top_k_tree(draft) if settings.topk > 1 else DraftModel(draft), controller)

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.draft_length import draft_length
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -36,8 +36,18 @@ class HetvocabSettings(StrictModel):
         "tli",
         description="token-level intersection (tli), string-level exact match (slem) or rejection sampling (slrs)",
     )
-    num_draft_tokens: int = Field(4, ge=0, le=128, description="draft tokens a round, the target's")
-    steps: int = Field(6, ge=1, le=512, description="slem: draft tokens of the draft model, which make their text")
+    num_draft_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=128,
+        description="draft tokens a round, the target's; by default from measured costs and acceptance",
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="slem: draft tokens of the draft model, which make their text; by default as many",
+    )
     terms: int = Field(256, ge=1, le=65536, description="slrs: most draft token sequences summed over for a token")
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
@@ -56,11 +66,12 @@ class HetvocabSettings(StrictModel):
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:
     """The draft model that the caller named, whatever its tokenizer. Raises BadInput where it cannot draft."""
-    controller = Fixed(settings.num_draft_tokens, confidence=settings.confidence)
     choice = context.draft_choice()
     if context.tokenizer is None:
         raise BadInput("method 'hetvocab' needs the target's tokenizer beside the draft model's")
     theirs, ours, model = choice.tokenizer, context.tokenizer, choice.target
+    length, confidence = settings.num_draft_tokens, settings.confidence
+    controller = draft_length(context.target.costs, [model.costs], length, confidence=confidence)
     if settings.algorithm == "slem":
         return Parts(TextDrafter(model, theirs, ours, settings.steps), controller)
     words = vocabulary_map(ours, theirs, context.target.vocab_size, model.vocab_size)

@@ -19,7 +19,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from outpace.controllers.combined import CombinedController
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.draft_length import draft_length
 from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
 from outpace.drafting.merged import Merge
@@ -43,7 +43,12 @@ class SpecInfer(Merge):
 class SpecInferSettings(StrictModel):
     """Settings of ``specinfer``."""
 
-    branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
+    branching: Branching = Field(
+        (2, 1, 1, 1),
+        min_length=1,
+        description="children of a node, level by level; where it is not given, as many levels as measured costs and "
+        "acceptance suggest",
+    )
     max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
     expansion: Literal["sampled", "top-k"] = Field(
         "sampled", description="children drawn with their q (at temperature 0 the likeliest), or the likeliest tokens"
@@ -72,6 +77,9 @@ def build(context: Context, settings: SpecInferSettings) -> Parts:
     """All draft models that the caller named. Raises BadInput where there is none."""
     names, drafts = zip(*context.drafts(), strict=True)
     drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled", names=names)
-    depth, width = len(settings.branching), max(settings.branching)
-    controllers = [Fixed(depth, width, settings.max_nodes) for _ in drafts]
-    return Parts(drafter, CombinedController(controllers, united=True))
+    length = len(settings.branching) if "branching" in settings.model_fields_set else None
+    costs = [draft.costs for draft in drafts]
+    controller = draft_length(
+        context.target.costs, costs, length, branching=settings.branching, max_nodes=settings.max_nodes
+    )
+    return Parts(drafter, CombinedController([controller] * len(drafts), united=True))

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from outpace.controllers.fixed import Fixed
+from outpace.controllers.draft_length import draft_length
 from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -21,7 +21,12 @@ Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 class TreeSettings(StrictModel):
     """What methods that sample trees from a draft model share."""
 
-    branching: Branching = Field((3, 2, 1, 1), min_length=1, description="draws after each node, level by level")
+    branching: Branching = Field(
+        (3, 2, 1, 1),
+        min_length=1,
+        description="draws after each node, level by level; where it is not given, as many levels as measured costs "
+        "and acceptance suggest",
+    )
     max_nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
 
     @model_validator(mode="after")
@@ -41,5 +46,8 @@ def sampled_tree_parts(
     settings: TreeSettings,
 ) -> Parts:
     """Drafter and controller of a method whose trees ``builder`` draws from the draft model."""
-    drafter = DraftModel(context.draft(), partial(builder, branching=branching), proposal)
-    return Parts(drafter, Fixed(len(settings.branching), max(settings.branching), settings.max_nodes))
+    draft = context.draft()
+    drafter = DraftModel(draft, partial(builder, branching=branching), proposal)
+    length = len(settings.branching) if "branching" in settings.model_fields_set else None
+    costs, drafts = context.target.costs, [draft.costs]
+    return Parts(drafter, draft_length(costs, drafts, length, branching=branching, max_nodes=settings.max_nodes))

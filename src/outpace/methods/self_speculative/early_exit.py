@@ -32,13 +32,13 @@ from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.controllers.cost_model import NOMINAL
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.costs import NOMINAL
 from outpace.targets.top import top_and_totals
 
 _PRIOR_RATE = 0.5

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import CostModel
+from outpace.controllers.draft_length import DraftLength
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
@@ -32,7 +33,7 @@ from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 
 LEVEL = 0.06
-"""Cost of drafting another level where no measured time may be used, in autoregressive steps."""
+"""Cost of drafting another level where costs are fixed, in autoregressive steps."""
 _LEVEL_ROWS = 2
 
 
@@ -68,7 +69,7 @@ class DistillDrafter(DraftModel):
 
     @cached_property
     def _level(self) -> float:
-        return self._head.costs.seconds(_LEVEL_ROWS) / self._target.costs.seconds(1)
+        return self._target.costs.steps(lambda: self._head.costs.seconds(_LEVEL_ROWS), LEVEL)
 
     def begin(self, sequence: Sequence) -> DistillState:
         draft_sequence = super().begin(sequence).draft_sequence
@@ -77,7 +78,7 @@ class DistillDrafter(DraftModel):
     def start(self, state: ModelDraftState, budget: Budget) -> TreeBuilder:
         assert isinstance(state, DistillState)
         params = state.sequence.params
-        level = 0.0 if not budget.relative_costs else self._level if params.greedy else LEVEL
+        level = self._level if budget.relative_costs else 0.0
         processed = params.path_dependent or bool(params.logit_bias)
         candidates = DynamicTree(
             budget,
@@ -102,7 +103,12 @@ class DistillSettings(StrictModel):
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens a round; by default as many as are worth their measured cost"
     )
-    depth: int = Field(5, ge=0, le=64, description="draft tokens on a path, where max_nodes is given or draws sampled")
+    depth: int = Field(
+        5,
+        ge=0,
+        le=64,
+        description="draft tokens on a path, where max_nodes is given; sampled: by default chosen by costs",
+    )
     branching: Branching = Field((3, 2, 1, 1), min_length=1, description="sampled-tree: draws after each node")
     confidence: float = Field(
         0.3, ge=0.0, le=1.0, description="sampled: stop before the next draw when the largest probability is lower"
@@ -131,6 +137,8 @@ def build(context: Context, settings: DistillSettings) -> Parts:
         return Parts(drafter, Fixed(settings.depth, settings.topk, most))
     draft = HeadTarget(head, target, widened=True)
     if settings.draft == "sampled":
+        if most is None and "depth" not in settings.model_fields_set:
+            return Parts(DraftModel(draft), DraftLength(target.costs, [draft.costs], confidence=settings.confidence))
         length = settings.depth if most is None else min(settings.depth, most)
         return Parts(DraftModel(draft), Fixed(length, confidence=settings.confidence))
     builder = partial(WithoutReplacement, branching=settings.branching)

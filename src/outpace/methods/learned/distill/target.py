@@ -15,6 +15,8 @@ from outpace.heads.head_runner import HeadRunner, head_spec
 from outpace.heads.lm_head import LmHead
 from outpace.methods.learned.distill.network import DraftLm
 from outpace.targets.base import Target
+from outpace.targets.cost_table import digest
+from outpace.targets.costs import Costs
 from outpace.targets.forward_plan import ForwardPlan
 from outpace.targets.row_target import RowTarget
 
@@ -40,6 +42,7 @@ class HeadTarget(RowTarget):
         self._inner = HeadRunner(plan, target).inner
         self._lm_head = LmHead(head, target, norm=head.norm) if factored else None
         self._target = target
+        self._fingerprint = digest(head.named_parameters())
         self._output: Callable[[Tensor], Tensor] = self.widened if widened else lambda logits: logits
         self.d2t: Tensor = head.draft_vocabulary.d2t.to(self.device)
         self.dtype = self._inner.dtype
@@ -47,6 +50,10 @@ class HeadTarget(RowTarget):
         self.num_layers = self._inner.num_layers
         self.context_length = head.config.context_length
         self.prefill_chunk = self._inner.prefill_chunk
+
+    @cached_property
+    def costs(self) -> Costs:
+        return self._target.costs.beside(self, f"draft LM {self._fingerprint} forward")
 
     @cached_property
     def word_list(self) -> list[int]:
