@@ -28,7 +28,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
-from outpace.targets.base import SubGraph
+from outpace.targets.sub_graph import SubGraph
 
 QUESTION = "\n\nWhat was said in the texts above? Repeat the most important sentences.\n\nAnswer:"
 

@@ -23,7 +23,7 @@ from outpace.core.metrics import total
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.model import Model
-from outpace.targets.base import FULL, SubGraph
+from outpace.targets.sub_graph import FULL, SubGraph
 
 PARTS = {
     "attention and its projections": "#2a7f7f",

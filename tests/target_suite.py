@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
+from outpace.targets.sub_graph import SubGraph
 
 VOCAB = 97
 LAYERS = 4

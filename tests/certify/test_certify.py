@@ -46,8 +46,9 @@ from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build, find, methods
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, TreeScores
+from outpace.targets.base import Scores, Sequence, TreeScores
 from outpace.targets.hf import HFTarget
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model

@@ -20,8 +20,9 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.methods.self_speculative.draft_verify import DraftExit, LayerSkip, LayerSkipState
-from outpace.targets.base import FULL, Scores, SubGraph, Target
+from outpace.targets.base import Scores, Target
 from outpace.targets.row_target import RowTarget
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, decode, plain, spare_model, texts
 from target_suite import near, opened, random_tokens

@@ -17,8 +17,9 @@ from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.targets.base import FULL, Sequence
+from outpace.targets.base import Sequence
 from outpace.targets.states import States
+from outpace.targets.sub_graph import FULL
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, Toy, certain_tree, method
 

@@ -28,7 +28,8 @@ from outpace.drafting.base import DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph
+from outpace.targets.base import Scores, Sequence
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from support import (
     BYTES,

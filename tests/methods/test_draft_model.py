@@ -24,8 +24,9 @@ from outpace.methods import registry
 from outpace.methods.lookup.pld import PromptLookup
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.methods.none import NoDraft
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph
+from outpace.targets.base import Scores, Sequence
 from outpace.targets.hf import HFTarget
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
 from target_suite import tiny_model

@@ -25,9 +25,10 @@ from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, skips_of
 from outpace.methods.self_speculative.swift import Swift
-from outpace.targets.base import SubGraph, Target
+from outpace.targets.base import Target
 from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.sub_graph import SubGraph
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from target_suite import near, random_tokens

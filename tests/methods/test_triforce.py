@@ -26,9 +26,10 @@ from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.triforce import TriForce, TriForceState
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
+from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from support import NeverTwice, autoregressive_distribution, distance, whole_law

@@ -19,7 +19,7 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets import choice, rotary
-from outpace.targets.base import Sequence, SubGraph
+from outpace.targets.base import Sequence
 from outpace.targets.dense import torch_kv
 from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
@@ -29,6 +29,7 @@ from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
+from outpace.targets.sub_graph import SubGraph
 from recorder import Recording, record
 from target_suite import VOCAB, near, opened, random_tokens, random_tree, reference, tiny_model
 

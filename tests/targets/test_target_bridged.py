@@ -18,9 +18,10 @@ from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build
 from outpace.model import Model
-from outpace.targets.base import SubGraph, Target
+from outpace.targets.base import Target
 from outpace.targets.bridged import BridgedTarget
 from outpace.targets.hf import HFTarget
+from outpace.targets.sub_graph import SubGraph
 from outpace.targets.table import TableTarget, random_table
 from outpace.vocabulary.shared import VocabularyMap
 from target_suite import VOCAB, TreeScoring, near, tiny_model

@@ -18,7 +18,8 @@ from outpace.drafting.copying import continuation
 from outpace.drafting.model_drafter import catch_up
 from outpace.drafting.ngram_index import NgramIndex
 from outpace.drafting.tree_builder import ChainBuilder, build_together
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
+from outpace.targets.sub_graph import SubGraph
 
 S = TypeVar("S")
 

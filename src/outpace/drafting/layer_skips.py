@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.validation import validated
-from outpace.targets.base import SubGraph, Target
+from outpace.targets.base import Target
+from outpace.targets.sub_graph import SubGraph
 
 FORMAT = "outpace-skips-1"
 Mask = tuple[bool, ...]

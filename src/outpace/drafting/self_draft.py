@@ -24,7 +24,8 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder, build_together
-from outpace.targets.base import Scores, SubGraph, Target
+from outpace.targets.base import Scores, Target
+from outpace.targets.sub_graph import SubGraph
 
 
 class ConfidentChainBuilder(ChainBuilder):

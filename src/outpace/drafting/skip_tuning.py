@@ -22,7 +22,8 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.drafting.layer_skips import FORMAT, Mask, Skips
 from outpace.drafting.skip_search import MaskSearch
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
+from outpace.targets.sub_graph import SubGraph
 
 _ROWS = 128
 """Rows of one judging forward: bounds the memory that logits take."""

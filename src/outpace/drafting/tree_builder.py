@@ -17,7 +17,8 @@ from outpace.core.chance import Chance
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.draft_token import draft_token
-from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
+from outpace.targets.base import Scores, Sequence, Target
+from outpace.targets.sub_graph import FULL, SubGraph
 
 
 class TreeBuilder(ABC):

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
+from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.costs import Costs
 from outpace.targets.draft_model_sequence import DraftModelSequence
 from outpace.targets.kv_store import rows_to_keep
+from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.vocabulary.shared import VocabularyMap
 from outpace.vocabulary.strings import StringSum
 

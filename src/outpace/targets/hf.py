@@ -19,7 +19,6 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.targets.attention import IMPLEMENTATION, SideKV, running
-from outpace.targets.base import SubGraph
 from outpace.targets.context_limit import context_limit
 from outpace.targets.dense.architectures import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec
@@ -27,6 +26,7 @@ from outpace.targets.forward_plan import ForwardPlan
 from outpace.targets.hf_support import check_supported, described, dissect, self_check
 from outpace.targets.layered_kv import LayeredKV
 from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
+from outpace.targets.sub_graph import SubGraph
 from outpace.targets.threads import torch_at_work
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from outpace.core.tree import TokenTree
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
+from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.kv_store import KVStore
+from outpace.targets.sub_graph import FULL, SubGraph
 
 PREFILL_CHUNK = 512
 """Rows of one chunk of prefill, over all sequences."""

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
+from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.costs import FixedCosts
 from outpace.targets.kv_store import rows_to_keep
+from outpace.targets.sub_graph import FULL, SubGraph
 
 Table = Callable[[tuple[int, ...]], Tensor]
 Read = tuple[tuple[tuple[int, ...], ...], ...]

@@ -19,7 +19,8 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.layer_skips import Skips, read_skips
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
+from outpace.targets.sub_graph import SubGraph
 
 
 @dataclass(slots=True)

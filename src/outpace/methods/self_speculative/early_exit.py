@@ -37,8 +37,9 @@ from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
 from outpace.targets.costs import NOMINAL
+from outpace.targets.sub_graph import SubGraph
 from outpace.targets.top import top_and_totals
 
 _PRIOR_RATE = 0.5

@@ -36,7 +36,8 @@ from outpace.drafting.namespaces import Namespaces
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.drafting.skip_search import MaskSearch
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.base import Sequence, Target
+from outpace.targets.sub_graph import SubGraph
 
 Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 

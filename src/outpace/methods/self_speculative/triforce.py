@@ -37,7 +37,8 @@ from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, Stream
 from outpace.drafting.context_chunks import Chunks, streaming
 from outpace.drafting.draft_token import draft_token
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
+from outpace.targets.base import Scores, Sequence, Target, TreeScores
+from outpace.targets.sub_graph import SubGraph
 
 
 @dataclass(slots=True)
