@@ -69,9 +69,9 @@ def main() -> None:
     parser.add_argument("--task", choices=["question", "recite"], default="recite")
     parser.add_argument("--retrieved", type=int, default=512)
     parser.add_argument("--window", type=int, default=256)
-    parser.add_argument("--chunk", type=int, default=32)
+    parser.add_argument("--chunk", type=int, default=8)
     parser.add_argument("--sink", type=int, default=16)
-    parser.add_argument("--layer", type=int, default=None)
+    parser.add_argument("--every", type=int, default=64)
     parser.add_argument("--length", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeat", type=int, default=2)
@@ -80,8 +80,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = outpace.load(options.model, dtype=options.dtype)
     target = model.target
-    part = {"sink": options.sink, "length": options.length, "chunk": options.chunk}
-    part |= {} if options.layer is None else {"layer": options.layer}
+    part = {"sink": options.sink, "num_draft_tokens": options.length, "chunk": options.chunk, "every": options.every}
     most = options.window + options.retrieved
     methods = {
         "plain": model.method("none"),

@@ -75,13 +75,14 @@ def drafters(draft: Target) -> dict[str, tuple[Drafter[Any], Budget]]:
 
 
 def taken_by(proposal: Proposal) -> list[AcceptanceRule]:
+    """The sampling rules that judge one tree under many seeds: noise that is shared fixes draft and verdict at once."""
     found = []
     for rule in {kind.name: kind() for kind in rules().values()}.values():
         try:
             rule.check("tree", proposal)
         except BadInput:
             continue
-        if not rule.greedy_only:
+        if not rule.greedy_only and not rule.shares_noise:
             found.append(rule)
     return found
 

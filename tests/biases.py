@@ -436,6 +436,16 @@ class FreshNoise(GumbelCoupling):
         return out
 
 
+class NoiseOfBefore(GumbelCoupling):
+    """A first token is drawn with the noise of the token before it, which that token has shown in part."""
+
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        if scores.length > scores.sequence.prompt_length:
+            scores.length -= 1
+            scores.sequence.noise = None
+        return super().decide(scores, chance)
+
+
 # ---------------------------------------------------------------------------------------------------- the planted
 
 
@@ -479,6 +489,10 @@ def bonus(context: Context) -> Method:
     return Method("planted", DraftModel(draft, Chain, CHAIN), BonusFromDraft(draft), Fixed(1))
 
 
+def coupled(rule: type[GumbelCoupling]) -> Make:
+    return lambda context: Method("planted", DraftModel(context.draft()), rule(), Fixed(2))
+
+
 BIASES: dict[str, Bias] = {
     "q of another temperature": Bias(chain(AnotherTemperature)),
     "bf16-sampled q tested in fp32": Bias(chain(RoundedDraw), statistical=False),
@@ -515,11 +529,12 @@ BIASES: dict[str, Bias] = {
     "univer: shares that are not divided by the supply": Bias(one_sampled(UndividedShares)),
     "univer: what was moved is not taken from the rest": Bias(one_sampled(RestOfAll)),
     "univer: a node kept with its whole mass": Bias(one_sampled(StopsWithItsMass, (2, 1))),
+    "a coupled token drawn afresh": Bias(coupled(FreshNoise)),
+    "noise of the position before": Bias(coupled(NoiseOfBefore), statistical=False),
 }
 
 NOISY: dict[str, Bias] = {
-    "a beam's siblings in the order of their ids": Bias(tree(BeamByToken, branching=(2,), proposal=DISTINCT)),
-    "a coupled token drawn afresh": Bias(chain(rule=FreshNoise)),
+    "a beam's siblings in the order of their ids": Bias(tree(BeamByToken, branching=(2,), proposal=DISTINCT))
 }
 """Those with continuous noise, which the exact level samples."""
 

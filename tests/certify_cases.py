@@ -80,8 +80,6 @@ def _in_order() -> list[MethodInfo]:
 
 def takes(rule: str, proposal: Proposal) -> bool:
     """Whether a rule can judge all trees of a kind; the rest is refused, as the tests of rules show."""
-    if rule == "gumbel-coupling":  # needs the row of every draw, where a kind says only that draws may have one
-        return proposal == Proposal(sampled=True)
     try:
         rules()[rule]().check("any", proposal)
     except BadInput:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+from torch import Tensor
 
 import outpace.loading
 from outpace.cli import main
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Generation, Request
 from outpace.model import Model
 from outpace.models.base import Message
 from outpace.targets.table import TableTarget
@@ -23,6 +26,7 @@ class Letters:
     """One token a character; what is not in the list reads as a space."""
 
     fingerprint = "letters"
+    has_chat_template = True
 
     def encode(self, text: str) -> list[int]:
         return [WORDS.index(char) if char in WORDS else WORDS.index(" ") for char in text.lower()]
@@ -88,3 +92,28 @@ def refused(ran: Ran, *said: str) -> None:
     assert lines[0].startswith("error: ")
     for words in said:
         assert words in lines[0], lines[0]
+
+
+class Failing:
+    """A user's processor that fails after three tokens."""
+
+    def begin(self, prompt: Sequence[int]) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+    def process(self, state: int, logits: Tensor) -> Tensor:
+        if state == 3:
+            raise ValueError("no such rule")
+        return logits.clone()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every request that is submitted from now on a processor that fails."""
+    honest = Decoder.submit
+
+    def submit(self: Decoder, request: Request) -> Generation:
+        return honest(self, replace(request, params=replace(request.params, processors=(Failing(),))))
+
+    monkeypatch.setattr(Decoder, "submit", submit)

@@ -16,6 +16,7 @@ import torch
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 
+from gguf_support import add_sizes
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
 from outpace.targets.dense.architectures import read_decoder_spec
@@ -131,6 +132,7 @@ def rows_of_models(weight: Any, heads: int) -> Any:
 def write_blocks(path: Path, model: Any, kinds: Kinds) -> Path:
     """Write a Llama's weights in blocks, and give the model the very values that the blocks stand for."""
     out = gguf.GGUFWriter(path, "llama")
+    add_sizes(out, model.config)
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     for name, weight in model.named_parameters():
         if (place := gguf_name(name)) is None:

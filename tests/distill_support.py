@@ -22,6 +22,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, round_error
 from target_suite import tiny_model
+from weights_support import with_head
 
 TARGETS: dict[str, Callable[[], Target]] = {
     "dense": lambda: DenseTarget(read_decoder_spec(tiny_model("llama"))),
@@ -39,7 +40,7 @@ PARAMS = {
 
 def context(target: Target, head: Head) -> Context:
     """A context in which this head was named."""
-    return Context(target, lambda: target, head=lambda *kinds: head)
+    return with_head(target, head)
 
 
 def law_error(kind: str, name: str, settings: dict[str, Any], params: SamplingParams, words: int, rank: int) -> float:

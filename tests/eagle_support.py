@@ -13,9 +13,10 @@ from outpace.core.tree import TokenTree
 from outpace.engine.method import Method
 from outpace.heads.feature_drafter import FeatureState
 from outpace.heads.untrained import random_head
-from outpace.methods.registry import Context, build
+from outpace.methods.registry import build
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
+from weights_support import with_head
 
 KINDS = {"eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3"}
 
@@ -28,7 +29,7 @@ def head_of(kind: str, target: Target, vocabulary: int = 0, **options: Any) -> A
 def method_of(name: str, target: Target, vocabulary: int = 0, rule: str | None = None, **settings: Any) -> Method:
     """A method of the family with a random head."""
     head = head_of(KINDS[name], target, vocabulary)
-    context = Context(target, lambda: target, head=lambda *kinds: head)
+    context = with_head(target, head)
     return build(name, context, settings, rule)
 
 

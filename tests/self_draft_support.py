@@ -9,7 +9,6 @@ import torch
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
-from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -41,11 +40,7 @@ def spare_model(attention: Iterable[int] = (), mlp: Iterable[int] = (), scale: f
 
 def context(target: Target) -> Context:
     """A context without a draft model."""
-
-    def none() -> Target:
-        raise BadInput("no draft model was named")
-
-    return Context(target, none)
+    return Context(target)
 
 
 def plain() -> Method:

@@ -201,7 +201,7 @@ def check_consistent(target: TableTarget, generation: Generation) -> None:
 def greedy_is_plain(name: str, settings: dict[str, Any]) -> None:
     """A method gives autoregressive decoding's answers on a toy target, and drafts on the way."""
     target = TableTarget(12, random_table(12, 8))
-    context = Context(target, lambda: target)
+    context = Context(target)
     plain, drafting = build("none", context), build(name, context, settings)
     for prompt in ((1, 2), (7,), (3, 3, 3)):
         answers = []

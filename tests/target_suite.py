@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -236,6 +236,132 @@ class TreeScoring:
         short = target.sequence(sequence.tokens[:1])
         chain = target.score([(short, TokenTree.chain(sequence.tokens[1:29]))], aux_hidden_state_layers=(1,))
         near(torch.cat(chunks[1]), chain[0].hidden_states[1])
+
+
+class Attended(NamedTuple):
+    """A forward with attention written out: ``queries`` (layers, heads, n, d), ``keys`` (layers, kv_heads, n, d)."""
+
+    logits: Tensor
+    queries: Tensor
+    keys: Tensor
+
+
+def attention_by_hand(model: Any, tokens: list[int], positions: list[int], seen: Tensor) -> Attended:
+    """The model's own forward, but for its attention: row i of head h in layer l sees what ``seen``, bool (layers,
+    kv_heads, n, n), says, and no further than the layer's window."""
+    from transformers import AttentionInterface
+
+    at = torch.tensor(positions)
+    reach = at[:, None] - at
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        found[module.layer_idx] = query[0], key[0]
+        visible = seen[module.layer_idx]
+        if sliding_window:
+            visible = visible & (reach < sliding_window)
+        groups = query.shape[1] // key.shape[1]
+        keys, values, shown = (one.repeat_interleave(groups, 0) for one in (key[0], value[0], visible))
+        logits = query[0] @ keys.transpose(1, 2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        weights = logits.masked_fill(~shown, float("-inf")).softmax(-1)
+        return (weights @ values).transpose(0, 1)[None], None
+
+    AttentionInterface.register("by_hand", attend)
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "by_hand"
+    with torch.inference_mode():
+        ids, where = torch.tensor([tokens]), torch.tensor([positions])
+        logits = twin(input_ids=ids, position_ids=where, use_cache=False).logits[0]
+    queries, keys = (torch.stack([found[layer][which] for layer in range(LAYERS)]) for which in (0, 1))
+    return Attended(logits, queries, keys)
+
+
+class KVChoice:
+    """Keys, queries, and subsets of K/V that differ from layer to layer and head to head: for every architecture.
+
+    Against the model's own forward with attention written out.
+    """
+
+    build: Build
+    architectures: tuple[str, ...] = tuple(ARCHITECTURES)
+
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        if "architecture" in metafunc.fixturenames:
+            metafunc.parametrize("architecture", cls.architectures)
+
+    @pytest.fixture
+    def case(self, architecture: str) -> tuple[Any, Target]:
+        model = tiny_model(architecture)
+        return copy.deepcopy(model), type(self).build(model)
+
+    @staticmethod
+    def causal(count: int, heads: int) -> Tensor:
+        return torch.ones(LAYERS, heads, count, count, dtype=torch.bool).tril()
+
+    def test_keys_and_queries_are_those_of_attention(self, case: tuple[Any, Target]) -> None:
+        model, target = case
+        rng = random.Random(21)
+        sequences = [opened(target, random_tokens(count, rng)) for count in (37, 3)]
+        before = [target.length(one.kv) for one in sequences]
+        for sequence, queries in zip(sequences, target.queries(sequences), strict=True):
+            count = len(sequence.tokens)
+            heads = target.keys(sequence.kv, 0, 1).shape[1]
+            exact = attention_by_hand(model, sequence.tokens, list(range(count)), self.causal(count, heads))
+            size = exact.keys.shape[-1]
+            near(queries[..., :size], exact.queries[:, :, -1])
+            for start, stop in ((0, count - 1), (1, 2), (0, 0), (min(19, count - 1), count - 1)):
+                keys = target.keys(sequence.kv, start, stop)
+                near(keys[..., :size], exact.keys[:, :, start:stop])
+                assert keys.shape[-1] == queries.shape[-1]
+                assert not keys[..., size:].any(), "padding adds nothing to a product"
+        assert [target.length(one.kv) for one in sequences] == before
+
+    def test_every_layer_and_head_reads_its_own_subset(self, case: tuple[Any, Target]) -> None:
+        model, target = case
+        rng = random.Random(22)
+        for nodes in (0, 3, 9):  # few rows and many take different paths through attention
+            sequence, other = (opened(target, random_tokens(count, rng)) for count in (30, 6))
+            tree, length = random_tree(nodes, rng), 29
+            heads = target.keys(sequence.kv, 0, 1).shape[1]
+            chosen = [[sorted(rng.sample(range(length), 7)) for _ in range(heads)] for _ in range(LAYERS)]
+            subset = torch.tensor(chosen)
+            batch = [(sequence, tree), (other, TokenTree.chain([1, 2]))]
+            scores = target.score(batch, graph=SubGraph(kv={0: subset}))
+            rows = 1 + nodes
+            seen = self.causal(length + rows, heads).clone()
+            seen[:, :, length:, :length] = False
+            for layer in range(LAYERS):
+                for head in range(heads):
+                    seen[layer, head, length:, chosen[layer][head]] = True
+            seen[:, :, length:, length:] = tree.ancestor_mask()
+            positions = [*range(length), *(length + at for at in tree.positions())]
+            exact = attention_by_hand(model, [*sequence.tokens, *tree.tokens], positions, seen)
+            near(scores[0].logits, exact.logits[length:])
+            near(scores[1].logits[2], reference(model, [*other.tokens, 1, 2]))
+            # A choice that is the same everywhere is that of all layers and heads alike.
+            alike = subset[0, 0].expand(LAYERS, heads, -1)
+            one, same = (target.score([(sequence, tree)], graph=SubGraph(kv={0: kv})) for kv in (alike, subset[0, 0]))
+            near(one[0].logits, same[0].logits)
+            # The pass is resumed under the same choice.
+            graph = SubGraph(kv={0: subset})
+            short = TokenTree.chain([])
+            grown = target.score([(sequence, short)], graph=graph)
+            grown = target.score([(sequence, tree)], graph=graph, resume=grown)
+            near(grown[0].logits, scores[0].logits)
 
 
 class SubGraphs:

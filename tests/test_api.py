@@ -14,11 +14,12 @@ from pydantic import BaseModel, ConfigDict
 
 import outpace
 import outpace.methods.registry
-from cli_support import toy
+from cli_support import Failing, toy
 from outpace.acceptance.base import Verdict
 from outpace.cli.options import Sampling
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.namespaces import Namespaces
@@ -106,6 +107,18 @@ def test_streams_give_the_same_text(model: Model) -> None:
     for _ in range(2):
         pieces = outpace.stream(model, "abc", method="hearsay", max_new_tokens=9, namespace="ours")
         assert "".join(pieces) == whole.text == str(whole)
+
+
+def test_a_processor_that_fails_is_said_by_generate_and_stream(model: Model) -> None:
+    words = "logits processor 'Failing' raised ValueError in process: no such rule"
+    for method in ("none", "auto"):
+        with pytest.raises(BadInput, match=words):
+            outpace.generate(model, "a cat", method=method, max_new_tokens=9, processors=(Failing(),))
+        pieces = outpace.stream(model, "a cat", method=method, max_new_tokens=9, processors=(Failing(),))
+        told = [next(pieces)]
+        with pytest.raises(BadInput, match=words):
+            told.extend(pieces)
+        assert len("".join(told)) == 3, "what came before it was yielded"
 
 
 def test_several_draft_models_may_be_given(model: Model) -> None:

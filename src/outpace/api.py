@@ -11,7 +11,8 @@ from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Logprob, Request
-from outpace.heads.checkpoint import WEIGHTS
+from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.models.base import Message
 
@@ -46,9 +47,9 @@ def request(
     method: str | Method = "auto",
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
-    draft_model: Model | Sequence[Model] | None = None,
+    draft_model: DraftModels = None,
     datastore: str | Path | None = None,
-    head: str | Path | Sequence[str | Path] | None = None,
+    head: Heads = None,
     namespace: str = "",
     raw: bool = False,
     max_new_tokens: int = 256,
@@ -65,9 +66,8 @@ def request(
     give it too; without one nothing outlives a request.
     """
     if isinstance(method, str) and namespace:
-        drafts = (draft_model,) if isinstance(draft_model, Model) else tuple(draft_model or ())
-        heads = (head,) if isinstance(head, str | Path) else tuple(head or ())
-        method = _remembered(model, method, settings, rule, drafts, datastore, heads)
+        context = model.context(draft_model=draft_model, datastore=datastore, head=head)
+        method = _remembered(model, context, method, settings, rule, datastore)
     return Request(
         prompt=tuple(prompt_ids(model, prompt, raw)),
         method=model.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore, head=head),
@@ -83,22 +83,20 @@ def request(
 
 def _remembered(
     model: Model,
+    context: Context,
     method: str,
     settings: Mapping[str, Any] | None,
     rule: str | None,
-    drafts: tuple[Model, ...],
     datastore: str | Path | None,
-    heads: tuple[str | Path, ...],
 ) -> Method:
     """The method as it was built for an earlier request: what namespaces have learned is kept in it."""
     store = None if datastore is None else (str(datastore), _changed(datastore))
-    trained = tuple((str(head), _changed(Path(head) / WEIGHTS)) for head in heads)
-    key = (method, repr(sorted((settings or {}).items())), rule, tuple(map(id, drafts)), store, trained)
+    weights = tuple((one.kind, one.name, one.key) for one in context.bindings.named)
+    key = (method, repr(sorted((settings or {}).items())), rule, store, weights)
     known = model.learned.get(key)
     if known is None:
-        # The models are kept beside it, so that their ids stay theirs.
-        built = model.method(method, settings, rule=rule, draft_model=drafts, datastore=datastore, head=heads)
-        known = drafts, built
+        # The context keeps the draft models, so that their ids stay theirs.
+        known = context, build(method, context, settings, rule)
         model.learned.put(key, known)
     return known[1]
 
@@ -110,8 +108,7 @@ def _changed(file: str | Path) -> int | None:
 
 def result(generation: Generation) -> Result:
     """The public face of a finished generation. Raises the error that ended it, if one did."""
-    if generation.error is not None:
-        raise generation.error
+    generation.raise_error()
     return Result(
         text=generation.text,
         tokens=list(generation.tokens),
@@ -134,5 +131,4 @@ def stream(model: Model, prompt: Prompt, **options: Any) -> Iterator[str]:
     decoder = Decoder(model.target, model.tokenizer)
     generation = decoder.submit(request(model, prompt, **options))
     yield from decoder.stream(generation)
-    if generation.error is not None:
-        raise generation.error
+    generation.raise_error()

@@ -20,6 +20,7 @@ from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
 if TYPE_CHECKING:
     import torch
 
+    from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import TargetKind
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
@@ -84,7 +85,7 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
                 return HFTokenizer(read_tokenizer(read_header(source.path)))
             place = str(entry)
         local = source.kind != "hub" or not _hub_answers()
-        return HFTokenizer(_tokenizer(place, tokenizer, local))
+        return _tokenizer(place, tokenizer, local)
 
 
 def load_from(model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto") -> Model:
@@ -129,8 +130,18 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
+    from outpace.models.weights_check import check_layers, check_loaded, check_size, stored_in
+
+    def refusal(why: str) -> BadInput:
+        return BadInput(f"the weights in '{place}' {why}; complete the download, or make it again")
+
     # Code that comes with a model is never run: with None, transformers would stop and ask at the terminal.
     common = {"local_files_only": local, "trust_remote_code": False}
+    truncated = f"the weights in '{place}' are truncated or corrupt"
+    with explained(truncated, "download them again"):
+        stored = stored_in(Path(place)) if source.kind == "folder" else None
+    if stored is not None:
+        check_layers(Path(place) / "config.json", stored)
     try:
         config = AutoConfig.from_pretrained(place, **common)
     except OSError as error:
@@ -144,6 +155,8 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise BadInput(f"'{place}' is of type {config.model_type}, which is not a decoder-only language model")
     with explained(f"cannot load '{place}'"):
+        if stored is not None:
+            check_size(config, stored, refusal)
         try:
             model, report = AutoModelForCausalLM.from_pretrained(
                 place,
@@ -151,16 +164,12 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
                 dtype=precision,
                 device_map=None if device.type == "cpu" else {"": device},
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused by name below
                 **common,
             )
         except SafetensorError as error:
-            raise BadInput(
-                f"the weights in '{place}' are truncated or corrupt ({one_line(error)}); download them again"
-            ) from error
-    # transformers fills what is missing with random numbers and only warns.
-    if absent := sorted(report["missing_keys"]):
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise BadInput(f"the weights in '{place}' lack {absent[0]}{more}; complete the download")
+            raise BadInput(f"{truncated} ({one_line(error)}); download them again") from error
+        check_loaded(model, report, refusal)
     return model.requires_grad_(False)
 
 
@@ -179,17 +188,21 @@ def _in_blocks(path: Path) -> bool:
     return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)
 
 
-def _tokenizer(place: str, given: Any, local: bool) -> Any:
+def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
     from transformers import AutoTokenizer
 
-    if given is not None and not isinstance(given, str | os.PathLike):
+    from outpace.models.tokenizers import HFTokenizer
+
+    if isinstance(given, HFTokenizer):
         return given
+    if given is not None and not isinstance(given, str | os.PathLike):
+        return HFTokenizer(given)
     where = place if given is None else str(Path(given).expanduser())
     folder = Path(where)
     if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
         raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
     with explained(f"cannot load the tokenizer of '{where}'"):
-        return AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+        return HFTokenizer(AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False))
 
 
 def _not_on_hub(name: str, offline: bool) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.couplings import gumbel_redraw, maximal_redraw
-from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.k_sequential import division_factor
 from outpace.acceptance.registry import rules
 from outpace.acceptance.traversal import Traversal
@@ -38,7 +37,6 @@ from support import (
     NeverTwice,
     Path,
     Q,
-    autoregressive_distribution,
     both,
     certain_tree,
     draw,
@@ -91,7 +89,7 @@ TAKES: dict[str, set[str]] = {
     "block": {"certain chain", "sampled chain"},
     "univer": {"certain chain", "sampled chain", "certain tree", "certain and one sampled"},
     "k-seq": {"sampled chain", "with replacement"},
-    "gumbel-coupling": {"sampled chain"},
+    "gumbel-coupling": {"certain chain", "certain tree"},
 }
 
 
@@ -221,7 +219,7 @@ def pairs() -> list[tuple[str, str]]:
         (kind, name)
         for kind, (_, proposal) in kinds(3, 0).items()
         for name in ALL
-        if name not in ("greedy", "gumbel-coupling") and proposal in TAKES[name]
+        if name != "greedy" and proposal in TAKES[name]
     ]
 
 
@@ -488,24 +486,6 @@ def test_the_joint_law_of_a_gumbel_redraw_is_that_of_shared_noise() -> None:
         noise = rng.gumbel(size=(400_000, 4))
         np.add.at(shared, ((noise + np.log(q.numpy())).argmax(1), (noise + np.log(p.numpy())).argmax(1)), 1)
     assert g_test(redrawn.ravel(), samples * shared.ravel() / shared.sum())[0] > 1e-4
-
-
-def test_gumbel_coupling_keeps_whole_outputs() -> None:
-    table, q = random_table(5, 21), Q(random_table(5, 22))
-    one = method(sampled_chain(q), PROPOSALS["sampled chain"], rule=GumbelCoupling())
-    params = SamplingParams(1.1, top_p=0.9, presence_penalty=0.5)
-    proposal_distribution = autoregressive_distribution(table, params, (0, 1), 2)
-    counts = dict.fromkeys(proposal_distribution, 0)
-    samples, kept = 2500, 0
-    for seed in range(samples):
-        decoder = Decoder(TableTarget(5, table))
-        request = Request((0, 1), one, SamplingParams(1.1, top_p=0.9, presence_penalty=0.5, seed=seed), 2)
-        generation = decoder.submit(request)
-        decoder.run()
-        counts[tuple(generation.tokens)] += 1
-        kept += generation.metrics.accepted
-    assert g_test(list(counts.values()), [samples * proposal_distribution[output] for output in counts])[0] > 1e-4
-    assert kept > 0.2 * samples
 
 
 def test_rules_are_stateless_values() -> None:

@@ -104,6 +104,10 @@ def test_content_decides_where_the_extension_does_not(tmp_path: Path) -> None:
         '{"messages": [{"role": "assistant", "content": "x"}]}',
         '{"prompt": "a", "category": 7}',
         "[" * 100_000,
+        '{"prompt": "a\\ud800"}',
+        '{"turns": ["a", "\\udfff b"]}',
+        '{"messages": [{"role": "system", "content": "\\ud800"}, {"role": "user", "content": "x"}]}',
+        '{"instruction": "a", "input": "\\ud800"}',
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:

@@ -41,6 +41,8 @@ class Letters:
 
     fingerprint = "letters"
 
+    has_chat_template = True
+
     def encode(self, text: str) -> list[int]:
         return [2 + ord(character) % (VOCAB - 2) for character in text]
 

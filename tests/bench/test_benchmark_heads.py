@@ -58,7 +58,7 @@ def test_each_head_keeps_its_own_figures(tmp_path: Path, monkeypatch: pytest.Mon
         assert about["tokens"] == number
         kept = [row["draft_ms"] for row in about["measured"]["temperature 0"]["drafters"]]
         assert kept == seconds[4 * number : 4 * number + 4]
-        assert measured("medusa", "medusa", [folder], model.target) is not None
+        assert measured(open_head(folder), "medusa") is not None
 
 
 def test_figures_of_other_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_figures_of_other_weights_are_not_read(tmp_path: Path, monkeypatch: pyte
         model, tmp_path / "head", [Prompt("1", "x", ("a cat sat",))], max_new_tokens=8, record=True
     )
     row = found["drafters"][1]
-    assert measured("medusa", "medusa", [tmp_path / "head"], model.target) == row["speedup"]
+    assert measured(open_head(tmp_path / "head"), "medusa") == row["speedup"]
     assert row["head"]["folder"] == str(tmp_path / "head")
     about = (tmp_path / "head" / "training.json").read_bytes()
     other = new_head(config, model.target, torch.arange(config.vocabulary))
@@ -78,7 +78,7 @@ def test_figures_of_other_weights_are_not_read(tmp_path: Path, monkeypatch: pyte
         next(other.parameters()).add_(1.0)
     save(other, tmp_path / "head", {})
     (tmp_path / "head" / "training.json").write_bytes(about)
-    assert measured("medusa", "medusa", [tmp_path / "head"], model.target) is None
+    assert measured(open_head(tmp_path / "head"), "medusa") is None
 
 
 @pytest.mark.parametrize("folder", sorted(SHIPPED.iterdir()), ids=lambda folder: folder.name)

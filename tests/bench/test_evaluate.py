@@ -12,7 +12,7 @@ import torch
 import outpace.loading
 from cli_support import Run, refused, toy
 from outpace.bench.bigram import BigramDrafter, Bigrams, bigram_method
-from outpace.bench.head_evaluation import FIGURES, by_depth, evaluate, head_facts
+from outpace.bench.head_evaluation import FIGURES, by_depth, evaluate, gains, head_facts
 from outpace.bench.head_subjects import Subject, choose_methods, head_subjects, own_answers, untrained_subjects
 from outpace.bench.settings import BenchSettings
 from outpace.certify import certify
@@ -107,6 +107,30 @@ def test_acceptance_by_depth_is_given_what_came_before() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- the baselines
+
+
+def test_a_head_gains_where_one_of_its_methods_is_surely_faster() -> None:
+    def row(drafter: str, shape: str, speedup: float | None, interval: list[float] | None) -> dict[str, Any]:
+        return {"drafter": drafter, "shape": shape, "speedup": speedup, "speedup_ci95": interval}
+
+    fast = row("eagle3", "tree", 1.4, [1.2, 1.6])
+    assert gains([fast], ["eagle3"])
+    assert gains([row("eagle3", "tree", 1.1, None)], ["eagle3"])
+    assert not gains([], ["eagle3"])
+    assert not gains([fast], ["medusa"]), "another drafter's gain is not the head's"
+    assert not gains([row("eagle3", "tree of 60", 1.4, [1.2, 1.6])], ["eagle3"]), "nobody drafts so much in use"
+    for speedup, interval in ((0.9, [0.8, 0.95]), (1.1, [0.9, 1.3]), (1.0, None), (None, None)):
+        assert not gains([row("eagle3", "chain", speedup, interval)], ["eagle3"])
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_head_that_does_not_pay_is_said_not_to(
+    cli: Run, folder: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, pays: bool
+) -> None:
+    monkeypatch.setattr("outpace.bench.head_evaluation.gains", lambda *_: pays)
+    ran = cli("eval-head", str(folder), "--prompts", str(questions), "-n", "8")
+    assert ("it does not pay" in ran.out) is not pays
+    assert ("more data" in ran.out) is not pays
 
 
 def test_bigrams_are_counted() -> None:
@@ -302,12 +326,12 @@ def test_a_damaged_provenance_is_said(folder: Path) -> None:
 
 @pytest.mark.parametrize("vocab_size", [3, 4, 5])
 def test_toy_heads_differ_in_what_they_can_draft(vocab_size: int) -> None:
-    heads = [toy_head(("eagle3",), vocab_size, number) for number in range(4)]
+    heads = [toy_head("eagle3", vocab_size, number) for number in range(4)]
     assert [len(head.draft_vocabulary) for head in heads] == [vocab_size, vocab_size - 1, vocab_size, vocab_size - 1]
     assert [head.config.rank for head in heads] == [0, 0, 2, 0]
     assert [head.config.options["norms"] for head in heads] == ["attdrift", "attdrift", "attdrift", "eagle3"]
     assert heads[1].draft_vocabulary.d2t.tolist() == list(range(1, vocab_size))
-    assert toy_head(("eagle3",), vocab_size, 0) is heads[0]
+    assert toy_head("eagle3", vocab_size, 0) is heads[0]
 
 
 def test_random_heads_are_reproducible_and_lively() -> None:

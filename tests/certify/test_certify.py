@@ -28,8 +28,10 @@ from outpace.certify.exact import (
     SAMPLING,
     TOLERANCE,
     Setting,
+    cells_of,
     certify_exact,
     matrix,
+    namespace_cells,
     rotating_slice,
     tiny_context,
 )
@@ -38,7 +40,7 @@ from outpace.certify.greedy import certify_greedy
 from outpace.certify.near_ties import gap, near_tie_gap, parting
 from outpace.certify.statistical import certify_statistical
 from outpace.controllers.fixed import Fixed
-from outpace.core.chance import Chance
+from outpace.core.chance import Chance, SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
@@ -49,6 +51,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import CERTAIN_TREE, CHAIN, Path, Toy, certain_tree
 from target_suite import tiny_model
+from weights_support import with_drafts
 
 SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 """Another slice of settings every day; a failure prints it, OUTPACE_SEED brings it back."""
@@ -112,7 +115,7 @@ def test_a_sampler_that_is_blind_to_the_path_is_caught(sampling: str, monkeypatc
     """The reference never walks a tree, so a mistake in the trees' own sampler shows as well."""
     honest = Sampler.penalise
 
-    def blind(sampler: Sampler, row: Tensor, path: Seq[int], states: Seq[Any]) -> Tensor:
+    def blind(sampler: Sampler, row: Tensor, path: Seq[int], states: Any) -> Any:
         return honest(sampler, row, (), sampler.states)
 
     monkeypatch.setattr(Sampler, "penalise", blind)
@@ -143,6 +146,47 @@ def test_registered_methods_pass_on_todays_slice(case: Case) -> None:
     assert not hidden_choices(certificate)
 
 
+def keeping() -> list[Case]:
+    """The cases whose drafters keep something for later requests of a namespace."""
+    return [
+        case
+        for case in cases()
+        if case.rule is None and build(case.name, tiny_context(3, 0), case.settings).drafter.remembers
+    ]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.label) for case in keeping()])
+def test_methods_that_keep_something_pass_a_second_request_of_the_seed_and_namespace(case: Case) -> None:
+    def make(context: Context) -> Method:
+        return build(case.name, context, case.settings)
+
+    chosen = namespace_cells()[SEED % 2]
+    certificate = certify_exact(case.name, make, [chosen], samples=100, alpha=1e-5, seed=SEED, outcomes=200)
+    assert certificate.lossless is not False, f"OUTPACE_SEED={SEED}: {certificate}"
+    assert not hidden_choices(certificate)
+
+
+@pytest.mark.parametrize("name", ["cacheback", "lookahead"])
+def test_a_second_request_with_the_numbers_of_the_first_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: streams that are keyed by the seed alone."""
+    monkeypatch.setattr(SeededChance, "key", property(lambda chance: b"%d" % chance.seed))
+
+    def make(context: Context) -> Method:
+        return build(name, context, dict(find(name).tiny))
+
+    certificate = certify_exact(name, make, namespace_cells())
+    assert certificate.lossless is False
+    assert certificate.max_abs_error is not None
+    assert certificate.max_abs_error > 0.1
+
+
+def test_the_cells_of_a_method_follow_from_whether_it_keeps_anything() -> None:
+    extra = {name: cells_of(build(name, tiny_context(3, 0)))[len(matrix()) :] for name in ("pld", "sam", "cacheback")}
+    assert extra["pld"] == []
+    assert extra["cacheback"] == namespace_cells()
+    assert len(keeping()) >= 10
+
+
 def test_every_registered_method_can_be_certified() -> None:
     for info in methods():
         info.settings.model_validate(dict(info.tiny))
@@ -157,10 +201,10 @@ def test_every_rule_is_certified_on_every_kind_of_tree_that_it_takes() -> None:
         assert under == {rule for rule in lossless_rules() if takes(rule, kind)}, kind
 
 
-def test_gumbel_coupling_is_sampled_and_passes() -> None:
+def test_an_honest_beam_is_sampled_and_passes() -> None:
     certificate = certify_exact(
-        "gumbel-coupling",
-        lambda context: build("draft-model", context, {"num_draft_tokens": 2}, "gumbel-coupling"),
+        "beam",
+        lambda context: build("rsd", context, {"branching": (1, 1), "beam": 2}),
         cells("temperature 1", (8,)) + cells("top-p 0.8", (9,)),
         samples=1500,
     )
@@ -278,7 +322,7 @@ def test_what_cannot_be_certified_is_refused(arguments: dict[str, Any], words: s
 VOCAB = 30
 TARGET = TableTarget(VOCAB, random_table(VOCAB, 1))
 DRAFT = TableTarget(VOCAB, random_table(VOCAB, 2, sharpness=1.2))
-CONTEXT = Context(TARGET, lambda: DRAFT)
+CONTEXT = with_drafts(TARGET, DRAFT)
 ASKED = [[i, i + 1, i + 2] for i in range(12)]
 
 
@@ -385,7 +429,7 @@ class SecondBest(Greedy):
 @pytest.fixture(scope="module")
 def llamas() -> Context:
     target, draft = HFTarget(tiny_model("llama")), HFTarget(tiny_model("llama", seed=1))
-    return Context(target, lambda: draft)
+    return with_drafts(target, draft)
 
 
 def test_greedy_answers_are_identical_in_float32(llamas: Context) -> None:

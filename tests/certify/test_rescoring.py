@@ -18,6 +18,7 @@ from outpace.certify.statistical import certify_statistical
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import warp
+from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 from outpace.targets.dense.architectures import read_decoder_spec
@@ -124,7 +125,9 @@ TARGETS: dict[str, Callable[[type], Target]] = {
 
 def certified(target: Target, params: SamplingParams | None = None) -> Certificate:
     """With the honest network as the draft model, so that much is accepted."""
-    method = build("rsd", Context(target, lambda: HFTarget(network())), {"branching": (2, 2)})
+    method = build(
+        "rsd", Context(target, Bindings(draft_models({"honest": HFTarget(network())}))), {"branching": (2, 2)}
+    )
     return certify_statistical(method, target, ASKED, samples=300, seed=3, params=params)
 
 

@@ -96,6 +96,20 @@ def test_a_reference_must_be_text(never_loads: Run, tmp_path: Path) -> None:
     refused(never_loads("generate", "x", "--reference", str(tmp_path)), "cannot read reference")
 
 
+def test_halves_of_surrogate_pairs_are_refused_before_loading(never_loads: Run) -> None:
+    said = "is not valid text: character 2 is half of a surrogate pair"
+    for argv in (["generate", "a\udcff"], ["generate", "x", "--raw", "--stop", "b\ud800"]):
+        refused(never_loads(*argv), said)
+    for command in (["generate", "x"], ["chat"]):
+        refused(never_loads(*command, "--system", "s\udcff"), f"--system {said}")
+
+
+def test_settings_that_are_nested_too_deeply(never_loads: Run) -> None:
+    refused(
+        never_loads("bench", "--methods", "pld", "--param", "num_draft_tokens=" + "[" * 100_000), "is not valid JSON"
+    )
+
+
 def bench_refuses(folder: Path) -> list[tuple[list[str], str]]:
     (folder / "bad.jsonl").write_text('{"prompt": "fine"}\n{"prompt": 3}\n')
     (folder / "empty.txt").write_text("\n\n")

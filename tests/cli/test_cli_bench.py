@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cli_support import Run
+from cli_support import Run, refused
 from test_cli_generate import press
 
 ROW = {
@@ -101,6 +101,19 @@ def test_an_output_that_exists_is_replaced_whole(cli: Run, prompts: str, tmp_pat
     assert strict(old.read_text())["complete"]
     assert cli("bench", "--prompts", prompts, "--methods", "none", "-n", "3", "--json", os.devnull).code == 0
     assert not Path(os.devnull).is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_device_stays_what_it_is(cli: Run, prompts: str, tmp_path: Path, option: str) -> None:
+    (tmp_path / "link").symlink_to("/dev/full")
+    for place in (Path("/dev/full"), tmp_path / "link"):
+        refused(
+            cli("bench", "--prompts", prompts, "--methods", "none", "-n", "3", option, str(place)),
+            f"cannot write {place}: No space left on device",
+        )
+        assert place.is_char_device()
+    assert [path.name for path in Path("/dev").glob(".full.*")] == []
 
 
 @pytest.mark.parametrize("at", [1, 60])

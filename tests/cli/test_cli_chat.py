@@ -5,12 +5,18 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
-from cli_support import Run, refused
+import outpace.loading
+from cli_support import WORDS, Letters, Run, failing, refused, toy
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
+from outpace.models.base import Message
+from outpace.models.transcript import transcript
 from test_cli_generate import press
 
 
@@ -102,3 +108,86 @@ def test_at_a_terminal(cli: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no such command" in captured.err
     assert "error: the prompt has" in captured.err
     assert captured.err.count("tokens a round") == 2  # the interrupted answer, and the one after it
+
+
+class Untemplated(Letters):
+    """A base model's tokenizer: it knows texts and no conversations."""
+
+    has_chat_template = False
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(messages[-1]["content"] if len(messages) == 1 else transcript(messages))
+
+
+class SpaceFirst:
+    """Answers begin with a space, as those of most models do behind a colon."""
+
+    def begin(self, prompt: Sequence[int]) -> bool:
+        return True
+
+    def advance(self, state: bool, token: int) -> bool:
+        return False
+
+    def process(self, state: bool, logits: Tensor) -> Tensor:
+        raised = logits.clone()
+        raised[WORDS.index(" ")] += 100.0 * state
+        return raised
+
+
+@pytest.fixture
+def untemplated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The toy model without a chat template; the prompts that it was given, as text."""
+    prompts: list[str] = []
+    honest = Decoder.submit
+
+    def spy(self: Decoder, request: Request) -> Generation:
+        prompts.append(Letters().decode(request.prompt))
+        return honest(self, replace(request, params=replace(request.params, processors=(SpaceFirst(),))))
+
+    monkeypatch.setattr(Decoder, "submit", spy)
+    monkeypatch.setattr(outpace.loading, "load", lambda name, **_: replace(toy(name), tokenizer=Untemplated()))
+    return prompts
+
+
+def test_without_a_chat_template_the_turns_are_joined(cli: Run, untemplated: list[str]) -> None:
+    ran = cli(
+        "chat", "--model", "base", "-n", "9", "--method", "none", "--system", "be kind", stdin="one\ntwo\nthree\n"
+    )
+    assert ran.code == 0, ran
+    first, second, third = untemplated
+    assert first == "system  be kind\nuser  one\nassistant ", "colons are no letters of the toy's: they read as spaces"
+    assert second.startswith(first)
+    assert second.endswith("\nuser  two\nassistant ")
+    assert third.startswith(second)
+    warnings = [line for line in ran.err.splitlines() if line.startswith("warning")]
+    assert warnings == [
+        "warning: 'base' has no chat template and may not be made for conversations: the turns are joined as lines of "
+        "'User: ...' and 'Assistant: ...'"
+    ]
+    assert ran.err.count("prompt tokens kept") == 2
+    kept = re.findall(r"(\d+) of (\d+) prompt tokens kept", ran.err)
+    for reused, prompt in kept:
+        assert int(prompt) - int(reused) <= len("\nUser: three\nAssistant:") + 1
+
+
+def test_without_a_chat_template_an_answer_ends_where_the_users_next_turn_would_begin(
+    cli: Run, untemplated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[tuple[str, ...]] = []
+    honest = Decoder.submit
+
+    def spy(self: Decoder, request: Request) -> Generation:
+        stops.append(request.stop_strings)
+        return honest(self, request)
+
+    monkeypatch.setattr(Decoder, "submit", spy)
+    cli("chat", "-n", "3", "--stop", "END", stdin="one\n")
+    assert stops == [("END", "\nUser:")]
+
+
+def test_a_turn_whose_processor_fails_ends_a_piped_chat_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch)
+    ran = cli("chat", "-n", "9", "--method", "none", stdin="one\ntwo\n")
+    assert ran.code == 2
+    assert ran.err == "error: logits processor 'Failing' raised ValueError in process: no such rule\n"
+    assert len(ran.out) == 4, "three letters, and the end of the line"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import outpace.loading
-from cli_support import EOS, WORDS, Letters, Ran, Run, refused, toy
+from cli_support import EOS, WORDS, Letters, Ran, Run, failing, refused, toy
 from outpace.cli.explain import ACCEPTED, BONUS, CORRECTION, PLAIN, kinds
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import TokenTree
-from outpace.engine.method import Method
 from outpace.engine.request import RoundTrace as Round
+from outpace.methods.registry import Context
 from outpace.model import Model
 from outpace.models.base import Message
 from outpace.targets.table import TableTarget
@@ -120,13 +120,14 @@ def test_a_draft_model(cli: Run) -> None:
 
 def test_several_draft_models_reach_the_method(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    honest = Model.method
+    honest = Model.context
 
-    def spy(self: Model, *arguments: Any, **options: Any) -> Method:
-        seen.append([one.name for one in options.get("draft_model") or ()])
-        return honest(self, *arguments, **options)
+    def spy(self: Model, **options: Any) -> Context:
+        found = honest(self, **options)
+        seen.append([one.name for one in found.bindings.draft_models])
+        return found
 
-    monkeypatch.setattr(Model, "method", spy)
+    monkeypatch.setattr(Model, "context", spy)
     answer(cli, "--method", "draft-model", "--draft-model", "toy", "--draft-model", "other", "-n", "3")
     assert ["toy", "other"] in seen
 
@@ -226,3 +227,15 @@ def test_ctrl_c_before_the_first_token(cli: Run, monkeypatch: pytest.MonkeyPatch
     silent = cli("generate", PROMPT)
     assert silent.code == 130
     assert "Traceback" not in silent.err
+
+
+@pytest.mark.parametrize("method", ["none", "sam"])
+def test_a_processor_that_fails_is_said_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    failing(monkeypatch)
+    ran = cli("generate", PROMPT, "--method", method, "-n", "30")
+    assert (ran.code, len(ran.out)) == (2, 4)
+    assert ran.err == "error: logits processor 'Failing' raised ValueError in process: no such rule\n"
+    refused(cli("generate", PROMPT, "--method", method, "--json"), "logits processor 'Failing' raised ValueError")
+    explained = cli("generate", PROMPT, "--method", method, "--explain")
+    assert explained.code == 2
+    assert explained.err.count("error:") == 1

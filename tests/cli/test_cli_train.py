@@ -3,17 +3,23 @@
 import importlib
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import outpace.loading
 from cli_support import Run, refused, runner, toy
+from outpace.controllers.fixed import Fixed
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.training.dataset import held_out
 from outpace.training.job import kind_and_method
 from outpace.training.run_state import STATE, read_state
 from outpace.training.shards import Shards
 from outpace.training.trainer import Trainer
+from outpace.training.trial import Trial
 
 TOY = toy()
 SMALL = ("--tokens", "500", "--size", "tiny")
@@ -40,7 +46,6 @@ def test_a_head_is_trained_and_drafts(run: Run, prompts: Path, tmp_path: Path) -
     ran = run("train", "eagle3", "--prompts", str(prompts), "--out", str(head), *SMALL, "--param", "steps=2")
     assert ran.code == 0, ran
     assert f"the head is in {head}" in ran.out
-    assert f"--method eagle3 --head {head}" in ran.out
     assert "tokens of" in ran.err
     assert {CONFIG, WEIGHTS, PROVENANCE, STATE, "data"} == {path.name for path in head.iterdir()}
     made = json.loads((head / PROVENANCE).read_text())
@@ -54,6 +59,39 @@ def test_a_head_is_trained_and_drafts(run: Run, prompts: Path, tmp_path: Path) -
     said = outpace.generate(TOY, "a cat", method=method, max_new_tokens=16)
     assert said.tokens == outpace.generate(TOY, "a cat", method="none", max_new_tokens=16).tokens
     assert said.metrics["drafting_rounds"] > 0.5
+
+
+@pytest.mark.parametrize("accepted", [0.0, 0.2, 0.5])
+def test_a_head_is_recommended_if_the_target_accepts_what_it_drafts(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: float
+) -> None:
+    head, job = tmp_path / "head", importlib.import_module("outpace.training.job")
+    monkeypatch.setattr(job, "try_head", lambda *_: Trial(accepted, 4, 3))
+    ran = run("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL)
+    assert ran.code == 0, ran
+    assert f"{accepted:.2f} of 4 draft tokens accepted a round on 3 prompts" in ran.out
+    assert (f"--method medusa --head {head}" in ran.out) is (accepted == 0.5)
+    assert ("does not make decoding faster yet" in ran.out) is (accepted < 0.5)
+    assert ("more data (--tokens, --max-minutes, --prompts)" in ran.out) is (accepted < 0.5)
+    assert json.loads((head / PROVENANCE).read_text())["trial"]["gains"] is (accepted == 0.5)
+
+
+def test_a_trial_counts_what_is_accepted(prompts: Path, tmp_path: Path) -> None:
+    made = outpace.train(TOY, "medusa", tmp_path / "head", prompts=[prompts], tokens=500, size="tiny")
+    trial = made.provenance["trial"]
+    assert trial["draft_tokens"] == 4 and 1 <= trial["prompts"] <= 4
+    shards, method = Shards(tmp_path / "head" / "data", {}), TOY.method("medusa", head=made.folder)
+    method = replace(method, controller=Fixed(4, 1, 4))
+    asked = [one for path in shards.paths for one in shards.read(path, wanted=held_out)][:4]
+    asked = asked or [one for path in shards.paths for one in shards.read(path)][:4]
+    rounds = accepted = 0
+    for one in asked:
+        decoder = Decoder(TOY.target)
+        alone = decoder.submit(Request(tuple(one.prompt), method, max_new_tokens=32, stop_ids=TOY.eos_ids))
+        decoder.run()
+        rounds, accepted = rounds + alone.metrics.rounds, accepted + alone.metrics.accepted
+    assert trial["accepted"] == pytest.approx(accepted / rounds, abs=0.001)
+    assert trial["gains"] is (accepted / rounds >= 0.25)
 
 
 def test_without_prompts_the_model_writes_them_and_data_are_shared(run: Run, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +34,7 @@ from outpace.heads.kinds import find_kind, plan
 from outpace.heads.shipped import measured
 from outpace.heads.untrained import random_head
 from outpace.methods import registry
+from outpace.methods.bindings import Binding, Bindings, draft_models
 from outpace.methods.combination import auto
 from outpace.methods.combination.auto import Auto, AutoSettings, learned_methods, learned_part
 from outpace.methods.lookup.sam import SuffixLookup
@@ -141,7 +141,7 @@ def answer(
 
 
 def plain(target: TableTarget, prompt: Seq[int] = (1, 2, 3), length: int = LENGTH) -> list[int]:
-    return answer(target, registry.build("none", Context(target, lambda: target)), prompt, length=length).tokens
+    return answer(target, registry.build("none", Context(target)), prompt, length=length).tokens
 
 
 def always(position: int) -> bool:
@@ -421,16 +421,20 @@ def methods(monkeypatch: pytest.MonkeyPatch) -> None:
     declare("toy-two", "two")
 
 
-def context(have: Seq[str] = (), named: Seq[str] = (), *, draft: bool = False) -> Context:
-    """What is shipped or named: heads by kind."""
+def context(
+    have: Seq[str] = (), named: Seq[str] = (), *, draft: bool = False, speeds: dict[str, float] | None = None
+) -> Context:
+    """What is shipped or named: heads by kind. ``speeds``: what was measured, by method."""
     target = TableTarget(6)
 
-    def head(*kinds: str) -> Any:
-        if not {*kinds} & {*have, *named}:
-            raise BadInput(f"no head of kind {kinds[0]}")
-        return object()
+    def bound(kind: str) -> Binding:
+        return Binding(kind, kind, object, speedup=(speeds or {}).get)
 
-    return Context(target, lambda: target, head=head, heads=tuple(named), has_draft=draft)
+    def default(kind: str, name: str) -> list[Binding]:
+        return [bound(kind)] if kind in have and name in ("", kind) else []
+
+    drafts = draft_models({"small": target} if draft else {})
+    return Context(target, Bindings([*drafts, *map(bound, named)], default))
 
 
 def chosen(context: Context, **settings: Any) -> str | None:
@@ -451,19 +455,27 @@ def test_parts_are_what_was_named_then_what_is_shipped(methods: None) -> None:
 
 
 def test_of_several_heads_the_one_that_measured_best_drafts(methods: None) -> None:
-    both = context(["one", "two"])
-    speeds = {("toy-one", "one"): 1.1, ("toy-two", "two"): 1.3}
-    assert chosen(replace(both, measured=lambda *asked: speeds.get(asked))) == "toy-two"
-    assert chosen(replace(both, measured=lambda *asked: 1.0 if asked[0] == "toy-two" else None)) == "toy-two"
-    assert chosen(replace(both, measured=lambda *asked: speeds.get(asked)), learned=("toy-one",)) == "toy-one"
-    assert chosen(replace(both, heads=("one", "two"), measured=lambda *asked: speeds.get(asked))) == "toy-two"
+    both, speeds = ["one", "two"], {"toy-one": 1.1, "toy-two": 1.3}
+    assert chosen(context(both, speeds=speeds)) == "toy-two"
+    assert chosen(context(both, speeds={"toy-two": 1.1})) == "toy-two"
+    assert chosen(context(both, speeds=speeds), learned=("toy-one",)) == "toy-one"
+    assert chosen(context(named=both, speeds=speeds)) == "toy-two"
+
+
+def test_a_head_that_was_measured_not_to_gain_is_left_out(methods: None) -> None:
+    both, slow = ["one", "two"], {"toy-one": 0.97, "toy-two": 1.0}
+    assert chosen(context(both, speeds=slow)) is None
+    assert chosen(context(named=["one"], speeds=slow)) is None
+    assert chosen(context(named=["one"], draft=True, speeds=slow)) == "draft-model"
+    assert chosen(context(both, speeds={"toy-one": 0.9})) == "toy-two"
+    assert chosen(context(both, speeds=slow), learned=("toy-one",)) == "toy-one", "it was asked for"
 
 
 @pytest.mark.parametrize(
     ("given", "settings", "said"),
     [
         (context(named=["three"]), {}, "of kind three"),
-        (context(), {"learned": ["toy-one"]}, "no head of kind one"),
+        (context(), {"learned": ["toy-one"]}, "'toy-one' drafts with a trained head, and none is shipped"),
         (context(), {"learned": ["nonesuch"]}, "unknown method 'nonesuch'"),
         (context(), {"settings": {"pld": {"num_draft_tokens": 2}}}, "none of auto's parts"),
         (context(), {"settings": {"sam": {"lenth": 2}}}, "lenth"),
@@ -496,10 +508,13 @@ def test_what_was_measured_is_read_beside_the_head(tmp_path: Path) -> None:
     kept = {"weights": open_head(tmp_path / "head").files.fingerprint, "drafters": rows}
     (tmp_path / "head" / "training.json").write_text(json.dumps({"measured": {"temperature 0": kept}}))
     save(new_head(config, target, torch.arange(16)), tmp_path / "bare", {"measured": "never"})
-    assert measured("eagle3", "eagle3", [tmp_path / "head"], target) == 1.4
-    assert measured("eagle2", "eagle3", [tmp_path / "head"], target) is None
-    assert measured("eagle3", "eagle3", [tmp_path / "bare"], target) is None
-    assert measured("medusa", "medusa", [tmp_path / "head"], target) is None
+    assert measured(open_head(tmp_path / "head"), "eagle3") == 1.4
+    assert measured(open_head(tmp_path / "head"), "eagle2") is None
+    for gains, expected in ((False, 0.0), (True, None)):
+        folder = tmp_path / f"gains {gains}"
+        save(new_head(config, target, torch.arange(16)), folder, {"trial": {"gains": gains}})
+        assert measured(open_head(folder), "eagle3") == expected
+    assert measured(open_head(tmp_path / "bare"), "eagle3") is None
 
 
 def test_without_a_head_it_is_the_suffix_automaton_alone() -> None:

@@ -175,7 +175,7 @@ def test_streams_are_told_apart_at_every_depth() -> None:
 @pytest.mark.parametrize("name", ["cascade", "merge"])
 def test_what_a_part_learned_stays_in_its_namespace(name: str) -> None:
     target = TableTarget(6, seed=3)
-    context = Context(target, lambda: target)
+    context = Context(target)
     settings: dict[str, Any] = {
         "parts": ("recycling", "pld"),
         "settings": {"recycling": {"max_nodes": 4}, "pld": {"num_draft_tokens": 1}},

@@ -28,6 +28,30 @@ def test_a_stream_is_a_function_of_its_key(seed: int, position: int, purpose: st
         assert not set(numbers(*other, 4)) & set(numbers(seed, position, purpose, 4))
 
 
+def test_the_key_of_a_request_is_its_seed_its_texts_and_its_number_in_the_namespace() -> None:
+    """Whatever brings an earlier answer back, its numbers do not come back with it."""
+    requests: list[tuple[int, tuple[tuple[int, ...], ...], int]] = [
+        (0, ((1, 2, 3),), 0),
+        (1, ((1, 2, 3),), 0),
+        (0, ((1, 2, 3),), 1),
+        (0, ((1, 2, 4),), 0),
+        (0, ((1, 2, 3, 4),), 0),
+        (0, ((1, 2), (3,)), 0),
+        (0, ((1,), (2, 3)), 0),
+        (0, ((1, 2, 3), ()), 0),
+        (0, ((1, 2, 3), (5, 6)), 0),
+        (0, ((1, 2, 3), (6, 5)), 0),
+        (0, (), 10),
+        (0, ((10,),), 1),
+    ]
+    assert len({SeededChance(*request).key for request in requests}) == len(requests)
+    for seed, texts, earlier in requests:
+        again = SeededChance(seed, tuple(map(list, texts)), earlier)
+        assert again.key == SeededChance(seed, texts, earlier).key
+        assert SeededChance(seed + 7, texts, earlier).reseeded(seed).key == again.key
+    assert SeededChance(3, ((1,),)).at(5, "x").uniform() != SeededChance(3, ((2,),)).at(5, "x").uniform()
+
+
 def test_streams_of_neighbouring_keys_are_uncorrelated_and_do_not_overlap() -> None:
     rows = [numbers(seed, position, purpose, 2000) for seed in (0, 1) for position in (0, 1, 2) for purpose in "ab"]
     assert len({number for row in rows for number in row}) == sum(len(row) for row in rows)
@@ -79,7 +103,7 @@ class Extreme:
 def test_categorical_at_the_ends_of_the_interval(weights: list[float], number: float, dtype: torch.dtype) -> None:
     from outpace.core.chance import _Stream
 
-    stream = _Stream(0, "draft", 0)
+    stream = _Stream(SeededChance(0), "draft", 0)
     stream._generator = Extreme(number)  # type: ignore[assignment]
     tensor = torch.tensor(weights).to(dtype)
     assert float(tensor[stream.categorical(tensor)]) > 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outpace.core.files import atomic_file, atomic_folder, is_special, settle, write_atomically
+from outpace.core.errors import BadInput
+from outpace.core.files import atomic_file, atomic_folder, is_special, read_json, settle, write_atomically
 
 
 @pytest.fixture
@@ -107,3 +108,12 @@ def test_modes_of_private_files_are_opened(tmp_path: Path, group_mask: None) -> 
     private.chmod(0o600)
     settle(private)
     assert mode(private) == 0o640
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000, '{"a": "\udcff"}'])
+def test_json_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content, errors="surrogateescape")
+    with pytest.raises(BadInput, match=r"a\.json cannot be read: ") as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)

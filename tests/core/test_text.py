@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import example, given, strategies as st
 
-from outpace.core.text import TextStream
+from outpace.core.errors import LONGEST, BadInput, shortened
+from outpace.core.text import TextStream, check_text
 from support import BYTES, Pieces
 
 if TYPE_CHECKING:
@@ -159,3 +160,25 @@ def test_the_real_tokenizer(smollm2: Model) -> None:
                 break
         stream.finish()
         assert stream.text == text[: text.index(stop)]
+
+
+@given(st.text(alphabet="abc \n\t", max_size=60), st.integers(8, 30))
+def test_what_is_shortened_ends_after_a_whole_word(text: str, longest: int) -> None:
+    found = shortened(text, longest)
+    words = text.split()
+    kept = found.removesuffix(" ...").split()
+    assert kept == words[: len(kept)]
+    assert len(found) <= longest or len(kept) == 1
+    assert (kept == words) == (" ".join(words) == found)
+
+
+def test_short_messages_stay_whole() -> None:
+    lines = "Validation error for field 'hidden_size':\n    TypeError: expected int, got str\n"
+    assert shortened(lines) == "Validation error for field 'hidden_size': TypeError: expected int, got str"
+    assert shortened("x" * 2 * LONGEST) == "x" * 2 * LONGEST
+
+
+def test_half_of_a_surrogate_pair_is_no_text() -> None:
+    check_text("naïve 🙂", "it")
+    with pytest.raises(BadInput, match=r"^it is not valid text: character 3 is half of a surrogate pair \(U\+D83D\)"):
+        check_text("ab\ud83d", "it")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import outpace.datastore.build as building
 import outpace.datastore.corpus as corpus
@@ -472,3 +472,21 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         list(read_corpus([tmp_path / "none.txt"]))
     with pytest.raises(BadInput, match="is a folder"):
         list(read_corpus([tmp_path]))
+
+
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=12), most=st.integers(0, 400))
+@settings(max_examples=60, deadline=None)
+def test_a_sample_is_spread_over_the_corpus_and_no_larger_than_asked_for(lengths: list[int], most: int) -> None:
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    documents = [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
+    store = Datastore.of(documents)
+    parts = list(store.sample(most))
+    if most >= store.tokens:
+        assert parts == documents
+        return
+    found = [token for part in parts for token in part]
+    assert len(found) <= most and len(set(found)) == len(found) and found == sorted(found)
+    for part in parts:  # each lies within one document
+        assert part == list(range(part[0], part[-1] + 1)) and not set(starts) & set(part[1:])
+    if most > 200:
+        assert found[0] < store.tokens // 4 and found[-1] > store.tokens * 3 // 4

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.rejection import RecursiveRejection
+from outpace.certify.exact import tiny_context
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.lru import Lru
@@ -16,11 +17,12 @@ from outpace.core.metrics import CacheUse
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
-from outpace.drafting.namespaces import Namespaces
+from outpace.drafting.namespaces import EarlierRequests, Namespaces
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
+from outpace.methods.registry import build
 from outpace.targets.base import Sequence
 from outpace.targets.table import TableTarget
 
@@ -117,6 +119,46 @@ def test_a_namespace_reaches_the_drafter_and_nothing_crosses_to_another() -> Non
     assert (cache.entries, cache.bound) == (9, 1000)
     assert answer(gossip, "")[0].metrics.drafted == 0
     assert answer(gossip, "other")[0].metrics.drafted == 0
+
+
+# ------------------------------------------------------------------------------------------- earlier requests
+
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2))), st.integers(1, 8))
+def test_no_request_is_given_the_number_of_an_earlier_one(requests: list[tuple[str, int]], most: int) -> None:
+    """However many pairs are kept: a count that was forgotten never begins again."""
+    earlier = EarlierRequests(most)
+    given_out: set[tuple[str, int, int]] = set()
+    for number, (name, seed) in enumerate(requests):
+        count = earlier.add(name, SamplingParams(temperature=1.0, seed=seed))
+        assert (name, seed, count) not in given_out
+        given_out.add((name, seed, count))
+        if len(set(requests[: number + 1])) <= most:
+            assert count == requests[:number].count((name, seed)), "nothing was forgotten: it is their number"
+    assert len(earlier) <= most
+
+
+def test_requests_without_a_namespace_and_greedy_ones_are_not_counted() -> None:
+    earlier = EarlierRequests()
+    assert [earlier.add("", SAMPLED), earlier.add("", SAMPLED)] == [0, 0]
+    assert [earlier.add("ours", SamplingParams()), earlier.add("ours", SAMPLED), earlier.add("ours", SAMPLED)] == [
+        0,
+        0,
+        1,
+    ]
+
+
+def test_who_keeps_namespaces_remembers() -> None:
+    assert Gossip().remembers
+    assert not NoDraft().remembers
+    for name, expected in (("pld", False), ("cacheback", True), ("lookahead", True), ("eagle3", True)):
+        assert build(name, tiny_context(3, 0)).drafter.remembers is expected
+    for inner, expected in (("pld", False), ("recycling", True)):
+        parts = {"parts": ("pld", inner)} if inner != "pld" else {"parts": ("pld", "sad")}
+        assert build("merge", tiny_context(3, 0), parts).drafter.remembers is expected
+        assert build("hsd", tiny_context(3, 0), {"levels": 1, "inner": inner}).drafter.remembers is expected
 
 
 # ------------------------------------------------------------------------------------------------------- tables

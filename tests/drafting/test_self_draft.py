@@ -16,11 +16,10 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.self_draft import AdaptiveState, DraftExit
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.methods.self_speculative.draft_verify import LayerSkip
+from outpace.methods.self_speculative.draft_verify import DraftExit, LayerSkip, LayerSkipState
 from outpace.targets.base import FULL, Scores, SubGraph, Target
 from outpace.targets.row_target import RowTarget
 from outpace.targets.table import TableTarget, random_table
@@ -40,7 +39,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return TARGETS[request.param](spare_model({2}, {2}))
 
 
-def begun(drafter: LayerSkip, target: Target, prompts: Seq[list[int]], **params: Any) -> list[AdaptiveState]:
+def begun(drafter: LayerSkip, target: Target, prompts: Seq[list[int]], **params: Any) -> list[LayerSkipState]:
     sequences = [target.sequence(one, SamplingParams(**params)) for one in prompts]
     states = [drafter.begin(one) for one in sequences]
     target.prefill(sequences)
@@ -149,7 +148,7 @@ class Counting:
 class Cold(LayerSkip):
     """The reuse of the draft's forward switched off."""
 
-    def reusable_forward(self, states: Seq[AdaptiveState]) -> Scores | None:
+    def reusable_forward(self, states: Seq[LayerSkipState]) -> Scores | None:
         return None
 
 

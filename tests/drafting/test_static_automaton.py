@@ -148,8 +148,8 @@ def test_steps_of_any_size_lead_to_the_same_draft(prompt: list[int], output: lis
 
 def context(target: TableTarget, store: Datastore | None = None) -> Context:
     if store is None:
-        return Context(target, lambda: target)
-    return Context(target, lambda: target, datastore=lambda: store)
+        return Context(target)
+    return Context(target, datastore=lambda: store)
 
 
 def test_it_is_built_once_and_goes_with_its_datastore() -> None:

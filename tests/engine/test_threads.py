@@ -49,7 +49,7 @@ def test_another_thread_of_the_process_is_not_at_rest() -> None:
 
 def test_a_round_beside_the_kernels_leaves_them_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = target_of(next(iter(SHAPES)), "float32"), HFTarget(tiny_model("llama"))
-    method = build("pld", Context(target, lambda: target))
+    method = build("pld", Context(target))
     drafting, scoring, elsewhere = list[tuple[int, int]](), list[tuple[int, int]](), list[int]()
     propose, run, forward = method.drafter.propose_batch, target.native.run, draft.model.base_model.forward
 

@@ -32,7 +32,7 @@ from outpace.core.errors import BadInput
 from outpace.heads.head_folder import open_head
 from outpace.heads.layouts.base import About
 from outpace.heads.layouts.registry import write
-from outpace.heads.shipped import find_head
+from outpace.methods.named_weights import bindings
 
 TOKENS, DRAFTED = [5, 60, 7, 91, 33], [72, 48, 80]
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -440,14 +440,15 @@ def test_dflash_as_its_authors_publish_it(tmp_path: Path) -> None:
 def test_a_named_head_may_be_of_any_layout(tmp_path: Path) -> None:
     head = head_of("eagle3")
     folder = written(head, "eagle", tmp_path / "there")
-    found = find_head(["eagle3"], [folder], target())
+    named = bindings(target(), None, None, folder, "tiny")  # type: ignore[arg-type]
+    found = named.need("eagle3", "eagle3")[0].load()
     assert torch.equal(found.state_dict()["fc.weight"], head.state_dict()["fc.weight"])
     with pytest.raises(BadInput, match="--head gave eagle3"):
-        find_head(["medusa"], [folder], target())
+        named.need("medusa", "medusa")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(BadInput, match="not the configuration of a head"):
-        find_head(["eagle3"], [tmp_path / "other"], target())
+        bindings(target(), None, None, tmp_path / "other", "tiny")  # type: ignore[arg-type]
 
 
 def test_provenance_goes_along(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_example_generates_in_fewer_rounds(tmp_path: Path, monkeypatch: pyte
     answers = []
     for name in ("none", "bigrams"):
         decoder = Decoder(target)
-        one = decoder.submit(Request((1, 2), registry.build(name, Context(target, lambda: target)), max_new_tokens=60))
+        one = decoder.submit(Request((1, 2), registry.build(name, Context(target)), max_new_tokens=60))
         decoder.run()
         answers.append(one.tokens)
     assert answers[0] == answers[1]

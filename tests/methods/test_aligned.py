@@ -58,7 +58,7 @@ def decode(
     """The answer, decoded greedily with the source as the reference (or within the prompt)."""
     prompt = (*PROMPT, *source, 0) if in_prompt else PROMPT
     target = writes(answer, len(prompt))
-    method = registry.build(name, Context(target, lambda: target), {"num_draft_tokens": 8, **(settings or {})})
+    method = registry.build(name, Context(target), {"num_draft_tokens": 8, **(settings or {})})
     decoder = Decoder(target)
     one = decoder.submit(
         Request(prompt, method, max_new_tokens=len(answer), references=() if in_prompt else (tuple(source),))
@@ -337,7 +337,7 @@ def test_sampled_answers_are_drafted_too() -> None:
     words = DraftVocabulary()
     source = words(GRAMMAR)
     target = writes(source)
-    method = registry.build("sad", Context(target, lambda: target), {"num_draft_tokens": 4})
+    method = registry.build("sad", Context(target), {"num_draft_tokens": 4})
     decoder = Decoder(target)
     one = decoder.submit(
         Request(PROMPT, method, SamplingParams(temperature=1.0), max_new_tokens=60, references=(source,))

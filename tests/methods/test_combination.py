@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.certify.exact import certify_exact, tiny_context
@@ -20,9 +21,9 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
-from outpace.drafting.base import Drafter
+from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.clusters import Clusters
-from outpace.drafting.rewards import Pull, divergence_reward, length_reward, pace_reward
+from outpace.drafting.rewards import Pull, Reward, divergence_reward, length_reward, pace_reward
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -270,7 +271,7 @@ class DraftVocabulary:
 
 def test_the_users_rules_come_first() -> None:
     target = TableTarget(4, random_table(4, 1))
-    context = Context(target, lambda: target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
+    context = Context(target, tokenizer=DraftVocabulary())  # type: ignore[arg-type]
     settings = {"parts": ["sam", "pld", "llma"], "rules": {"sum": "llma", "translate": "pld"}}
     drafter = build("taskspec", context, settings).drafter
     assert isinstance(drafter, TaskSwitch)
@@ -282,7 +283,102 @@ def test_the_users_rules_come_first() -> None:
     with pytest.raises(BadInput, match="none of the parts"):
         build("taskspec", context, {"parts": ["sam"], "rules": {"sum": "pld"}})
     with pytest.raises(BadInput, match="tokenizer"):
-        build("taskspec", Context(target, lambda: target), settings)
+        build("taskspec", Context(target), settings)
+
+
+class Kinds:
+    """A text of one kind for ``each`` tokens, then of the other: tokens from 10 on, or from 30 on, eight by turns."""
+
+    def __init__(self, each: int) -> None:
+        self.each, self.vocab = each, 50
+
+    def __call__(self, path: tuple[int, ...]) -> Tensor:
+        base = 10 if (len(path) // self.each) % 2 == 0 else 30
+        row = torch.zeros(self.vocab)
+        row[base + len(path) % 8] = 9.0
+        return row
+
+
+class Successors(Drafter[DraftState]):
+    """Drafts the next four tokens of a text of one kind."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
+
+    def propose(self, state: DraftState, budget: Budget) -> TokenTree:
+        length = len(state.sequence.tokens)
+        return TokenTree.chain([self.base + (length + ahead) % 8 for ahead in range(min(4, budget.depth))])
+
+
+def kinds_router(target: TableTarget, window: int, policy: Policy = "ucb", reward: Reward = "length") -> Method:
+    def make() -> Clusters[Any]:
+        return Clusters(lambda: Bandit(2, policy, 1.0, 0.1), 8, 0.2)
+
+    drafter = TaskSwitch([Successors(10), Successors(30)], ["one", "two"], target, make, reward, window=window)
+    return Method("taskspec", drafter, RecursiveRejection(), CombinedController([Fixed(4), Fixed(4)]))
+
+
+def test_the_route_changes_where_the_text_changes_its_kind() -> None:
+    """After 64 tokens the text is of another kind; a second text of both kinds is drafted right all along."""
+    target = TableTarget(50, Kinds(64))
+    plain = decode(target, build("none", Context(target)), [10], 127).tokens
+
+    def second(window: int) -> tuple[list[int], int]:
+        method = kinds_router(target, window)
+        for _ in range(3):
+            decode(target, method, [10], 127, "n")
+        decoder, routes = Decoder(target), list[int]()
+        one = decoder.submit(Request((10,), method, SamplingParams(), max_new_tokens=127, namespace="n"))
+        while decoder.step():
+            if one.finish_reason is None:
+                routes.append(one.draft_state.route[0])
+        assert one.tokens == plain
+        return routes, one.metrics.accepted
+
+    routes, accepted = second(16)
+    assert routes[0] == 0 and routes[-1] == 1 and sorted(routes) == routes
+    stays, less = second(0)
+    assert len(set(stays)) == 1 and accepted > 1.5 * less
+
+
+def test_routes_of_sampled_requests_depend_on_tokens_and_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TableTarget(50, Kinds(24))
+    found = []
+    for seed in (1, 2):
+        rng = random.Random(seed)
+        monkeypatch.setattr("outpace.drafting.rewarded.perf_counter", lambda rng=rng: rng.random() * 100)
+        method = kinds_router(target, 8, "thompson", "pace")
+        decoder, routes = Decoder(target), list[tuple[int, tuple[int, float]]]()
+        params = SamplingParams(temperature=1.0, seed=5)
+        one = decoder.submit(Request((10,), method, params, max_new_tokens=150))
+        while decoder.step():
+            if one.finish_reason is None:
+                routes.append((one.draft_state.routed, one.draft_state.route))
+        found.append((one.tokens, routes))
+    assert found[0] == found[1] and len({route for _, (route, _) in found[0][1]}) == 2
+
+
+def test_rules_follow_the_text_too() -> None:
+    """A window that holds a rule's word goes to its part; another window goes by the prompt's rule."""
+    target = TableTarget(50, Kinds(64))
+    words = {10: 0, 30: 1}
+
+    def rule(tokens: Seq[int]) -> int | None:
+        return next((part for word, part in words.items() if word in tokens), None)
+
+    method = kinds_router(target, 16)
+    assert isinstance(method.drafter, TaskSwitch)
+    method.drafter.rule = rule
+    decoder, routes = Decoder(target), list[int]()
+    one = decoder.submit(Request((10,), method, SamplingParams(), max_new_tokens=127))
+    while decoder.step():
+        if one.finish_reason is None:
+            routes.append(one.draft_state.route[0])
+    assert set(routes) == {0, 1} and sorted(routes) == routes
+    assert one.metrics.rounds < 45
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -221,10 +221,7 @@ def test_longer_matches_draft_more() -> None:
 
 
 def context(target: TableTarget) -> Context:
-    def none() -> TableTarget:
-        raise BadInput("no draft model named")
-
-    return Context(target, none)
+    return Context(target)
 
 
 @pytest.mark.parametrize("name", ["pld", "llma", "sam"])

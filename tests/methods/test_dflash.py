@@ -26,10 +26,11 @@ from outpace.heads.kinds import find_kind, plan
 from outpace.heads.untrained import as_training_begins, random_head
 from outpace.methods.learned.dflash.drafter import DFlashDrafter, DFlashState
 from outpace.methods.learned.dflash.network import DFlash
-from outpace.methods.registry import Context, build
+from outpace.methods.registry import build
 from outpace.targets.base import Sequence, Target
 from outpace.targets.table import TableTarget, random_table
 from support import round_error
+from weights_support import with_head
 
 VOCAB = 12
 HEADS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,7 @@ def head_of(target: Target, shape: str = "whole blocks") -> DFlash:
 
 
 def made(name: str, target: Target, head: DFlash, **settings: Any) -> Method:
-    return build(name, Context(target, lambda: target, head=lambda *_: head), settings)
+    return build(name, with_head(target, head), settings)
 
 
 def states_of(target: Target, tokens: Seq[int], layers: Seq[int]) -> dict[int, Tensor]:

@@ -24,12 +24,12 @@ from outpace.methods import registry
 from outpace.methods.lookup.pld import PromptLookup
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.methods.none import NoDraft
-from outpace.methods.registry import Context
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
 from target_suite import tiny_model
+from weights_support import with_drafts
 
 PROMPT: Path = (0, 2, 1)
 PARAMS = {
@@ -336,17 +336,17 @@ def test_a_rewound_request_keeps_the_kv_that_still_holds() -> None:
 @pytest.mark.parametrize("name", ["draft-model", "leviathan", "sps"])
 def test_the_method_is_registered(name: str) -> None:
     target = TableTarget(4)
-    chain = registry.build(name, Context(target, lambda: other(4)))
+    chain = registry.build(name, with_drafts(target, other(4)))
     assert str(chain.drafter.proposal) == "chains of sampled draft tokens"
-    tree = registry.build(name, Context(target, lambda: other(4)), {"topk": 3})
+    tree = registry.build(name, with_drafts(target, other(4)), {"topk": 3})
     assert str(tree.drafter.proposal) == "trees of deterministic draft tokens"
     with pytest.raises(BadInput, match="takes chains"):
-        registry.build(name, Context(target, lambda: other(4)), {"topk": 3}, rule="rejection")
+        registry.build(name, with_drafts(target, other(4)), {"topk": 3}, rule="rejection")
 
 
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(BadInput, match="vocabulary"):
-        registry.build("draft-model", Context(TableTarget(4), lambda: other(5)))
+        registry.build("draft-model", with_drafts(TableTarget(4), other(5)))
 
 
 # ---------------------------------------------------------------------------------------------- on a real model
@@ -356,7 +356,7 @@ def test_another_vocabulary_is_refused() -> None:
 def test_a_transformer_drafts_for_itself(settings: dict[str, Any]) -> None:
     """Draft and target are one float32 model, so a wrong row, position or K/V of the draft would be rejected."""
     target = HFTarget(tiny_model("llama"))
-    method = registry.build("draft-model", Context(target, lambda: HFTarget(target.model)), settings)
+    method = registry.build("draft-model", with_drafts(target, HFTarget(target.model)), settings)
     plain = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))
     prompts = [(5, 9, 3), tuple(range(1, 40)), (7,)]
     outputs = []

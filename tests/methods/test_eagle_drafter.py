@@ -32,6 +32,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law
 from target_suite import tiny_model
+from weights_support import with_head
 
 NAMES = ("eagle", "eagle2", "eagle3")
 PARAMS = {
@@ -91,7 +92,7 @@ def test_samples_come_with_the_rows_that_they_were_drawn_from(name: str) -> None
     target, tokens = table(12), [3, 1, 4, 1, 5]
     params = SamplingParams(temperature=0.7, repetition_penalty=1.3, seed=5)
     head = head_of("eagle3" if name == "eagle3" else "eagle", target, 9)
-    made = build(name, Context(target, lambda: target, head=lambda *_: head), {"mode": "chain", "depth": 3})
+    made = build(name, with_head(target, head), {"mode": "chain", "depth": 3})
     [tree] = made.drafter.propose_batch([started(made, target, tokens, params)], [Budget(3)])
     assert len(tree) == 3
     written = Written(head, target)
@@ -141,7 +142,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_answers_are_plain_decodings_in_a_batch_that_changes(target: Target, name: str) -> None:
     rng = random.Random(1)
-    plain = build("none", Context(target, lambda: target))
+    plain = build("none", Context(target))
     made = [plain, *(method_of(name, target, target.vocab_size - 2, **MODES[mode]) for mode in ("tree", "by costs"))]
     made.append(method_of(name, target, **MODES["sampled"]))
     prompts = [[rng.randrange(target.vocab_size) for _ in range(rng.choice([1, 2, 9, 30]))] for _ in range(8)]
@@ -183,9 +184,7 @@ def test_a_head_that_knows_the_target_is_accepted() -> None:
         12, lambda path: 9.0 * torch.nn.functional.one_hot(torch.tensor((path[-1] * 5 + 3) % 12), 12).float()
     )
     head = knowing(target)
-    method = build(
-        "eagle2", Context(target, lambda: target, head=lambda *_: head), {"max_nodes": 6, "depth": 3, "topk": 3}
-    )
+    method = build("eagle2", with_head(target, head), {"max_nodes": 6, "depth": 3, "topk": 3})
     decoder = Decoder(target)
     one = decoder.submit(Request((1, 2), method, max_new_tokens=40))
     decoder.run()
@@ -332,7 +331,7 @@ def test_states_are_kept_until_they_are_rows_and_not_much_longer(monkeypatch: py
 def test_it_drafts_beside_others(name: str) -> None:
     target = table(12)
     head = head_of("eagle3", target)
-    context = Context(target, lambda: target, head=lambda *_: head)
+    context = with_head(target, head)
     settings = {"parts": ("pld", "eagle3"), "settings": {"eagle3": MODES["tree"], "pld": {"num_draft_tokens": 3}}}
     combined, plain = build(name, context, settings), build("none", context)
     held = watched(combined)
@@ -343,7 +342,7 @@ def test_it_drafts_beside_others(name: str) -> None:
     small = TableTarget(3, proposal_distribution)
     head = head_of("eagle3", small, 2)
     settings["settings"] = {"eagle3": MODES["chain"], "pld": {"num_draft_tokens": 1}}
-    combined = build(name, Context(small, lambda: small, head=lambda *_: head), settings)
+    combined = build(name, with_head(small, head), settings)
     params = SamplingParams(temperature=1.0)
     found = whole_law(small, [Request((0, 0), combined, params, max_new_tokens=3)])
     assert (

@@ -68,7 +68,7 @@ def test_greedy_decoding_is_plain_decoding(kind: str) -> None:
 def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) -> None:
     """Of every exit, on every accepted row, against a forward that really exits there."""
     target = DenseTarget(read_decoder_spec(spare_model({2}, {2})))
-    method, drafter = built(target, rows=64, rest=1)
+    method, drafter = built(target, rows=999, rest=1)
     drafter.memory = 1.0  # nothing fades, so that sums can be compared
     params = SamplingParams(temperature=temperature, seed=3)
     decoder = Decoder(target)
@@ -96,20 +96,57 @@ def test_shadow_acceptance_is_what_each_exit_would_have_had(temperature: float) 
         assert record.rate.weight == pytest.approx(prior.weight + len(tokens) - len(PROMPTS[0]))
 
 
-def test_as_many_rows_as_asked_for_are_judged() -> None:
+def test_shadow_tokens_take_no_more_rows_than_rounds_have_earned() -> None:
     target = DenseTarget(read_decoder_spec(late()))
-    _, drafter = built(target, rows=2)
-    heads = 0
-    head = target.lm_head
+    for rows in (1, 2, 6):
+        spent: list[int] = []
+        head = target.lm_head
 
-    def counted(hidden: torch.Tensor) -> torch.Tensor:
-        nonlocal heads
-        heads += len(hidden)
-        return head(hidden)
+        def counted(hidden: torch.Tensor, head: Any = head, spent: list[int] = spent) -> Any:
+            spent.append(len(hidden))
+            return head(hidden)
 
-    target.lm_head = counted  # type: ignore[method-assign]
-    [one] = decode(target, registry.build("del", context(target), {**FREE, "rows": 2}), PROMPTS[:1], 20)
-    assert 0 < heads <= one.metrics.rounds * 2 * len(drafter.aux_hidden_state_layers)
+        target.lm_head = counted  # type: ignore[method-assign]
+        [one] = decode(target, registry.build("del", context(target), {**FREE, "rows": rows}), PROMPTS[:1], 60)
+        target.lm_head = head  # type: ignore[method-assign]
+        at_first = 4 * 3  # every exit on four tokens
+        assert at_first <= sum(spent) <= at_first + rows * one.metrics.rounds
+        assert sum(spent) > 0.5 * rows * one.metrics.rounds
+        assert all(count % 3 == 0 for count in spent), "all three exits are judged on the same tokens"
+
+
+def test_a_stop_token_that_comes_first_is_no_shadow_token() -> None:
+    target = DenseTarget(read_decoder_spec(late()))
+    [free] = decode(target, plain(), PROMPTS[:1], 1)
+    decoder = Decoder(target)
+    stop = frozenset(free.tokens)
+    one = decoder.submit(Request(tuple(PROMPTS[0]), built(target)[0], max_new_tokens=4, stop_ids=stop))
+    decoder.run()
+    assert (list(one.tokens), one.finish_reason) == ([], "stop")
+
+
+def test_exits_ask_for_no_states_of_the_prompt() -> None:
+    """States of every layer for every token of a prompt would be more memory than its K/V."""
+    target = DenseTarget(read_decoder_spec(late()))
+    method, drafter = built(target)
+    assert drafter.aux_hidden_state_layers == (1, 2, 3)
+    decoder = Decoder(target)
+    first = decoder.submit(Request(tuple(PROMPTS[0]), method, max_new_tokens=6, keep=True))
+    decoder.run()
+    assert first.sequence.states is None
+    # So K/V of the first turn is continued as it is.
+    prefilled: list[tuple[int, ...]] = []
+    prefill = target.prefill
+
+    def watched(sequences: Any, layers: Any = (), on_chunk: Any = None) -> None:
+        prefilled.append((len(sequences[0].tokens) - sequences[0].kv.length - 1, *layers))
+        prefill(sequences, layers, on_chunk)
+
+    target.prefill = watched  # type: ignore[method-assign, assignment]
+    longer = (*first.sequence.tokens, 5, 6)
+    decoder.submit(Request(longer, method, max_new_tokens=2, kept=first.sequence))
+    decoder.run()
+    assert prefilled == [(2,)]
 
 
 # ------------------------------------------------------------------------------------------------------ the choice
@@ -138,11 +175,11 @@ def test_exit_and_length_have_the_most_tokens_per_layer(seed: int) -> None:
 
 def test_nothing_is_drafted_where_no_exit_pays_and_again_when_one_does() -> None:
     target = TableTarget(5, layers=8)
-    _, drafter = built(target, exits=[2, 4], rest=3)
+    _, drafter = built(target, exits=[2, 4], rows=2, rest=3)
     sequence = target.sequence([0, 1, 2])
     state = drafter.begin(sequence)
     target.prefill([sequence])
-    state.exits = [record(2, 0.01), record(4, 0.05)]
+    state.exits, state.rows = [record(2, 0.01), record(4, 0.05)], 0.0
     looked = []
     for _ in range(6):
         assert len(drafter.propose_batch([state], [Budget(4)])[0]) == 0
@@ -229,7 +266,7 @@ def test_the_verifying_forward_takes_over_the_exits_layers() -> None:
 
 def test_exits_are_checked() -> None:
     target = TableTarget(5, layers=12)
-    assert exits_of(target, None) == (3, 6, 9)
+    assert exits_of(target, None) == tuple(range(1, 12)), "every layer but the last"
     assert exits_of(target, (9, 4, 4)) == (4, 9)
     assert exits_of(TableTarget(5, layers=2), None) == (1,)
     for exits in ((0,), (12,), (3, -1)):

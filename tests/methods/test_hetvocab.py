@@ -24,6 +24,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.methods import registry
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context
 from outpace.model import Model
 from outpace.models.tokenizers import HFTokenizer
@@ -45,12 +46,9 @@ def with_letters(context: Context, theirs: Seq[str | None], seed: int) -> Contex
     """The toy context with a draft model of other letters."""
     size = context.target.vocab_size
     draft = TableTarget(len(theirs), random_table(len(theirs), seed, order=2, sharpness=1.2))
-    return Context(
-        context.target,
-        context.draft,
-        models=lambda: (Model("toy", draft, Letters(theirs), frozenset()),),
-        tokenizer=Letters(LETTERS[:size]),
-    )
+    model = Model("toy", draft, Letters(theirs), frozenset())
+    named = Binding("toy", DRAFT_MODEL, context.draft, choice=lambda: model)
+    return Context(context.target, Bindings([named]), tokenizer=Letters(LETTERS[:size]))
 
 
 OTHERS: dict[str, list[str | None]] = {
@@ -131,7 +129,7 @@ def test_a_sum_of_too_many_terms_is_refused_with_its_bound() -> None:
 
 def test_what_cannot_draft_is_refused() -> None:
     with pytest.raises(BadInput, match="--draft-model"):
-        registry.build("hetvocab", Context(TableTarget(3), lambda: TableTarget(3)))
+        registry.build("hetvocab", Context(TableTarget(3)))
     with pytest.raises(BadInput, match="share no token; use algorithm=slem"):
         registry.build("hetvocab", with_letters(tiny_context(3, 0), ["x", "y"], 0))
 

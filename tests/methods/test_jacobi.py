@@ -37,7 +37,7 @@ MODES: list[dict[str, Any]] = [
 
 
 def context(target: TableTarget) -> Context:
-    return Context(target, lambda: target)
+    return Context(target)
 
 
 def decode(

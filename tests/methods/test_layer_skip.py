@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.certify.exact import certify_exact, matrix
 from outpace.controllers.base import Budget
+from outpace.core.chance import SeededChance
 from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import TokenTree
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.chain_with_siblings import CandidateCounts, ChainWithSiblings
 from outpace.drafting.layer_skips import FORMAT, Skips, read_skips
 from outpace.drafting.skip_tuning import Beginnings, Costs, Tuning
 from outpace.engine.method import Method
@@ -26,7 +30,7 @@ from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
-from target_suite import random_tokens
+from target_suite import near, random_tokens
 
 RNG = random.Random(4)
 PROMPTS = [random_tokens(count, RNG) for count in (12, 6)]
@@ -56,7 +60,9 @@ def test_lossless_on_a_slice_of_the_matrix(name: str) -> None:
 def test_greedy_decoding_is_plain_decoding(name: str, kind: str) -> None:
     target = TARGETS[kind](spare_model(*SPARE))
     settings: dict[str, Any] = {"num_draft_tokens": 4, "confidence": 0.1}
-    settings |= {"attention": [1, 2]} if name == "dv" else {"window": 4, "every": 1, "ratio": 0.5}
+    settings |= (
+        {"attention": [1, 2]} if name == "dv" else {"window": 4, "every": 1, "ratio": 0.5, "candidates": [1] * 4}
+    )
     found = decode(target, registry.build(name, context(target), settings), PROMPTS, 16)
     assert texts(found) == texts(decode(target, plain(), PROMPTS, 16))
     assert sum(one.metrics.accepted for one in found) > 5
@@ -206,7 +212,7 @@ def test_the_online_search_raises_acceptance() -> None:
     rates = {}
     for steps in (0, 60):
         target = DenseTarget(read_decoder_spec(spare_model({1, 2}, set())))
-        method, drafter = swift(target, steps=steps, step=0.0, interval=2)
+        method, drafter = swift(target, steps=steps, interval=2, candidates=[1] * 4)
         decode(target, method, PROMPTS, 60, namespace="one")
         later = decode(target, method, PROMPTS, 40, namespace="one")
         rates[steps] = sum(one.metrics.accepted for one in later) / sum(one.metrics.rounds for one in later)
@@ -216,22 +222,96 @@ def test_the_online_search_raises_acceptance() -> None:
     assert rates[60] > rates[0] + 0.5
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_is_a_chain_of_up_to_25_tokens_with_siblings(kind: str, temperature: float) -> None:
+    """As many candidates a step as the authors verify, by the sub-graph's probability of the chain's token."""
+    target = TARGETS[kind](spare_model(*SPARE))
+    method = registry.build("swift", context(target), {"confidence": 0.0})
+    drafter = method.drafter
+    assert isinstance(drafter, Swift)
+    counts: list[tuple[float, int]] = []
+    for seed in range(3):
+        sequence = target.sequence(PROMPTS[seed % 2], SamplingParams(temperature=temperature, seed=seed))
+        state = drafter.begin(sequence)
+        target.prefill([sequence])
+        [tree] = drafter.propose_batch([state], [method.controller.budget(RequestMetrics(), 1, temperature > 0)])
+        chain = [ROOT]
+        for _ in range(25):
+            chain.append(tree.children(chain[-1])[0])
+        assert max(tree.depths) == 25
+        assert chain[1:] == list(range(25)), "what was run comes first"
+        rows = target.score([(sequence, TokenTree.chain(tree.tokens[:25]))], graph=drafter.plan(state, Budget(1))[0])
+        for depth, parent in enumerate(chain[:-1]):
+            draws = tree.draws_at(parent)
+            probs = rows[0].logits[depth].softmax(-1)
+            tokens = [draw.token for draw in draws]
+            assert len(set(tokens)) == len(tokens)
+            counts.append((float(probs[tokens[0]]), len(tokens)))
+            if temperature:
+                assert {draw.q_row for draw in draws} == {depth}, "siblings share the row that they were drawn from"
+                near(tree.q_rows[depth].dense(target.vocab_size), probs)
+            else:
+                near(probs[tokens], probs.topk(len(tokens)).values)
+        assert all(not tree.children(node) for node in range(25, len(tree))), "siblings are leaves"
+        assert not tree.replacement
+    many = (1, 3, 5, 10) if temperature else (3, 5, 8, 10)
+    assert all(count == many[int(p <= 0.95) + int(p <= 0.8) + int(p <= 0.5)] for p, count in counts)
+
+
+@pytest.mark.parametrize(("top", "counts"), [(0.97, (3, 1)), (0.9, (5, 3)), (0.6, (8, 5)), (0.3, (10, 10))])
+def test_the_surer_the_sub_graph_the_fewer_the_candidates(top: float, counts: tuple[int, int]) -> None:
+    rest = torch.full((40,), (1.0 - top) / 39)
+    rest[7] = top
+    target = TableTarget(40)
+    for temperature, count in zip((0.0, 1.0), counts, strict=True):
+        sequence = target.sequence([1, 2], SamplingParams(temperature=temperature))
+
+        class First(SeededChance):
+            def at(self, position: int, purpose: str) -> Any:
+                stream = super().at(position, purpose)
+                stream.categorical = lambda weights: 7  # type: ignore[method-assign]
+                return stream
+
+        builder = ChainWithSiblings(
+            sequence, Budget(25, 250, 10, confidence=0.8), First(0).at(0, "draft"), CandidateCounts()
+        )
+        assert builder.grow(rest.log()[None]) is (top >= 0.8), "the draft goes on at 0.8 and above"
+        tree = builder.proposal()
+        assert tree.tokens[0] == 7
+        assert len(tree) == len(set(tree.tokens)) == count
+
+
+def test_the_budget_bounds_the_tree() -> None:
+    """As a part of a combination it may get fewer nodes, and fewer children a node."""
+    target = spare()
+    _, drafter = swift(target, confidence=0.0)
+    for temperature in (0.0, 1.0):
+        sequence = target.sequence(PROMPTS[0], SamplingParams(temperature=temperature))
+        state = drafter.begin(sequence)
+        target.prefill([sequence])
+        for budget in (Budget(4, 7, 10), Budget(9, 1, 10), Budget(3, 64, 2), Budget(2, 64, 1)):
+            [tree] = drafter.propose_batch([state], [budget])
+            assert 0 < len(tree) <= budget.max_nodes
+            assert max(tree.depths) <= budget.depth
+            assert max(len(tree.children(node)) for node in range(-1, len(tree))) <= budget.topk
+
+
 def test_the_match_is_the_share_of_predicted_tokens() -> None:
     target = spare()
     _, drafter = swift(target)
     [one] = decode(target, plain(), PROMPTS[:1], 20)
     sequence = target.sequence(list(one.sequence.tokens))
+    sequence.prompt_length = start = len(PROMPTS[0])
     target.prefill([sequence])
     length = sequence.kv.length
     graph = Skips((1, 3), (2,)).graph
     hits = 0
-    for at in range(len(sequence.tokens) - 8, len(sequence.tokens)):
-        start = len(sequence.tokens) - 9
+    for at in range(start + 1, start + 9):  # of the answer, the same tokens for every set, however long it has become
         before = target.sequence(sequence.tokens[: start + 1])
         target.prefill([before])
         chain = TokenTree.chain(sequence.tokens[start + 1 : at])
         hits += int(target.score([(before, chain)], graph=graph)[0].logits[-1].argmax()) == sequence.tokens[at]
-    sequence.prompt_length = 12
     assert drafter.matched(sequence, graph) == hits / 8
     assert drafter.matched(sequence, SubGraph()) == 1.0
     assert sequence.kv.length == length

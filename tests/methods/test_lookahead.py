@@ -305,7 +305,7 @@ def test_sampling_is_exact(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_greedy_answers_and_no_traces(seed: int) -> None:
     target = TableTarget(7, random_table(7, seed))
-    plain = registry.build("none", Context(target, lambda: target))
+    plain = registry.build("none", Context(target))
     one = lookahead(Lookahead())
     got = run(target, one, 40)
     assert got.tokens == run(target, plain, 40).tokens
@@ -316,4 +316,4 @@ def test_settings_are_checked() -> None:
     target = TableTarget(6)
     for settings in ({"ngram": 1}, {"window": 0}, {"entries": 0}):
         with pytest.raises(BadInput, match=next(iter(settings))):
-            registry.build("lookahead", Context(target, lambda: target), settings)
+            registry.build("lookahead", Context(target), settings)

@@ -192,8 +192,8 @@ def test_planted_errors_are_caught(planted: type[CoupledJacobi]) -> None:
 def test_rules_that_look_at_later_draws_are_refused_and_would_be_wrong() -> None:
     target = TableTarget(3)
     with pytest.raises(BadInput, match="did not reach"):
-        registry.build("mcsjd", Context(target, lambda: target), rule="block")
-    assert isinstance(registry.build("mcsjd", Context(target, lambda: target)).rule, RecursiveRejection)
+        registry.build("mcsjd", Context(target), rule="block")
+    assert isinstance(registry.build("mcsjd", Context(target)).rule, RecursiveRejection)
 
     class Unsaid(CoupledJacobi):
         proposal = replace(CoupledJacobi.proposal, keeps_unverified_draws=False)
@@ -239,7 +239,7 @@ def test_coupled_windows_settle_and_are_accepted_more_often() -> None:
     accepted = {}
     for coupling in ("maximal", "gumbel", "independent"):
         settings = {"window": 16, "coupling": coupling, "guess": "last", "restart": False}
-        one = registry.build("mcsjd", Context(target, lambda: target), settings)
+        one = registry.build("mcsjd", Context(target), settings)
         runs = [decode(target, one, 100, SamplingParams(temperature=1.0, seed=seed), (0,)) for seed in range(2)]
         accepted[coupling] = sum(run.metrics.accepted for run in runs)
     assert accepted["maximal"] > 1.3 * accepted["independent"]
@@ -248,7 +248,7 @@ def test_coupled_windows_settle_and_are_accepted_more_often() -> None:
 
 def test_at_temperature_0_it_is_jacobi_decoding() -> None:
     target = TableTarget(6, random_table(6, 7))
-    context = Context(target, lambda: target)
+    context = Context(target)
     settings = {"window": 3, "guess": "pad", "restart": False}
     sampled, jacobi = (registry.build(name, context, settings) for name in ("mcsjd", "jacobi"))
     one, other = (decode(target, each, 30, SamplingParams(), PROMPT) for each in (sampled, jacobi))

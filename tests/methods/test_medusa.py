@@ -31,6 +31,7 @@ from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 from support import autoregressive_distribution, distance, whole_law
+from weights_support import with_head
 
 VOCAB = 12
 KINDS = ("medusa", "bpd")
@@ -55,7 +56,7 @@ def head_of(shape: str, target: Target, **more: Any) -> ParallelHeads:
 
 
 def context_of(target: Target, head: Head) -> Context:
-    return Context(target, lambda: target, head=lambda *_: head)
+    return with_head(target, head)
 
 
 def made(target: Target, head: Head, settings: dict[str, Any] | None = None) -> Method:
@@ -211,7 +212,7 @@ def test_every_draft_reads_the_state_of_the_token_before_the_last(shape: str) ->
     drafter = HeadsDrafter(head, target, 1)
     prompt, committed = (3, 1, 4), [3, 1, 4]
     controller = Fixed(head.options.heads)
-    method = Method("chain", drafter, build("pld", Context(target, lambda: target)).rule, controller)
+    method = Method("chain", drafter, build("pld", Context(target)).rule, controller)
     params = SamplingParams(temperature=1.0, seed=4)
     [generation] = decoded(target, [Request(prompt, method, params, max_new_tokens=200, trace=True)])
     lengths, drafted = set(), 0
@@ -301,7 +302,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_greedy_answers_are_plain_decodings(name: str) -> None:
     kind, settings = METHODS[name]
     target, head, _ = trained(kind)
-    method, plain = made(target, head, settings), build("none", Context(target, lambda: target))
+    method, plain = made(target, head, settings), build("none", Context(target))
     for prompt in ((1, 2), (7,), (3, 3, 3)):
         [one] = decoded(target, [Request(prompt, plain, max_new_tokens=50)])
         [other] = decoded(target, [Request(prompt, method, max_new_tokens=50)])

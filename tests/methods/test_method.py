@@ -44,11 +44,7 @@ class Settings(BaseModel):
 CARRIED = Proposal(sampled=True, keeps_unverified_draws=True)
 
 
-def no_draft_model() -> TableTarget:
-    raise BadInput("name a draft model")
-
-
-CONTEXT = Context(TableTarget(4), no_draft_model)
+CONTEXT = Context(TableTarget(4))
 
 
 def toy(proposal: Proposal) -> Toy:
@@ -209,7 +205,7 @@ def test_what_the_method_needs_is_asked_for_in_its_words() -> None:
     def build_needy(context: Context, settings: NoSettings) -> Parts:
         return Parts(toy(CHAIN), Fixed(context.draft().vocab_size))
 
-    refused("name a draft model", "needy")
+    refused("'needy' needs a draft model.*--draft-model NAME", "needy")
 
 
 class ChainsOnly(Greedy):

@@ -28,6 +28,7 @@ from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, find
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.table import TableTarget, random_table
+from weights_support import with_drafts
 
 CELLS = [
     Setting("top-k 2", 3, 4, (0, 1, 2, 0, 1), "alone", 1),
@@ -83,7 +84,7 @@ def test_it_combines() -> None:
 
 def made(inner_rule: AcceptanceRule, handover: Handover, kind: type[Nested] = Nested) -> Any:
     def make(context: Context) -> Method:
-        middle, small = context.drafts()
+        middle, small = (draft for _, draft in context.drafts())
         inner = Method("inner", DraftModel(small), inner_rule, Fixed(2))
         drafter = kind(middle, inner, handover)
         return Method("hsd", drafter, default_rule(drafter.proposal), Fixed(2))
@@ -183,10 +184,10 @@ def test_what_cannot_be_exact_is_refused() -> None:
     bridged.whole = False
     for reader in ("lookahead", "dv", "triforce"):
         with pytest.raises(BadInput, match="shows only its logits"):
-            build("hsd", Context(context.target, lambda: bridged), {"levels": 1, "inner": reader})
+            build("hsd", with_drafts(context.target, bridged), {"levels": 1, "inner": reader})
     other = TableTarget(5)
     with pytest.raises(BadInput, match="5 tokens"):
-        build("hsd", Context(context.target, lambda: other), {})
+        build("hsd", with_drafts(context.target, other), {})
 
 
 # ------------------------------------------------------------------------------------------ K/V and the surplus
@@ -224,7 +225,7 @@ def test_inner_sequences_stay_in_step(inner: str, temperature: float) -> None:
     target = TableTarget(5, lambda path: table(path) + 0.7 * random_table(5, 9)(path))
     drafts = Counting(5, table), Counting(5, random_table(5, 8, order=1, sharpness=1.5))
     drafts[1].lags = True
-    context = Context(target, lambda: drafts[0], drafts=lambda: drafts)
+    context = with_drafts(target, *drafts)
     settings = {"parts": ("pld", "draft-model")} if inner == "merge" else {"levels": 1} if inner == "hsd" else {}
     method = build("hsd", context, {"levels": 1, "lengths": (4,), "inner": inner, "inner_settings": settings})
     running = decode(target, method, 60, temperature)
@@ -242,7 +243,7 @@ def test_the_surplus_is_kept_while_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
     def forwards() -> int:
         table = random_table(5, 8, order=1, sharpness=9.0)
         target, draft = TableTarget(5, table), Counting(5, table)
-        context = Context(target, lambda: draft)
+        context = with_drafts(target, draft)
         settings = {"lengths": (2,), "inner": "pld", "inner_settings": {"num_draft_tokens": 8}}
         decode(target, build("hsd", context, settings), 60)
         return draft.forwards
@@ -262,14 +263,14 @@ def test_the_surplus_is_kept_while_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_draft_models_context_that_is_full_ends_drafting_alone() -> None:
     target = TableTarget(4, random_table(4, 1), context_length=80)
     draft = TableTarget(4, random_table(4, 1), context_length=24)
-    method = build("hsd", Context(target, lambda: draft), {"lengths": (3,), "inner_settings": {"num_draft_tokens": 3}})
-    plain = decode(target, build("none", Context(target, lambda: draft)), 50)
+    method = build("hsd", with_drafts(target, draft), {"lengths": (3,), "inner_settings": {"num_draft_tokens": 3}})
+    plain = decode(target, build("none", Context(target)), 50)
     assert [one.tokens for one in decode(target, method, 50)] == [one.tokens for one in plain]
 
 
 def test_auto_takes_the_quickest_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:
     context = tiny_context(4, 1)
-    slow, middle, small = context.target, *context.drafts()
+    slow, middle, small = context.target, *(draft for _, draft in context.drafts())
     costs = {id(slow): 100.0, id(middle): 10.0, id(small): 1.0}
     monkeypatch.setattr("outpace.targets.costs.ForwardCosts.seconds", lambda self, rows: costs[id(self._target)])
 

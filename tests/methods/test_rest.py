@@ -149,8 +149,8 @@ def test_priors_ascend_with_what_speaks_for_a_branch() -> None:
 
 def context(target: TableTarget, store: Datastore | None) -> Context:
     if store is None:
-        return Context(target, lambda: target)
-    return Context(target, lambda: target, datastore=lambda: store)
+        return Context(target)
+    return Context(target, datastore=lambda: store)
 
 
 def test_it_asks_for_a_datastore() -> None:

@@ -16,6 +16,7 @@ from outpace.acceptance.draws import draws_by_parent, proposal_distribution
 from outpace.acceptance.registry import rules
 from outpace.certify.exact import NEIGHBOURS, SAMPLING, Setting, certify_exact
 from outpace.certify.fit import g_test
+from outpace.certify.letters import LETTERS, Letters
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
@@ -28,15 +29,20 @@ from outpace.drafting.sampled_trees import (
     GreedyPlusOne,
     SampledTreeBuilder,
     StochasticBeam,
+    TopK,
     WithoutReplacement,
     WithReplacement,
 )
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
-from outpace.methods.registry import Context, build
+from outpace.methods.registry import build
+from outpace.targets.base import Target
+from outpace.targets.bridged import BridgedTarget
 from outpace.targets.table import TableTarget, random_table
-from support import NeverTwice, Path, autoregressive_distribution, distance as apart, reference_probs
+from outpace.vocabulary.shared import VocabularyMap
+from support import NeverTwice, Path, autoregressive_distribution, distance as apart, reference_logits, reference_probs
+from weights_support import with_drafts
 
 PROMPT: Path = (0, 2, 1)
 PLAIN = SamplingParams(1.0)
@@ -55,6 +61,7 @@ PROPOSALS = {
     WithReplacement: Proposal(tree=True, sampled=True),
     WithoutReplacement: Proposal(tree=True, sampled=True, replacement=False),
     GreedyPlusOne: Proposal(tree=True, sampled=True, one_sampled_sibling=True),
+    TopK: Proposal(tree=True),
     StochasticBeam: Proposal(tree=True, sampled=True, replacement=False),
 }
 
@@ -250,17 +257,81 @@ def test_a_threshold_looks_at_the_row_and_not_at_the_draw(builder: type[SampledT
             assert bool(tree.children(node)) is (largest >= 0.5)
 
 
-@pytest.mark.parametrize("builder", [*BUILDERS.values(), StochasticBeam])
-def test_at_temperature_0_the_draft_is_the_greedy_path(builder: type[SampledTreeBuilder]) -> None:
-    tree = proposed(builder, (2, 2), SeededChance(0), SamplingParams(), depth=3)
-    path = list(PROMPT)
-    table = draft().table
-    for token in tree.tokens:
-        assert token == int(table(tuple(path)).argmax())
-        path.append(token)
-    assert tree.is_chain
-    assert tree.is_deterministic
-    assert len(tree) == 3
+GREEDY = {
+    "temperature 0": SamplingParams(),
+    "penalties, bias": SamplingParams(repetition_penalty=1.7, presence_penalty=0.4, logit_bias={2: 1.5, 5: -3.0}),
+}
+
+
+@pytest.mark.parametrize("params", GREEDY.values(), ids=GREEDY)
+@pytest.mark.parametrize("builder", [*BUILDERS.values(), TopK])
+def test_at_temperature_0_children_are_the_likeliest_tokens(
+    builder: type[SampledTreeBuilder], params: SamplingParams
+) -> None:
+    tree = proposed(builder, (3, 2), SeededChance(0), params, vocab=7, depth=3)
+    assert tree.is_deterministic and len(tree.draws) == len(tree) == 3 + 6 + 6
+    prompt = [token % 7 for token in PROMPT]
+    for node in (ROOT, *range(len(tree))):
+        depth = 0 if node == ROOT else tree.depths[node]
+        path = tree.path_tokens(node)
+        logits = reference_logits(draft(7).table((*prompt, *path)), params, prompt, path)
+        best = np.argsort(-logits)[: (3, 2, 1, 0)[depth]]
+        assert [tree.tokens[child] for child in tree.children(node)] == best.tolist()
+
+
+def test_at_temperature_0_a_beam_is_a_beam_search() -> None:
+    tree = proposed(StochasticBeam, (3,), SeededChance(0), SamplingParams(), vocab=7, depth=3)
+    assert tree.is_deterministic and [tree.depths.count(depth) for depth in (1, 2, 3)] == [3, 3, 3]
+    table, prompt = draft(7).table, tuple(token % 7 for token in PROMPT)
+    beam: dict[Path, float] = {(): 0.0}
+    for depth in (1, 2, 3):
+        rows = {path: table((*prompt, *path)).double().log_softmax(-1) for path in beam}
+        every = {(*path, token): beam[path] + float(row[token]) for path, row in rows.items() for token in range(7)}
+        beam = dict(sorted(every.items(), key=lambda pair: -pair[1])[:3])
+        found = [tuple(tree.path_tokens(node)) for node in range(len(tree)) if tree.depths[node] == depth]
+        assert sorted(found) == sorted(beam)
+
+
+def test_at_temperature_0_banned_tokens_are_not_drafted() -> None:
+    params = SamplingParams(logit_bias=dict.fromkeys(range(1, 7), float("-inf")))
+    tree = proposed(WithoutReplacement, (3, 2), SeededChance(0), params, vocab=7)
+    assert tree.tokens == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("rsd", {}), ("rsd", {"beam": 3}), ("sampled-tree", {}), ("sampled-tree", {"draws": "greedy"}), ("specinfer", {})],
+)
+@pytest.mark.parametrize("bridged", [False, True])
+def test_at_temperature_0_a_tree_is_accepted_further_than_a_chain(
+    name: str, settings: dict[str, Any], bridged: bool
+) -> None:
+    """Siblings that differ raise acceptance over the chain of the same draft model, and the answers stay the same."""
+    vocab = 6
+    truth, noise = random_table(vocab, 5), random_table(vocab, 99, sharpness=1.0)
+    one, draft_model = TableTarget(vocab, truth), TableTarget(vocab, lambda path: truth(path) + noise(path))
+    drafts: list[Target] = [draft_model]
+    if bridged:  # its tokens stand in another order, and one is missing
+        order = [4, 2, 0, 3, 1]
+        words = VocabularyMap(Letters(LETTERS[:vocab]), Letters([LETTERS[index] for index in order]), vocab, len(order))
+        theirs = TableTarget(len(order), lambda path: draft_model.table(tuple(order[token] for token in path))[order])
+        drafts = [BridgedTarget(theirs, words, 256)]
+    context = with_drafts(one, *drafts)
+
+    def decode(method: str, given: dict[str, Any]) -> tuple[list[list[int]], float]:
+        decoder = Decoder(one)
+        made = build(method, context, given)
+        running = [decoder.submit(Request((seed, 1), made, max_new_tokens=60)) for seed in range(4)]
+        decoder.run()
+        rounds = sum(each.metrics.rounds for each in running)
+        return [each.tokens for each in running], sum(each.metrics.accepted for each in running) / rounds
+
+    plain, _ = decode("none", {})
+    branching = (3, 2, 1)
+    chain, chain_accepted = decode("draft-model", {"num_draft_tokens": len(branching)})
+    tree, tree_accepted = decode(name, {"branching": branching, **settings})
+    assert tree == chain == plain
+    assert tree_accepted > chain_accepted
 
 
 # ------------------------------------------------------------------------------------------------ stochastic beams
@@ -481,7 +552,7 @@ def test_a_draft_depends_on_the_requests_own_stream_alone() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
-    context = Context(TableTarget(3), lambda: draft(3))
+    context = with_drafts(TableTarget(3), draft(3))
     with pytest.raises(BadInput, match=words):
         build(name, context, settings)
 
@@ -490,18 +561,18 @@ def test_settings_out_of_range_are_refused(name: str, settings: dict[str, Any], 
 @pytest.mark.parametrize("branching", [(2, 0), (0,), (2, -1)])
 def test_a_level_without_draws_is_refused(name: str, branching: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="branching"):
-        build(name, Context(TableTarget(3), lambda: draft(3)), {"branching": branching})
+        build(name, with_drafts(TableTarget(3), draft(3)), {"branching": branching})
 
 
 @pytest.mark.parametrize("settings", [{"branching": (3,), "max_nodes": 2}, {"beam": 9, "max_nodes": 8}])
 def test_a_first_level_without_room_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="no room"):
-        build("rsd", Context(TableTarget(3), lambda: draft(3)), settings)
+        build("rsd", with_drafts(TableTarget(3), draft(3)), settings)
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(BadInput, match="vocabulary"):
-        build("rsd", Context(TableTarget(3), lambda: draft(4)))
+        build("rsd", with_drafts(TableTarget(3), draft(4)))
 
 
 def test_expected_accepted_length_grows_with_the_tree() -> None:
@@ -509,7 +580,7 @@ def test_expected_accepted_length_grows_with_the_tree() -> None:
     table = random_table(4, 1)
     lengths = []
     for branching in ((1,), (2,), (3,)):
-        method = build("rsd", Context(TableTarget(4, table), lambda: draft(4)), {"branching": branching}, "traversal")
+        method = build("rsd", with_drafts(TableTarget(4, table), draft(4)), {"branching": branching}, "traversal")
         decoder = Decoder(TableTarget(4, table))
         running = [
             decoder.submit(Request((0, 1), method, SamplingParams(1.0, seed=seed), max_new_tokens=30))

@@ -25,6 +25,7 @@ from outpace.model import Model
 from outpace.targets.bridged import BridgedTarget
 from outpace.targets.table import Table, TableTarget, random_table
 from outpace.vocabulary.shared import VocabularyMap
+from weights_support import with_drafts
 
 FEW = [
     Setting("temperature 1", 3, 3, (0, 1, 2, 0, 1), "alone", 1),
@@ -41,7 +42,7 @@ def with_a_stranger(context: Context) -> Context:
     theirs = Letters(["b", "ba", "a", "x"])
     draft = TableTarget(len(theirs), random_table(len(theirs), 8, order=1))
     bridged = BridgedTarget(draft, VocabularyMap(Letters(LETTERS[:size]), theirs, size, len(theirs)), 256)
-    return Context(context.target, context.draft, drafts=lambda: (context.draft(), bridged))
+    return with_drafts(context.target, context.draft(), bridged)
 
 
 @pytest.mark.parametrize("expansion", ["sampled", "top-k"])
@@ -144,7 +145,7 @@ def test_two_models_right_in_different_places_draft_better_than_either(expansion
     one, drafts = TableTarget(8, truth), [TableTarget(8, half) for half in halves]
 
     def accepted(chosen: list[TableTarget]) -> float:
-        context = Context(one, lambda: chosen[0], drafts=lambda: chosen)
+        context = with_drafts(one, *chosen)
         method = registry.build("specinfer", context, {"branching": (1, 1, 1), "expansion": expansion})
         found = decoded(one, method, SamplingParams())
         assert [generation.tokens for generation in found] == plain
@@ -160,7 +161,7 @@ def test_two_models_right_in_different_places_draft_better_than_either(expansion
 
 def test_kv_stay_in_step_and_requests_leave_nothing() -> None:
     one, drafts = target(0), [target(1), target(2)]
-    context = Context(one, lambda: drafts[0], drafts=lambda: drafts)
+    context = with_drafts(one, *drafts)
     method = registry.build("specinfer", context, {"branching": (2, 1)})
     drafter = method.drafter
     assert isinstance(drafter, SpecInfer)
@@ -179,7 +180,8 @@ def test_models_of_several_vocabularies_by_name() -> None:
         return Model("toy", TableTarget(len(words), random_table(len(words), seed)), words, frozenset())
 
     ours = model(Letters(LETTERS), 0)
-    method = ours.method("specinfer", draft_model=[model(Letters(LETTERS), 1), model(Letters(["b", "a", "x"]), 2)])
+    both = {"one": model(Letters(LETTERS), 1), "two": model(Letters(["b", "a", "x"]), 2)}
+    method = ours.method("specinfer", draft_model=both)
     kinds = [type(part.draft) for part in method.drafter.parts]  # type: ignore[attr-defined]
     assert kinds == [TableTarget, BridgedTarget]
     with pytest.raises(BadInput, match="--draft-model"):

@@ -26,12 +26,14 @@ from outpace.engine.request import Request
 from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.triforce import TriForce, TriForceState
-from outpace.model import Model
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
+from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts
 from support import NeverTwice, autoregressive_distribution, distance, whole_law
-from target_suite import near, random_tokens
+from target_suite import attention_by_hand, near, random_tokens, tiny_model
+from weights_support import with_drafts
 
 RNG = random.Random(6)
 PROMPTS = [random_tokens(count, RNG) for count in (60, 41)]
@@ -41,9 +43,7 @@ SMALL: dict[str, Any] = {"num_draft_tokens": 4, "inner": 2, "retrieved": 8, "chu
 def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple[Method, TriForce]:
     made = context(target)
     if draft is not None:
-        words: Any = None
-        named = Model("draft", draft, words, frozenset())
-        made = Context(target, lambda: draft, models=lambda: (named,))
+        made = with_drafts(target, draft)
     method = registry.build("triforce", made, {**SMALL, **settings})
     assert isinstance(method.drafter, TriForce)
     return method, method.drafter
@@ -52,11 +52,7 @@ def built(target: Target, draft: Target | None = None, **settings: Any) -> tuple
 def begun(drafter: TriForce, target: Target, sequence: Sequence) -> TriForceState:
     """The state of a request whose prompt the target has prefilled."""
     state = drafter.begin(sequence)
-    target.prefill(
-        [sequence],
-        drafter.aux_hidden_state_layers,
-        lambda _, position, hidden_states: drafter.on_prefill(state, position, hidden_states),
-    )
+    target.prefill([sequence])
     return state
 
 
@@ -99,7 +95,7 @@ def test_the_middle_levels_tokens_have_its_own_distribution(vocab: int, params: 
             return torch.tensor([0, 1, 3])
 
     def program(chance: ChanceSource) -> tuple[int, ...]:
-        drafter = Fixed(target, StreamingBottom(draft, 1, 2), inner=1, layer=2)
+        drafter = Fixed(target, StreamingBottom(draft, 1, 2), inner=1)
         sequence = target.sequence(prompt, params, chance=chance)
         state = drafter.begin(sequence)
         target.prefill([sequence])
@@ -231,27 +227,82 @@ def test_short_contexts_are_drafted_for_directly() -> None:
 # ---------------------------------------------------------------------------------------------------- what is read
 
 
-def test_positions_are_sinks_recent_tokens_and_the_chunks_most_alike() -> None:
+@pytest.mark.parametrize("kind", ["dense", "hf", "graph"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_chunks_are_those_whose_mean_keys_have_the_largest_products_with_the_query(
+    kind: str, architecture: str
+) -> None:
+    """In every layer and head, from the queries and keys of the model's own forward, which are not alike."""
+    model = tiny_model(architecture)
+    target = {"graph": lambda one: GraphTarget(read_decoder_spec(one)), **TARGETS}[kind](tiny_model(architecture))
+    _, drafter = built(target, every=3)
+    sequence = target.sequence(PROMPTS[0])
+    state = begun(drafter, target, sequence)
+    heads = target.keys(sequence.kv, 0, 1).shape[1]
+    for committed in (0, 2, 5):  # chosen at once, kept, chosen anew
+        drafter.propose_batch([state], [Budget(1)])
+        read = drafter.read(state)
+        length = len(sequence.tokens) - 1
+        at = length - 2 if committed == 2 else length
+        rows = at + 1
+        seen = torch.ones(4, heads, rows, rows, dtype=torch.bool).tril()
+        exact = attention_by_hand(model, sequence.tokens[:rows], list(range(rows)), seen)
+        assert read is not None
+        assert read.shape[:2] == (4, heads)
+        groups = exact.queries.shape[1] // heads
+        for layer in range(4):
+            for head in range(heads):
+                products = {}
+                for chunk in range(1, (at - 6) // 4):  # behind the sinks, before the window
+                    mean = exact.keys[layer, head, 4 * chunk : 4 * chunk + 4].mean(0)
+                    queries = exact.queries[layer, head * groups : (head + 1) * groups, -1]
+                    products[chunk] = sum(float(query @ mean) for query in queries)
+                best = sorted(sorted(products, key=products.__getitem__)[-2:])
+                expected = [0, 1, *(4 * chunk + i for chunk in best for i in range(4)), *range(at - 6, length)]
+                assert read[layer, head].tolist() == expected
+        assert len({tuple(one) for one in read.flatten(0, 1).tolist()}) > 1
+        more = random_tokens(2 if committed == 0 else 3, RNG)
+        target.commit(target.score([(sequence, TokenTree.chain(more[:-1]))]), [list(range(len(more) - 1))])
+        sequence.tokens += more
+
+
+def test_what_is_chosen_leaves_sinks_and_recent_tokens_out() -> None:
     rng = torch.Generator().manual_seed(0)
-    states = torch.randn(100, 8, generator=rng)
-    states[41:44] = 4 * torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0])
-    states[97:] = torch.tensor([2.0, 0, 0, 0, 0, 0, 0, 0])
-    chunks = Chunks(4)
-    for start in range(0, 100, 7):  # in pieces, as prefill brings them
-        chunks.add(start, states[start : start + 7])
-    read = chunks.positions(100, sink=3, window=10, retrieved=4)
-    assert read is not None
-    assert read.tolist() == [0, 1, 2, 40, 41, 42, 43, *range(90, 100)]
-    whole = Chunks(4)
-    whole.add(0, states)
-    near(chunks.alike()[:25], whole.alike()[:25])
-    assert chunks.positions(100, 3, 10, 87) is None
-    for retrieved in (0, 4, 11, 40, 86):
-        found = chunks.positions(100, 3, 10, retrieved)
-        assert found is not None
-        assert found.tolist() == sorted(set(found.tolist()))
-        assert 13 <= len(found) <= 13 + retrieved
-        assert {0, 1, 2, *range(90, 100)} <= set(found.tolist())
+    keys = torch.randn(2, 3, 100, 8, generator=rng)
+    queries = torch.randn(2, 6, 8, generator=rng)
+    for retrieved in (0, 3, 4, 11, 40, 86):
+        chunks = Chunks(4)
+        for length in (50, 100):
+            chunks.grow(length, lambda start, stop: keys[:, :, start:stop])
+            assert chunks.seen == length - length % 4
+        chunks.choose(queries, 100, 3, 10, retrieved)
+        for length in (100, 107):  # what was committed since is read
+            read = chunks.positions(length, 3).expand(2, 3, -1)
+            for one in read.flatten(0, 1).tolist():
+                assert one == sorted(set(one))
+                assert len(one) == 13 + min(retrieved // 4, 21) * 4 + length - 100
+                assert {0, 1, 2, *range(90, length)} <= set(one)
+
+
+def test_chunks_are_chosen_for_long_contexts_and_not_every_round() -> None:
+    target = TARGETS["dense"](spare_model())
+    asked: list[int] = []
+    queries = target.queries
+
+    def counted(sequences: Seq[Sequence]) -> list[torch.Tensor]:
+        asked.extend(len(one.tokens) for one in sequences)
+        return queries(sequences)
+
+    target.queries = counted  # type: ignore[method-assign]
+    decode(target, built(target, every=10)[0], [PROMPTS[0], PROMPTS[1][:8]], 24)
+    assert asked[0] == len(PROMPTS[0])
+    first, second = ([count for count in asked if (count >= len(PROMPTS[0])) is long] for long in (True, False))
+    assert len(first) == 3, "at the prompt's end, and every ten tokens or a round more"
+    assert len(second) == 2, "a short context is read whole until it has grown"
+    assert min(second) > 8 + 2 + 6
+    asked.clear()
+    decode(target, built(target, retrieved=0)[0], PROMPTS, 8)
+    assert not asked, "sinks and recent tokens need no queries"
 
 
 def test_streaming_reads_the_ends() -> None:
@@ -261,32 +312,19 @@ def test_streaming_reads_the_ends() -> None:
     assert streaming(5, 2, 3) is None
 
 
-def test_what_the_target_committed_is_remembered() -> None:
-    """Chunks of a request that decoded are those of a request that prefilled the same text."""
-    target = TARGETS["dense"](spare_model())
-    method, drafter = built(target)
-    decoder = Decoder(target)
-    generation = decoder.submit(Request(tuple(PROMPTS[0]), method, max_new_tokens=20))
-    for _ in range(4):
-        decoder.step()
-    assert isinstance(generation.draft_state, TriForceState)
-    kept = generation.draft_state.chunks
-    tokens = generation.sequence.tokens
-    assert len(tokens) > len(PROMPTS[0]) + 4
-    fresh = target.sequence(tokens)
-    other = begun(drafter, target, fresh).chunks
-    count = len(tokens) // 4
-    assert kept._sums is not None
-    assert other._sums is not None
-    near(kept._sums[:count], other._sums[:count])
-    near(kept.alike()[:count], other.alike()[:count])
-
-
 class Reciting(TableTarget):
     """After a token that was read before, what followed it there; after any other, nothing in particular.
 
-    States are the tokens' embeddings, so that chunks with the same tokens are alike.
+    Keys and queries tell tokens from 20 on from the others, so that the query of one chooses chunks with such tokens.
     """
+
+    def keys(self, kv: Any, start: int, stop: int) -> torch.Tensor:
+        return self.embed((torch.tensor(kv[start:stop]) >= 20).long()).expand(self.num_layers, 2, -1, -1)
+
+    def queries(self, sequences: Seq[Sequence]) -> list[torch.Tensor]:
+        return [
+            self.embed((torch.tensor(one.tokens[-1:]) >= 20).long()).expand(self.num_layers, 2, -1) for one in sequences
+        ]
 
     def score(
         self,
@@ -298,16 +336,13 @@ class Reciting(TableTarget):
         scores = super().score(batch, aux_hidden_state_layers)
         for index, part in enumerate(scores.parts):
             kv = part.sequence.kv
-            read = set(graph.kv[index].tolist()) if index in graph.kv else set(range(len(kv)))
+            read = set(graph.kv[index].flatten().tolist()) if index in graph.kv else set(range(len(kv)))
             text = [*kv, part.sequence.tokens[len(kv)]]
             for node in range(-1, len(part.tree)):
                 last = part.tree.tokens[node] if node != ROOT else text[-1]
                 after = [text[at + 1] for at in range(len(kv)) if at in read and at + 1 in read and text[at] == last]
                 part.logits[node + 1] = 0.0
                 part.logits[node + 1, after[-1] if after else 0] = 10.0
-            part.hidden_states = {
-                layer: self.embed(torch.tensor([text[-1], *part.tree.tokens])) for layer in aux_hidden_state_layers
-            }
         scores.forward_state = graph
         return scores
 
@@ -321,7 +356,7 @@ def test_retrieval_finds_what_sinks_and_recent_tokens_have_not() -> None:
     rates = {}
     for retrieved in (0, 32):
         target = Reciting(vocab, context_length=400)
-        method, _ = built(target, num_draft_tokens=3, inner=0, retrieved=retrieved, chunk=8, window=8, sink=2, layer=0)
+        method, _ = built(target, num_draft_tokens=3, inner=0, retrieved=retrieved, chunk=8, window=8, sink=2)
         [one] = decode(target, method, [prompt], 20)
         assert list(one.tokens) == passage[4:24]
         rates[retrieved] = one.metrics.accepted / one.metrics.drafted
@@ -371,9 +406,7 @@ def test_the_draft_model_reads_the_ends_and_goes_on_after_the_path() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(BadInput, match="no layer 9"):
-        built(TableTarget(5), layer=9)
-    with pytest.raises(BadInput, match="no draft model"):
+    with pytest.raises(BadInput, match="needs a draft model"):
         built(TableTarget(5), bottom="model")
     with pytest.raises(BadInput, match="7 tokens and the target 5"):
         built(TableTarget(5), TableTarget(7))
@@ -387,7 +420,7 @@ def test_an_answer_that_is_cut_within_an_accepted_path_ends_well() -> None:
     """A stop token may come before the path's end: what was not committed has no place in the context."""
     follow = [1, 2, 3, 4, 5, 6, 7, 0]
     target = TableTarget(8, lambda path: 9.0 * torch.nn.functional.one_hot(torch.tensor(follow[path[-1]]), 8).float())
-    drafter = TriForce(target, LookupBottom(), inner=3, chunk=1, sink=1, window=1, retrieved=1, layer=1)
+    drafter = TriForce(target, LookupBottom(), inner=3, chunk=1, sink=1, window=1, retrieved=1)
     method = Method("triforce", drafter, RecursiveRejection(), Fixed(6))
     decoder = Decoder(target)
     prompt = tuple(list(range(8)) * 2 + [0])

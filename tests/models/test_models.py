@@ -182,7 +182,7 @@ def test_missing_and_misshapen_weights(folder: Path) -> None:
     save_file(lacking, folder / "model.safetensors", {"format": "pt"})
     refused(r"lack model\.layers\.1\.mlp\.up_proj\.weight", folder)
     save_file(full | {"model.norm.weight": torch.ones(7)}, folder / "model.safetensors", {"format": "pt"})
-    refused("cannot load", folder)
+    refused(r"model\.norm\.weight in shape \(7,\)", folder)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,13 @@ def test_chat_refusals_and_fallback() -> None:
     with pytest.raises(BadInput, match="every message"):
         words.chat([{"role": "user"}])
     raw = HFTokenizer(tiny_tokenizer(template=None))
-    assert raw.chat([{"role": "user", "content": "x"}, {"role": "user", "content": "y"}]) == raw.encode("y")
+    assert raw.chat([{"role": "user", "content": "x"}]) == raw.encode("x"), "a text to be continued"
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+    joined = "System: s\nUser: x\nAssistant:"
+    assert raw.chat(turns) == raw.encode(joined)
+    more = [*turns, {"role": "assistant", "content": " a\nb"}, {"role": "user", "content": "y"}]
+    assert raw.chat(more) == raw.encode(f"{joined} a\nb\nUser: y\nAssistant:")
+    assert not raw.has_chat_template and words.has_chat_template
 
 
 def test_fingerprint_tells_vocabularies_apart() -> None:

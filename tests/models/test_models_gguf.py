@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,79 +17,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import outpace.loading
+from gguf_support import reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.models import gguf_cache, gguf_convert
 from outpace.models.gguf_header import read_header
 from outpace.models.source import resolve
-
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>"]
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-
-
-def reference(**changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    limits = {"vocab_size": 261, "num_key_value_heads": 2, "max_position_embeddings": 16384}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **limits, tie_word_embeddings=True, **changes)).eval()
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM, extra: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
-    """The model as llama.cpp's converter would write it (rotary halves interleaved)."""
-    config = model.config
-    out = gguf.GGUFWriter(path, "llama")
-    out.add_block_count(config.num_hidden_layers)
-    out.add_context_length(config.max_position_embeddings)
-    out.add_embedding_length(config.hidden_size)
-    out.add_feed_forward_length(config.intermediate_size)
-    out.add_head_count(config.num_attention_heads)
-    out.add_head_count_kv(config.num_key_value_heads)
-    out.add_rope_dimension_count(config.head_dim)
-    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    out.add_layer_norm_rms_eps(config.rms_norm_eps)
-    out.add_vocab_size(config.vocab_size)
-    tokens = [*SPECIALS, *sorted(ByteLevel.alphabet()), "ĠĠ"]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("smollm")
-    out.add_token_list(tokens)
-    out.add_token_types([3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS)))
-    out.add_token_merges(["Ġ Ġ"])
-    out.add_eos_token_id(2)
-    out.add_eot_token_id(3)
-    out.add_add_bos_token(False)
-    out.add_chat_template(TEMPLATE)
-    if extra:
-        extra(out)
-
-    def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-        rows, columns = weight.shape
-        return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-    def add(name: str, weight: np.ndarray) -> None:
-        out.add_tensor(f"{name}.weight", np.ascontiguousarray(weight))
-
-    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
-    add("token_embd", weights["model.embed_tokens.weight"])
-    add("output_norm", weights["model.norm.weight"])
-    for i in range(config.num_hidden_layers):
-        layer = {name.split(f"layers.{i}.")[1]: w for name, w in weights.items() if f"layers.{i}." in name}
-        add(f"blk.{i}.attn_q", interleaved(layer["self_attn.q_proj.weight"], config.num_attention_heads))
-        add(f"blk.{i}.attn_k", interleaved(layer["self_attn.k_proj.weight"], config.num_key_value_heads))
-        add(f"blk.{i}.attn_v", layer["self_attn.v_proj.weight"])
-        add(f"blk.{i}.attn_output", layer["self_attn.o_proj.weight"])
-        for ours, theirs in (("gate", "gate"), ("up", "up"), ("down", "down")):
-            add(f"blk.{i}.ffn_{ours}", layer[f"mlp.{theirs}_proj.weight"])
-        add(f"blk.{i}.attn_norm", layer["input_layernorm.weight"])
-        add(f"blk.{i}.ffn_norm", layer["post_attention_layernorm.weight"])
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-    return path
 
 
 @pytest.fixture
@@ -191,11 +125,18 @@ def test_digest_is_remembered_until_the_file_changes(cache: Path, file: Path, mo
     assert gguf_cache.content_digest(file) != before
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "empty"])
-def test_a_damaged_entry_is_made_anew(cache: Path, file: Path, conversions: list[Path], damage: str) -> None:
-    load(file, dtype="float32")
+@pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "empty", "weight", "config"])
+def test_a_damaged_entry_is_made_anew(
+    cache: Path, file: Path, conversions: list[Path], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = logits(load(file, dtype="float32"), [5, 6])
     entry = cache / "gguf" / entries(cache)[0]
-    if damage == "truncate":
+    if damage in ("weight", "config"):  # the size stays
+        path = entry / ("model.safetensors" if damage == "weight" else "config.json")
+        data = bytearray(path.read_bytes())
+        data[-100 if damage == "weight" else data.index(b'"num_attention_heads": 4') + 23] ^= 2
+        path.write_bytes(data)
+    elif damage == "truncate":
         os.truncate(entry / "model.safetensors", 1000)
     elif damage == "remove":
         (entry / "tokenizer.json").unlink()
@@ -204,8 +145,9 @@ def test_a_damaged_entry_is_made_anew(cache: Path, file: Path, conversions: list
     else:
         shutil.rmtree(entry)
         entry.mkdir()
-    load(file, dtype="float32")
+    assert torch.equal(logits(load(file, dtype="float32"), [5, 6]), whole)
     assert len(conversions) == 2 and entries(cache) == [entry.name]
+    assert damage == "empty" or "is damaged or of an earlier version: it is made anew" in caplog.text
 
 
 def test_a_complete_cache_may_be_read_only(cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,7 +296,7 @@ def test_weights_that_are_not_numbers(cache: Path, tmp_path: Path) -> None:
     model = reference()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
-    refused("up_proj.weight holds values that are not finite", write_gguf(tmp_path / "nan.gguf", model))
+    refused("values that are not finite in .*up_proj.weight", write_gguf(tmp_path / "nan.gguf", model))
     assert entries(cache) == []
 
 

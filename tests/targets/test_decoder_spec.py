@@ -13,6 +13,7 @@ import torch
 
 import outpace
 from dense_support import config, in_blocks, model_of
+from gguf_support import reference as gguf_reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.targets.choice import choose_target
 from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
@@ -20,7 +21,6 @@ from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from target_suite import near, opened, random_tokens, random_tree, reference, tiny_model
 from test_models import tiny_model as loadable_model, tiny_tokenizer
-from test_models_gguf import reference as gguf_reference, write_gguf
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 _LLAMA3 = {

@@ -93,7 +93,7 @@ def test_trees_score_as_plain_decoding(
 @pytest.mark.parametrize(("shape", "precision"), CASES)
 def test_decoding_with_a_drafter_is_plain_decoding(shape: str, precision: str) -> None:
     target = target_of(shape, precision)
-    context = Context(target, lambda: target)
+    context = Context(target)
     rng = random.Random(2)
     prompts = [tuple(random_tokens(count, rng)) for count in (30, 4, 11)]
     plain = Method("none", NoDraft(), RecursiveRejection(), Fixed(0))

@@ -24,6 +24,7 @@ from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.vocabulary.shared import VocabularyMap
 from target_suite import VOCAB, TreeScoring, near, tiny_model
+from weights_support import with_drafts
 
 OURS = Letters(["a", "b", "ab", "c", "ba", "é".encode()[:1], "é".encode()[1:], None, "zz"])
 THEIRS = Letters(["b", "c", "a", "bc", "aba", "é", "é".encode()[:1], "é".encode()[1:]])
@@ -201,7 +202,7 @@ def bridged_context(context: Context) -> Context:
     theirs = Letters(["b", "ba", "bb", "a"])
     draft = TableTarget(len(theirs), random_table(len(theirs), 8, order=1, sharpness=1.2))
     words = VocabularyMap(Letters(TOY[size]), theirs, size, len(theirs))
-    return Context(context.target, lambda: BridgedTarget(draft, words, 256))
+    return with_drafts(context.target, BridgedTarget(draft, words, 256))
 
 
 def cells() -> list[Setting]:
@@ -223,7 +224,7 @@ def test_methods_with_a_draft_model_of_another_vocabulary_are_exact(name: str) -
 
 
 def test_the_intersection_is_what_is_drafted_from() -> None:
-    context = bridged_context(Context(TableTarget(5), lambda: TableTarget(5)))
+    context = bridged_context(Context(TableTarget(5)))
     target = context.draft()
     sequence = target.sequence([0, 1, 2], SamplingParams(temperature=1.0))
     target.prefill([sequence])

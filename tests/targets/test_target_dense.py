@@ -7,7 +7,7 @@ from typing import Any
 from outpace.targets.base import Target
 from outpace.targets.dense.architectures import KNOWN, read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
-from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
+from target_suite import ARCHITECTURES, KVChoice, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
@@ -21,3 +21,8 @@ class TestTreeScoring(TreeScoring):
 
 class TestSubGraphs(SubGraphs):
     build = staticmethod(build)
+
+
+class TestKVChoice(KVChoice):
+    build = staticmethod(build)
+    architectures = TestTreeScoring.architectures

@@ -8,7 +8,7 @@ from outpace.targets.base import Target
 from outpace.targets.dense.architectures import KNOWN, read_decoder_spec
 from outpace.targets.dense.graph_target import GraphTarget
 from recorder import record
-from target_suite import ARCHITECTURES, SubGraphs, TreeScoring
+from target_suite import ARCHITECTURES, KVChoice, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
@@ -22,6 +22,11 @@ class TestTreeScoring(TreeScoring):
 
 class TestSubGraphs(SubGraphs):
     build = staticmethod(build)
+
+
+class TestKVChoice(KVChoice):
+    build = staticmethod(build)
+    architectures = TestTreeScoring.architectures
 
 
 class TestReplayedTreeScoring(TreeScoring):

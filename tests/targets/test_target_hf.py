@@ -12,7 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.targets.base import Target
 from outpace.targets.hf import HFTarget
-from target_suite import SubGraphs, TreeScoring, opened, reference, tiny_config, tiny_model
+from target_suite import KVChoice, SubGraphs, TreeScoring, opened, reference, tiny_config, tiny_model
 
 
 def build(model: Any) -> Target:
@@ -24,6 +24,10 @@ class TestTreeScoring(TreeScoring):
 
 
 class TestSubGraphs(SubGraphs):
+    build = staticmethod(build)
+
+
+class TestKVChoice(KVChoice):
     build = staticmethod(build)
 
 

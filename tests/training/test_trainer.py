@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import outpace.training.trainer as trainer_module
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.training.run_state import STATE, read_state
-from outpace.training.trainer import Schedule, Trainer
+from outpace.training.schedule import Schedule
+from outpace.training.trainer import Trainer
 
 HIDDEN, VOCABULARY = 8, 12
 
@@ -76,6 +76,16 @@ def config(**changes: Any) -> HeadConfig:
     return HeadConfig(**given | changes)
 
 
+class Clock:
+    """Time that moves by one second whenever it is read."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
 def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **schedule: Any) -> Trainer:
     torch.manual_seed(0)
     rows = torch.randn(VOCABULARY, HIDDEN)
@@ -84,7 +94,7 @@ def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **
     folder.mkdir(exist_ok=True)
     head = Guess(config(), words)
     made = {"epochs": 3.0, "save_every": 1e9, "evaluate_every": 1e9} | schedule
-    return Trainer(head, teacher, data or Cycles(), folder, Schedule(**made), torch.device("cpu"))
+    return Trainer(head, teacher, data or Cycles(), folder, Schedule(**made), torch.device("cpu"), Clock())
 
 
 def guess(trainer: Trainer) -> Guess:
@@ -215,29 +225,19 @@ def test_gradients_that_are_not_finite_are_no_step_either(tmp_path: Path) -> Non
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
-class Clock:
-    """Time that moves by one second whenever it is read."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-def test_minutes_end_a_run_before_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "time", Clock())
+@pytest.mark.parametrize("epochs", [1000.0, math.inf])
+def test_minutes_end_a_run_before_its_data(tmp_path: Path, epochs: float) -> None:
     shares: list[float] = []
-    first = made(tmp_path, epochs=1000.0, seconds=60.0)
+    first = made(tmp_path, epochs=epochs, seconds=60.0)
     first.run(lambda progress, share: shares.append(share))
     assert 10 < first.progress.step < 60
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert first.progress.seconds >= 60.0
-    again = made(tmp_path, epochs=1000.0, seconds=60.0)
+    again = made(tmp_path, epochs=epochs, seconds=60.0)
     again.resume()
     assert again.run().step == first.progress.step
-    longer = made(tmp_path, epochs=1000.0, seconds=90.0)
+    longer = made(tmp_path, epochs=epochs, seconds=90.0)
     longer.resume()
     assert first.progress.step < longer.run().step < 90
 

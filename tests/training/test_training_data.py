@@ -300,7 +300,7 @@ def test_states_beyond_the_budget_are_computed_again(
         kept = [bool(next(shards.read(path, layers)).states) for path in shards.paths]
         assert (all(kept), any(kept)) == ((cache > 1), (cache > 0))
         with_states, names = Dataset(shards, layers, tokens=512, target=llama.target), set(layers)
-        assert about(shards)["layers"] == sorted(names)
+        assert about(shards).layers == sorted(names)
         sets.append(batches(with_states))
     assert len({len(one) for one in sets}) == 1
     assert len(sets[0]) > 3

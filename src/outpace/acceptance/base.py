@@ -62,6 +62,9 @@ class AcceptanceRule(ABC):
     lossless: bool
     greedy_only: bool = False
     """Whether the rule keeps the distribution at temperature 0 alone."""
+    shares_noise: bool = False
+    """Whether it draws the target's tokens with noise (``Sequence.noise``) that sampled draft tokens must be drawn
+    with as well."""
     takes_trees: bool = True
     takes_sampled: bool = True
     takes_without_replacement: bool = False
@@ -86,6 +89,12 @@ class AcceptanceRule(ABC):
             )
         if proposal.sampled and not proposal.replacement and not self.takes_without_replacement:
             raise BadInput(f"rule '{self.name}' takes draws with replacement, but '{drafter_name}' drafts {proposal}")
+        if self.shares_noise and proposal.sampled and not proposal.shares_noise:
+            raise BadInput(
+                f"rule '{self.name}' needs draft tokens that are drawn with the noise that it draws with itself, but "
+                f"'{drafter_name}' draws {proposal} with numbers of its own; use a method that drafts sampled chains "
+                "or deterministic tokens, or another rule"
+            )
         if proposal.keeps_unverified_draws and not self.takes_unverified_draws:
             raise BadInput(
                 f"rule '{self.name}' looks at all draft tokens to judge each, but '{drafter_name}' keeps those that it "

@@ -1,43 +1,41 @@
-"""Gumbel coupling (Daliri et al. 2024, arXiv 2408.07978): the target's own token under the noise of the draft token."""
+"""Gumbel coupling (Daliri, Musco and Suresh 2024, arXiv 2408.07978): drafter and target draw with the same noise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
-from torch import Tensor
-
-from outpace.acceptance.base import TopDown
-from outpace.acceptance.couplings import gumbel_redraw
-from outpace.acceptance.draws import proposal_distribution
+from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.core.chance import Chance
-from outpace.core.errors import BadInput
-from outpace.core.proposal import Proposal
-from outpace.core.tree import Draw, TokenTree
+from outpace.core.shared_noise import SharedNoise
+from outpace.core.tree import ROOT
+from outpace.targets.base import TreeScores
 
 
-class GumbelCoupling(TopDown):
-    """Accept a sampled chain while the target's token under the draft token's own noise is that token. Lossless.
+class GumbelCoupling(TreeByTree):
+    """The token at a position is argmax(log p + G), and a draft that holds it is accepted. Lossless.
 
-    Accepts less than ``rejection`` (at most maximal coupling), but the token it puts out at a position depends on the
-    noise and on p alone: drafts that change from round to round stay stable.
+    G is Gumbel noise of the request and the position alone, and a sampled draft token is argmax(log q + G) under the
+    same noise. Drafter-invariant: with one seed the output is the same whatever drafts, however far, or nothing at all.
+    So a draft need not carry its q, and deterministic tokens and trees are taken as well.
+
+    The paper shows P(draft token = target's token) >= (1 - TV(p, q)) / (1 + TV(p, q)), which is what no pair that does
+    not communicate can exceed on all p and q; Gumbel noise gives sum_x 1 / sum_j max(p_j / p_x, q_j / q_x). A rule
+    that sees q may reach 1 - TV(p, q), as ``rejection`` does: the independence of the drafter costs accepted tokens.
     """
 
     name = "gumbel-coupling"
     paper = "Daliri et al. 2024, arXiv 2408.07978"
     lossless = True
-    takes_trees = False
+    shares_noise = True
+    takes_without_replacement = True
+    takes_unverified_draws = True
 
-    def check(self, drafter_name: str, proposal: Proposal) -> None:
-        super().check(drafter_name, proposal)
-        if not proposal.sampled:
-            raise BadInput(
-                f"rule '{self.name}' needs sampled draft tokens with their q, but '{drafter_name}' drafts {proposal}; "
-                "use rule 'rejection'"
-            )
-
-    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
-        q = proposal_distribution(tree, (), draws[0], p)
-        if q is None:
-            raise BadInput("rule 'gumbel-coupling' needs the q row of every draft token")
-        token = gumbel_redraw(p, q, draws[0].token, chance)
-        return draws[0] if token == draws[0].token else token
+    def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
+        sequence, path = scores.sequence, list[int]()
+        noise = SharedNoise() if sequence.noise is None else sequence.noise
+        while True:
+            node, position = path[-1] if path else ROOT, scores.length + len(path)
+            token = noise.at(sequence.chance, position).race(scores.p(node))
+            child = scores.tree.child(node, token)
+            if child is None:
+                noise.forget(position + 1)
+                return Verdict(tuple(path), token)
+            path.append(child)

@@ -116,6 +116,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             f"{percent(repeats)} of the 4-grams of autoregressive decoding's answers repeat earlier ones: the answers "
             "loop, which favours methods that copy."
         )
+    found += result["settings"].get("notes", [])
     if name := result["settings"].get("namespace"):
         found.append(
             f"Namespace '{name}': each method kept what it learned from prompt to prompt, so that the figures depend "

@@ -15,6 +15,8 @@ from outpace.bench.bench_report import BenchReport
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
+from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.side_by_side import build_all, use_notes
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
@@ -32,9 +34,9 @@ def bench(
     references: Sequence[str] = (),
     namespace: str = "",
     rule: str | None = None,
-    draft_model: Model | Sequence[Model] | None = None,
+    draft_model: DraftModels = None,
     datastore: str | Path | None = None,
-    head: str | Path | Sequence[str | Path] | None = None,
+    head: Heads = None,
     params: SamplingParams | None = None,
     command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
@@ -56,9 +58,13 @@ def bench(
 
     params = params or SamplingParams()
     questions = _questions(prompts, limit)
-    drafts = [draft_model] if isinstance(draft_model, Model) else list(draft_model or ())
-    heads = [head] if isinstance(head, str | Path) else list(head or ())
+    if not isinstance(model, Model):
+        import outpace.loading
+
+        model = outpace.loading.load(model)
     named = methods if isinstance(methods, Mapping) else {one: {} for one in methods if isinstance(one, str)}
+    context = model.context(draft_model=draft_model, datastore=datastore, head=head)
+    built = build_all(list(methods), context, named, rule)
     settings = BenchSettings(
         max_new_tokens=max_new_tokens,
         params=params,
@@ -70,26 +76,13 @@ def bench(
         extra={
             "method_settings": {name: dict(one) for name, one in named.items()},
             "rule": rule,
-            "draft_models": [one.name for one in drafts],
+            "draft_models": [one.option for one in context.bindings.draft_models],
             "datastore": None if datastore is None else str(datastore),
-            "heads": [str(one) for one in heads],
+            "heads": [one.option for one in context.bindings.heads],
+            "drafts_with": {one.name: list(one.drafts_with) for one in built if one.drafts_with},
+            "notes": use_notes({one.name: one.drafts_with for one in built}, context.bindings),
         },
     )
-    if not isinstance(model, Model):
-        import outpace.loading
-
-        model = outpace.loading.load(model)
-    built = [
-        model.method(
-            one,
-            named.get(one) if isinstance(one, str) else None,
-            rule=None if one == "none" else rule,
-            draft_model=drafts,
-            datastore=datastore,
-            head=heads,
-        )
-        for one in methods
-    ]
     return BenchReport(run(model, built, questions, settings, on_progress))
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from outpace.bench.bigram import Bigrams
 from outpace.bench.head_subjects import (
+    CHAIN,
+    TREE,
     Subject,
     bigram_subjects,
     choose_methods,
@@ -80,8 +82,9 @@ def evaluate_head(
     None is greedy. ``baselines``: measure the untrained head beside it, and a bigram table fitted on the conversations
     in ``data``, else on the answers to the very prompts. ``record``: keep the figures in the head's ``training.json``.
 
-    Returns plain numbers and text, as :func:`evaluate` does, and as ``outpace eval-head --json`` prints them. Raises
-    BadInput for a folder without a head that fits, and for methods and prompts that do not fit.
+    Returns plain numbers and text, as :func:`evaluate` does, and as ``outpace eval-head --json`` prints them;
+    ``gains``: whether a method was faster with it than autoregressive decoding. Raises BadInput for a folder without a
+    head that fits, and for methods and prompts that do not fit.
     """
     stored = open_head(folder)
     folder, kind, identity = stored.files.path, stored.kind, stored.identity()
@@ -108,6 +111,7 @@ def evaluate_head(
     found = evaluate(loaded, subjects, questions, settings, on_progress)
     found["settings"] |= {"methods": list(chosen), "method_settings": plain_figures(chosen), "bigrams_of": fitted}
     found["head"] = plain_figures(head_facts(folder, head))
+    found["gains"] = gains(found["drafters"], list(chosen))
     if record and found["complete"]:
         keep_with_head(stored, found)
     return found
@@ -148,6 +152,15 @@ def figures(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in FIGURES if name in row} | {
         "acceptance_by_depth": by_depth(row["per_position_acceptance"])
     }
+
+
+def gains(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> bool:
+    """Whether one of the head's methods, with the draft size chosen by costs, was faster than autoregressive decoding.
+
+    The whole interval of its speed-up must lie above 1, where there is one.
+    """
+    used = [row for row in rows if row["drafter"] in methods and row["shape"] in (TREE, CHAIN) and row["speedup"]]
+    return any((row.get("speedup_ci95") or [row["speedup"]])[0] > 1.0 for row in used)
 
 
 def by_depth(shares: Sequence[float]) -> list[float]:

@@ -19,6 +19,7 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.heads.head_folder import HeadIdentity
+from outpace.methods.bindings import Bindings, heads
 from outpace.methods.registry import build, drafting_with, find
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -86,7 +87,7 @@ def head_subjects(
     """
 
     def made(name: str, settings: Mapping[str, Any]) -> list[Subject]:
-        context = replace(model.context(name), head=lambda *_: head)
+        context = replace(model.context(), bindings=Bindings(heads({head.config.kind: head})))
         method = build(name, context, settings)
         return Subject(label.format(name), TREE if method.drafter.proposal.tree else CHAIN, method, identity).shapes()
 

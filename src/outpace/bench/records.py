@@ -71,6 +71,8 @@ def answer_together(target: Target, requests: Sequence[Request]) -> list[Answer]
         for request in requests:
             generations.append(decoder.submit(request))  # noqa: PERF401 - what was submitted must be released
         shares = _run(decoder, generations, began)
+        for one in generations:
+            one.raise_error()
     except BaseException:
         for generation in generations:
             generation.cancel()

@@ -27,7 +27,7 @@ from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
 from outpace.certify.near_ties import near_tie_gap
 from outpace.core import machine
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, said
 from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -208,7 +208,7 @@ class _Run:
             ]
             return answer_together(self.model.target, requests)
         except Exception as error:  # one method's fault must not cost the others their figures
-            entry.error = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            entry.error = said(error)
             return []
 
     def _sample(self, prompt: Prompt, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
     from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
+    from outpace.heads.base import Head
+    from outpace.methods.bindings import Binding
+    from outpace.methods.named_weights import DraftModels, Heads
     from outpace.methods.registry import Context
     from outpace.model import Model
 
@@ -37,9 +41,9 @@ def certify(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
-    draft_model: Model | Sequence[Model] | None = None,
+    draft_model: DraftModels = None,
     datastore: str | Path | None = None,
-    head: str | Path | Sequence[str | Path] | None = None,
+    head: Heads = None,
     prompts: Sequence[str] | None = None,
     cells: int | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -60,7 +64,7 @@ def certify(
         raise BadInput(f"level '{level}' decodes with a real model: give one")
     from outpace.methods.registry import build
 
-    context, untrained = _context(method, model, draft_model, datastore, head)
+    context, untrained = _or_untrained(model.context(draft_model=draft_model, datastore=datastore, head=head))
     built = build(method, context, settings, rule)
     asked = _prompts(model, prompts)
 
@@ -86,28 +90,25 @@ def certify(
     return certificate
 
 
-def _context(
-    name: str,
-    model: Model,
-    draft_model: Model | Sequence[Model] | None,
-    datastore: str | Path | None,
-    head: str | Path | Sequence[str | Path] | None,
-) -> tuple[Context, list[str]]:
-    """What the method is built from, and a list that will hold the kinds of the untrained heads that it was given."""
-    from outpace.heads.base import Head
-    from outpace.heads.shipped import shipped
+def _or_untrained(context: Context) -> tuple[Context, list[str]]:
+    """The context with an untrained head of every kind of which none is shipped, and the kinds of those that drafted.
+
+    The list is filled while a method is built.
+    """
     from outpace.heads.untrained import random_head
+    from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 
-    context = model.context(name, draft_model=draft_model, datastore=datastore, head=head)
-    untrained: list[str] = []
+    named, untrained = context.bindings, []
 
-    def some_head(*kinds: str) -> Head:
-        if head or any(one.kind in kinds for one in shipped(model.target)):
-            return context.head(*kinds)
-        untrained.append(kinds[0])
-        return random_head(kinds, model.target)
+    def make(kind: str) -> Head:
+        untrained.append(kind)
+        return random_head((kind,), context.target)
 
-    return replace(context, head=some_head), untrained
+    def default(kind: str, name: str) -> Sequence[Binding]:
+        there = named.default(kind, name)
+        return there if there or kind == DRAFT_MODEL else [Binding(name or kind, kind, partial(make, kind))]
+
+    return replace(context, bindings=Bindings(named.named, default)), untrained
 
 
 def check_options(level: str, samples: int, alpha: float, cells: int | None) -> None:
@@ -162,17 +163,19 @@ def _exact(
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import SAMPLING, Setting, certify_exact, matrix, rotating_slice
+    from outpace.certify.exact import SAMPLING, Setting, cells_of, certify_exact, rotating_slice, tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
     sampling = SAMPLING if params is None else {params.described: params}
-    whole = matrix(sampling=sampling)
-    chosen = whole if cells is None else rotating_slice(whole, seed, cells, sampling)
     numbers = count()
 
     def make(context: Context) -> Method:
         return build(name, context, tiny, rule)
+
+    chosen = cells_of(make(tiny_context(3, 0)), sampling=sampling)
+    if cells is not None:
+        chosen = rotating_slice(chosen, seed, cells, sampling)
 
     def tell(setting: Setting) -> None:
         if on_progress is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outpace.core.chance import Chance, ChanceSource, Enumeration
+from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
@@ -31,7 +31,10 @@ def autoregressive_distribution(
         for output, weight in proposal_distribution.items():
             sampler = Sampler(params, prompt, vocab_size)
             sampler.extend(output)
-            p = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None]).p(ROOT).double()
+            distribution = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None])
+            p = distribution.p(ROOT).double()
+            if (failure := distribution.failure(ROOT)) is not None:
+                raise failure
             p = p / p.sum()
             for token in torch.nonzero(p).flatten().tolist():
                 longer[(*output, token)] += weight * float(p[token])
@@ -39,27 +42,30 @@ def autoregressive_distribution(
     return proposal_distribution
 
 
-class _Own:
-    """A request's own streams within one enumeration: requests of equal seed would share their numbers."""
+Arrivals = tuple[Target, Seq[Request], int]
+"""A target, requests, and how many rounds run before the last of them joins the others."""
 
-    def __init__(self, source: ChanceSource, name: int) -> None:
-        self._source, self._name = source, name
+
+class _Keyed:
+    """The streams of one request within one enumeration, under the key that they have in the field: requests that
+    would share numbers there are correlated here."""
+
+    def __init__(self, source: ChanceSource, key: bytes) -> None:
+        self._source, self._name = source, key.hex()
 
     def at(self, position: int, purpose: str) -> Chance:
         return self._source.at(position, f"{self._name}|{purpose}")
 
 
-def enumerated_distribution(
-    build: Callable[[], tuple[Target, Seq[Request]]], watched: int = 0, limit: int = 300_000
-) -> tuple[OutputDistribution, int]:
-    """The exact output distribution of request ``watched`` of the batch, and the tokens it drafted in all branches.
+def enumerated_distribution(build: Callable[[], Arrivals], limit: int = 300_000) -> tuple[OutputDistribution, int]:
+    """The exact output distribution of the last request of all, and the tokens that it drafted in all branches.
 
     ``build`` makes target and requests afresh for every branch, so that nothing learned in one reaches another.
     Raises NotImplementedError for continuous noise and RuntimeError for more than ``limit`` branches.
     """
 
     def program(chance: ChanceSource) -> Generation:
-        return run_once(build, lambda index: _Own(chance, index))[watched]
+        return run_once(build, lambda own: _Keyed(chance, own.key))
 
     proposal_distribution: OutputDistribution = defaultdict(float)
     drafted = 0
@@ -74,25 +80,28 @@ def output_of(generation: Generation) -> Output:
     return tuple(generation.sequence.tokens[len(generation.request.prompt) :])
 
 
-def run_once(
-    build: Callable[[], tuple[Target, Seq[Request]]], source: Callable[[int], ChanceSource]
-) -> list[Generation]:
-    """Decode the requests once with the given chance. Raises what a request ended with, if it could not go on."""
-    target, requests = build()
+def run_once(build: Callable[[], Arrivals], source: Callable[[SeededChance], ChanceSource]) -> Generation:
+    """Decode the requests once, each with what ``source`` makes of its own chance. Returns the last request.
+
+    Raises what a request ended with, if it could not go on.
+    """
+    target, requests, rounds = build()
     decoder = Decoder(target)
-    running = [decoder.submit(request) for request in requests]
-    for index, generation in enumerate(running):
-        generation.sequence.chance = source(index)
+
+    def submit(request: Request) -> Generation:
+        generation = decoder.submit(request)
+        assert isinstance(generation.sequence.chance, SeededChance)
+        generation.sequence.chance = source(generation.sequence.chance)
+        return generation
+
+    running = [submit(request) for request in requests[:-1]]
+    for _ in range(rounds):
+        decoder.step()
+    running.append(submit(requests[-1]))
     decoder.run()
-    raise_errors(running)
-    return running
-
-
-def raise_errors(running: Seq[Generation]) -> None:
-    """Raise the error that ended a request: an incomplete answer is no sample of the output distribution."""
     for generation in running:
-        if generation.error is not None:
-            raise generation.error
+        generation.raise_error()
+    return running[-1]
 
 
 def distance(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:

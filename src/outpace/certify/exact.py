@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outpace.certify.certificate import Certificate, Check
 from outpace.certify.distributions import (
+    Arrivals,
     Output,
     OutputDistribution,
     autoregressive_distribution,
@@ -37,9 +38,9 @@ from outpace.engine.request import Request
 from outpace.heads.base import Head
 from outpace.heads.kinds import find_kind
 from outpace.heads.untrained import other_choices, random_head
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context, build
 from outpace.model import Model
-from outpace.targets.base import Target
 from outpace.targets.table import TableTarget, random_table
 
 TOLERANCE = 1e-6
@@ -77,6 +78,8 @@ SAMPLING: dict[str, SamplingParams] = {
 }
 PROMPTS: tuple[Output, ...] = ((0, 1, 2, 0, 1), (1, 1, 0))
 NEIGHBOURS = ("alone", "beside autoregressive decoding")
+SAME_NAMESPACE = ("after a request of its seed and namespace", "beside a request of its seed and namespace")
+"""Neighbours of methods that keep something for later requests: what they drafted and learned there is drafted here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,20 @@ def matrix(seed: int = 0, sampling: Mapping[str, SamplingParams] = SAMPLING) -> 
     return cells
 
 
+def namespace_cells(seed: int = 0, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
+    """The settings of :data:`SAME_NAMESPACE`: two tokens to choose from, so that both requests can be enumerated."""
+    name = "top-k 2" if "top-k 2" in sampling else next(iter(sampling))
+    return [
+        Setting(name, 3, 3, prompt, neighbour, seed * 1000 + 500 + 3 * number)
+        for number, (neighbour, prompt) in enumerate(zip(SAME_NAMESPACE, PROMPTS, strict=True))
+    ]
+
+
+def cells_of(method: Method, seed: int = 0, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
+    """Every setting in which ``method`` is certified."""
+    return [*matrix(seed, sampling), *(namespace_cells(seed, sampling) if method.drafter.remembers else ())]
+
+
 def rotating_slice(
     cells: Seq[Setting], seed: int, count: int, sampling: Mapping[str, SamplingParams] = SAMPLING
 ) -> list[Setting]:
@@ -123,24 +140,39 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
 
-    draft, second, other = toy(vocab_size, 500), toy(vocab_size, 700), toy(len(OTHER_LETTERS), 900)
+    other = Model("toy", toy(len(OTHER_LETTERS), 900), Letters(OTHER_LETTERS), frozenset())
+    drafts: dict[str, Binding] = {}
+    named_heads = [""]
+
+    def draft_model(name: str) -> Binding:
+        if name not in drafts:
+            drafted = toy(vocab_size, 500 + 200 * len(drafts))
+            drafts[name] = Binding(name, DRAFT_MODEL, lambda: drafted, choice=lambda: other)
+        return drafts[name]
+
+    def default(kind: str, name: str) -> Seq[Binding]:
+        """Two draft models, or one of any name; a head of any kind and name: another name, other weights."""
+        if kind == DRAFT_MODEL:
+            return [draft_model(one) for one in ([name] if name else ["one", "two"])]
+        if name not in named_heads:
+            named_heads.append(name)
+        number = (seed + named_heads.index(name)) % 4
+        return [Binding(name or kind, kind, lambda: toy_head(kind, vocab_size, number))]
+
     return Context(
         TableTarget(vocab_size, seed=seed),
-        draft=lambda: draft,
-        drafts=lambda: (draft, second),
-        models=lambda: (Model("toy", other, Letters(OTHER_LETTERS), frozenset()),),
+        Bindings(default=default),
         tokenizer=Letters(LETTERS[:vocab_size]),
         datastore=lambda: toy_datastore(vocab_size),
-        head=lambda *kinds: toy_head(kinds, vocab_size, seed % 4),
     )
 
 
 @cache
-def toy_head(kinds: tuple[str, ...], vocab_size: int, number: int) -> Head:
+def toy_head(kind: str, vocab_size: int, number: int) -> Head:
     """An untrained head for toy targets of one vocabulary; ``number`` varies vocabulary, LM head and options."""
     words, rank = vocab_size - number % 2, 2 if number == 2 else 0
-    options = other_choices(find_kind(kinds[0]).Options) if number == 3 else None
-    return random_head(kinds, TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
+    options = other_choices(find_kind(kind).Options) if number == 3 else None
+    return random_head([kind], TableTarget(vocab_size), seed=number, vocabulary=words, rank=rank, options=options)
 
 
 def toy_datastore(vocab_size: int) -> Datastore:
@@ -149,15 +181,21 @@ def toy_datastore(vocab_size: int) -> Datastore:
     return Datastore.of([rng.randrange(vocab_size) for _ in range(length)] for length in (4, 9, 12))
 
 
-def requests(make: Make, setting: Setting, params: SamplingParams) -> tuple[Target, list[Request]]:
-    """The batch of one cell: the method's request, and the neighbour's (another length, its own method)."""
+def requests(make: Make, setting: Setting, params: SamplingParams) -> Arrivals:
+    """The requests of one cell: its neighbour's, and the method's, which is the last to join."""
     context = tiny_context(setting.vocab_size, setting.seed)
-    out = [Request(setting.prompt, make(context), params, max_new_tokens=setting.length)]
-    if setting.neighbour != NEIGHBOURS[0]:
-        other = build("none", context)
+    watched = Request(setting.prompt, make(context), params, max_new_tokens=setting.length)
+    if setting.neighbour == "alone":
+        return context.target, [watched], 0
+    if setting.neighbour == "beside autoregressive decoding":
         # One sampled token, then gone: it leaves the batch while the watched request runs on.
-        out.insert(0, Request((2, 0), other, SamplingParams(temperature=1.0), max_new_tokens=1))
-    return context.target, out
+        other = Request((2, 0), build("none", context), SamplingParams(temperature=1.0), max_new_tokens=1)
+        return context.target, [other, watched], 0
+    watched = replace(watched, namespace="shared")
+    # A token more than the other: what a drafter learns of a token, it often learns a round later.
+    twin = replace(watched, max_new_tokens=setting.length + 1)
+    whole = setting.neighbour == SAME_NAMESPACE[0]
+    return context.target, [twin, watched], twin.max_new_tokens if whole else setting.length
 
 
 def certify_exact(
@@ -186,14 +224,12 @@ def certify_exact(
         params = sampling[setting.sampling]
         table = random_table(setting.vocab_size, setting.seed)
         plain = autoregressive_distribution(table, setting.vocab_size, params, setting.prompt, setting.length)
-        watched = 0 if setting.neighbour == NEIGHBOURS[0] else 1
-        batch = partial(requests, make, setting, params)
         try:
-            proposal_distribution, count = enumerated_distribution(batch, watched, outcomes)
+            proposal_distribution, count = enumerated_distribution(partial(requests, make, setting, params), outcomes)
             error = distance(proposal_distribution, plain)
             checks.append(Check(str(setting), error <= TOLERANCE, max_abs_error=error))
         except (NotImplementedError, RuntimeError) as reason:
-            p_value, freedom, count = _sampled(batch, watched, plain, samples, seed)
+            p_value, freedom, count = _sampled(partial(requests, make, setting, params), plain, samples, seed)
             checks.append(Check(str(setting), None, p_value=p_value, note=f"sampled: {reason}"))
             freedoms.append(freedom)
         drafted += count
@@ -204,20 +240,16 @@ def certify_exact(
 
 
 def _sampled(
-    batch: Callable[[], tuple[Target, list[Request]]], watched: int, plain: OutputDistribution, samples: int, seed: int
+    batch: Callable[[], Arrivals], plain: OutputDistribution, samples: int, seed: int
 ) -> tuple[float, int, int]:
     counts: Counter[Output] = Counter()
     drafted = 0
-    for number in range(samples):
-        generation = run_once(batch, _seeds(seed * samples + number))[watched]
+    for number in range(seed * samples, (seed + 1) * samples):
+        generation = run_once(batch, partial(SeededChance.reseeded, seed=number))
         counts[output_of(generation)] += 1
         drafted += generation.metrics.drafted
     outcomes = list({*plain, *counts})
     return *g_test([counts[o] for o in outcomes], [samples * plain.get(o, 0.0) for o in outcomes]), drafted
-
-
-def _seeds(number: int) -> Callable[[int], SeededChance]:
-    return lambda index: SeededChance(1_000_003 * number + index)
 
 
 def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int, alpha: float) -> Certificate:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outpace.certify.certificate import Certificate, Check
-from outpace.certify.distributions import raise_errors
 from outpace.certify.near_ties import gap, parting
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
@@ -31,7 +30,7 @@ def certify_greedy(
     ``params`` (default: none) must be of temperature 0.
     """
     params = params or SamplingParams()
-    plain = build("none", Context(target, lambda: target))
+    plain = build("none", Context(target))
     first: dict[str, Any] | None = None
     checks, ties, drafted = [], 0, 0
     for number, prompt in enumerate(prompts):
@@ -72,7 +71,7 @@ def _tokens(
     decoder = Decoder(target)
     generation = decoder.submit(Request(tuple(prompt), method, params, max_new_tokens=length, stop_ids=stop_ids))
     decoder.run()
-    raise_errors([generation])
+    generation.raise_error()
     return generation.sequence.tokens[len(prompt) :], generation.metrics.drafted
 
 

@@ -17,6 +17,8 @@ class Letters:
     def __init__(self, pieces: Seq[str | bytes | None]) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
 
+    has_chat_template = False
+
     def __len__(self) -> int:
         return len(self.pieces)
 

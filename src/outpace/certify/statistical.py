@@ -21,7 +21,6 @@ from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.certify.certificate import Certificate, Check, Rescored
-from outpace.certify.distributions import raise_errors
 from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.rescoring import PREFIXES, PrefixSample
 from outpace.core.chance import Chance
@@ -136,7 +135,8 @@ def certify_statistical(
             running.append(decoder.submit(Request(tuple(prompt), recorded, drawn, max_new_tokens=length)))
             running[-1].rule = recorder  # whatever the parameters, this rule judges
         decoder.run()
-        raise_errors(running)
+        for one in running:
+            one.raise_error()
         _count(recorder, tallies)
         done += batch * length
         drafted += sum(one.metrics.drafted for one in running)

@@ -99,8 +99,7 @@ def _decoded(kind: str, folder: Path, model: Model, tokens: int) -> Check:
                 method = replace(method, controller=Fixed(_DRAFT))
             generation = decoder.submit(Request(prompt, method, max_new_tokens=tokens, stop_ids=model.eos_ids))
             decoder.run()
-            if generation.error is not None:
-                raise generation.error
+            generation.raise_error()
             answers.append(list(generation.tokens))
             drafted, accepted = generation.metrics.drafted, generation.metrics.accepted
     except OutpaceError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from outpace.cli import options as opt
@@ -54,6 +55,7 @@ def bench_peers(
         from outpace.bench.peers.comparison import ComparisonSettings, prepare
         from outpace.bench.peers.libraries import choose
         from outpace.core.sampling import SamplingParams
+        from outpace.methods.named_weights import name_and_rest
 
         chosen = tuple(choose(None if peers is None else opt.names(peers)))
         questions = prompts.read()
@@ -63,8 +65,8 @@ def bench_peers(
             peers=chosen,
             methods=tuple(names),
             dtypes=None if dtypes is None else tuple(opt.names(dtypes)),
-            draft_model=draft_model[0] if draft_model else None,
-            heads=tuple(str(folder.absolute()) for folder in head or ()),
+            draft_model=name_and_rest(draft_model[0])[1] if draft_model else None,
+            heads=tuple(map(_absolute, head or ())),
             vllm_python=vllm_python,
             max_new_tokens=max_new_tokens,
             threads=threads or usable_cpus(),
@@ -83,3 +85,11 @@ def bench_peers(
 
         report = PeersReport.empty()
     outputs.write(report)
+
+
+def _absolute(head: str) -> str:
+    """A head as the option gives it, for a process in another folder."""
+    from outpace.methods.named_weights import name_and_rest
+
+    name, folder = name_and_rest(head)
+    return f"{name}={Path(folder).absolute()}" if name else str(Path(folder).absolute())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import typer
+from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.generate import status
@@ -17,6 +18,7 @@ from outpace.cli.interrupt import interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
+from outpace.models.transcript import NEXT_TURN, transcript
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
@@ -42,6 +44,7 @@ def chat(
     sampling: opt.Sampling,
 ) -> None:
     """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
+    opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     machine.check()
     drafting.check()
@@ -58,6 +61,12 @@ def chat(
         messages=[{"role": "system", "content": system}] if system else [],
         named=namespace,
     )
+    if not loaded.tokenizer.has_chat_template:
+        err().print(
+            f"[yellow]warning[/]: '{escape(loaded.name)}' has no chat template and may not be made for conversations: "
+            "the turns are joined as lines of 'User: ...' and 'Assistant: ...'",
+            soft_wrap=True,
+        )
     interactive = sys.stdin.isatty()
     if interactive:
         err().print(f"[dim]{loaded.name}, {talk.method.name}. {_HELP}.")
@@ -89,7 +98,7 @@ def _turn(talk: _Conversation, line: str, interactive: bool) -> None:
         except BadInput as error:
             if not interactive:
                 raise
-            err().print(f"[red]error:[/] {error} [dim](/reset starts afresh)")
+            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts afresh)")
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -163,6 +172,7 @@ class _Conversation:
             err().print("[dim]interrupted before the answer began; the question is forgotten")
             return
         print(flush=True)
+        generation.raise_error()
         self._keep(generation.sequence)
         self.messages = [*messages, {"role": "assistant", "content": generation.text}]
         kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens kept" if before and reused else ""
@@ -173,13 +183,18 @@ class _Conversation:
     def _request(self, messages: list[dict[str, str]]) -> Request:
         from outpace.engine.request import Request
 
+        words, stop = self.model.tokenizer, self.stop
+        if words.has_chat_template:
+            prompt = words.chat(messages)
+        else:
+            prompt, stop = words.encode(transcript(messages)), (*stop, NEXT_TURN)
         return Request(
-            prompt=tuple(self.model.tokenizer.chat(messages)),
+            prompt=tuple(prompt),
             method=self.method,
             params=self.params,
             max_new_tokens=self.max_new_tokens,
             stop_ids=self.model.eos_ids,
-            stop_strings=self.stop,
+            stop_strings=stop,
             references=self.references,
             namespace=self.namespace,
             keep=True,

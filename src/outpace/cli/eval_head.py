@@ -106,6 +106,12 @@ def _show(found: dict[str, Any], console: Console) -> None:
         console.print(_by_category(rows, categories))
     for key, said in _NOTES.items():
         console.print(f"[dim]{key}: {said}", soft_wrap=True)
+    if not found["gains"]:
+        console.print(
+            "[yellow]it does not pay[/]: no method was faster with this head than autoregressive decoding; train it on "
+            "more data (outpace train --tokens, --max-minutes)",
+            soft_wrap=True,
+        )
 
 
 _NOTES = {

@@ -17,6 +17,7 @@ from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
+from outpace.core.text import check_text
 
 if TYPE_CHECKING:
     from outpace.engine.decoder import Decoder
@@ -50,6 +51,7 @@ def generate(
     question = read_prompt(prompt, raw)
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
+    opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     machine.check()
     drafting.check()
@@ -99,6 +101,9 @@ def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> boo
                 if not json:
                     print(piece, end="", flush=True)
         decoder.run()  # lets a cancelled request leave
+    if generation.error is not None and generation.text and not json and not explain:
+        print(flush=True)  # the answer so far stays a line of its own
+    generation.raise_error()
     if generation.stream is not None and interrupt.pressed:
         rest = generation.stream.finish()
         if not json and not explain:
@@ -135,10 +140,7 @@ def read_prompt(prompt: str, raw: bool) -> str:
         except UnicodeDecodeError as error:
             raise BadInput(f"standard input is not UTF-8 text (byte {error.start})") from None
         prompt = text if raw else text.removesuffix("\n")  # the newline is the shell's, not the question's
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadInput("the prompt is not UTF-8 text") from None
+    check_text(prompt, "the prompt")
     if not prompt.strip():
         raise BadInput("the prompt is empty; write one, or give - and pipe it in")
     return prompt

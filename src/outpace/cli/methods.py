@@ -48,7 +48,8 @@ def _list(infos: list[MethodInfo]) -> None:
     out().print(table)
     err().print(
         "\n[dim]The output distribution is that of autoregressive decoding, except with methods marked lossy. "
-        "When to use each, and its settings: outpace methods NAME"
+        "What a method needs may be shipped for the model. When to use each, and its settings: outpace methods NAME. "
+        "METHOD#NAME drafts with the draft model or head of that name: --draft-model NAME=MODEL, --head NAME=DIR"
     )
 
 
@@ -56,12 +57,25 @@ def _needs(info: MethodInfo) -> str:
     return " and ".join(f"a {need}" for need in info.needs)
 
 
+def _needs_and_shipped(info: MethodInfo) -> str:
+    """What a method needs, and the models for which that is shipped."""
+    from outpace.heads.shipped import shipped_for
+    from outpace.methods.named_weights import DRAFT_LM
+
+    said = []
+    for need in info.needs:
+        kind = info.head if need == "head" else DRAFT_LM if need == "draft model" else None
+        models = ", ".join(shipped_for().get(kind or "", ()))
+        said.append(f"a {need}" + (f" (shipped for {models})" if models else ""))
+    return " and ".join(said)
+
+
 def _show(info: MethodInfo) -> None:
     console = out()
     console.print(f"[bold cyan]{info.name}[/]  {escape(info.summary)}")
     facts = (
         ("when to use", info.when_to_use),
-        ("needs", _needs(info) or "nothing beside the model"),
+        ("needs", _needs_and_shipped(info) or "nothing beside the model"),
         ("aliases", ", ".join(info.aliases)),
         ("family", info.family),
         ("paper", info.paper),

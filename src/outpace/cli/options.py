@@ -5,7 +5,6 @@ To add a sampling parameter, add a field to SamplingParams and one of that name 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
 from outpace.core.machine import usable_cpus
+from outpace.core.text import check_text
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
 
@@ -36,14 +37,20 @@ DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
 ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
 DraftModel = Annotated[
     list[str] | None,
-    option(value="NAME", panel=DRAFTING, text="Smaller model, for methods that draft with one; may be repeated."),
+    option(
+        value="MODEL",
+        panel=DRAFTING,
+        text="Smaller model, or a draft-lm head, for methods that draft with one; may be repeated. NAME=MODEL names it "
+        "(METHOD#NAME). [dim]\\[default: a shipped draft-lm][/]",
+    ),
 ]
 Head = Annotated[
-    list[Path] | None,
+    list[str] | None,
     option(
         value="DIR",
         panel=DRAFTING,
-        text="Trained head, for methods that draft with one; may be repeated. [dim]\\[default: shipped ones][/]",
+        text="Trained head, for methods that draft with one; may be repeated. NAME=DIR names it, for METHOD#NAME. "
+        "[dim]\\[default: shipped ones][/]",
     ),
 ]
 MethodName = Annotated[
@@ -136,6 +143,13 @@ def check_length(max_new_tokens: int) -> None:
         raise BadInput(f"--max-new-tokens must be at least 1, not {max_new_tokens}")
 
 
+def check_texts(system: str | None, stop: Sequence[str] | None) -> None:
+    """Raise BadInput for a system message or a stop string that is not valid text."""
+    check_text(system or "", "--system")
+    for one in stop or ():
+        check_text(one, "--stop")
+
+
 def check_threads(threads: int | None) -> None:
     """Raise BadInput for a number of threads that this machine does not have."""
     have = usable_cpus()
@@ -175,11 +189,10 @@ def settings_by_method(
         key, sign, text = pair.partition("=")
         if not sign or not key:
             raise BadInput(f"--param takes KEY=VALUE or METHOD.KEY=VALUE, not '{pair}'")
-        method, dot, inner = key.partition(".")
+        method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
             raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
-        setting = inner if dot else key
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
@@ -194,6 +207,7 @@ def _value(pair: str, text: str) -> Any:
     if not text.startswith(("[", "{")):
         return text
     try:
-        return json.loads(text)
-    except ValueError:
-        raise BadInput(f"--param {pair}: the value is not valid JSON") from None
+        return parse_json(text)
+    except ValueError as error:
+        key = pair.partition("=")[0]  # the value may be long
+        raise BadInput(f"--param {key}: the value is not valid JSON: {error}") from None

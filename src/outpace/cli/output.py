@@ -50,7 +50,8 @@ def waiting(what: str) -> AbstractContextManager[object]:
 
 def typed() -> str:
     """The command line, as reports note it."""
-    return shlex.join(["outpace", *sys.argv[1:]])
+    line = shlex.join(["outpace", *sys.argv[1:]])
+    return line.encode("utf-8", "replace").decode()  # names of files may be bytes that are no text
 
 
 def to_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from outpace.cli.options import DRAFTING, MACHINE, option
 from outpace.cli.output import err, waiting
 from outpace.core.errors import BadInput
 from outpace.core.machine import free_memory
-from outpace.models.source import resolve
+from outpace.models.source import Source, resolve
 
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
@@ -84,18 +85,32 @@ class Drafting:
     ] = None
 
     def check(self) -> None:
-        """Raise BadInput for draft models, a datastore or heads that do not exist."""
-        for name in self.draft_model or ():
-            resolve(name)
+        """Raise BadInput for draft models, a datastore or heads that do not exist, and for names given twice."""
+        self._draft_models()
         if self.datastore is not None:
             from outpace.datastore.store import open_datastore
 
             open_datastore(self.datastore)
         if self.head:
-            from outpace.heads.head_folder import open_head
+            from outpace.methods.named_weights import head_folders
 
-            for folder in self.head:
-                open_head(folder)
+            head_folders(self.head)
+
+    def _draft_models(self) -> dict[str, tuple[str, Source | None]]:
+        """What --draft-model gives, by name: how it was written, and where the model is; None for a draft LM."""
+        if not self.draft_model:
+            return {}
+        from outpace.methods.bindings import check_names
+        from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder, name_and_rest
+
+        found: list[tuple[str, tuple[str, Source | None]]] = []
+        for name, text in map(name_and_rest, self.draft_model):
+            if text == DRAFT_LM or draft_lm_folder(text) is not None:
+                found.append((name or DRAFT_LM, (text, None)))
+            else:
+                found.append((name or text, (text, resolve(text))))
+        check_names("--draft-model", [name for name, _ in found])
+        return dict(found)
 
     def settings(self, names: Iterable[str], params: SamplingParams) -> dict[str, dict[str, Any]]:
         """The chosen methods with their settings, checked as far as is possible without a model.
@@ -103,13 +118,12 @@ class Drafting:
         Raises BadInput for methods, settings and rules that do not exist, and for a rule that is not for ``params``.
         """
         from outpace.acceptance.registry import find_rule
-        from outpace.methods.registry import configured, find
+        from outpace.methods.registry import canonical, configured, find
 
-        infos = {info.name: info for info in map(find, names)}
+        infos = {canonical(name): find(name) for name in names}
         if not infos:
             raise BadInput("name at least one method; see: outpace methods")
-        by_alias = {alias: info.name for info in infos.values() for alias in info.aliases}
-        pairs = [_unaliased(pair, by_alias) for pair in self.param or ()]
+        pairs = [_unaliased(pair) for pair in self.param or ()]
         settings = opt.settings_by_method(pairs, {name: info.setting_names() for name, info in infos.items()})
         for name, info in infos.items():
             configured(info, settings[name])
@@ -118,24 +132,42 @@ class Drafting:
         return settings
 
     def load(self, machine: Machine) -> dict[str, Any]:
-        """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.method`."""
-        draft_models = tuple(machine.load(name) for name in self.draft_model or ())
-        return {"draft_model": draft_models, "datastore": self.datastore, "head": self.head}
+        """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.methods`.
+
+        A model that has two names is loaded once.
+        """
+        loaded: dict[Source, Model] = {}
+        models: dict[str, Model | str] = {}
+        for name, (text, source) in self._draft_models().items():
+            if source is not None and source not in loaded:
+                loaded[source] = machine.load(text)
+            models[name] = text if source is None else loaded[source]
+        return {"draft_model": models, "datastore": self.datastore, "head": self.head}
 
     def build(self, machine: Machine, settings: dict[str, dict[str, Any]]) -> tuple[Model, list[Method]]:
-        """The model, and the methods for it. Raises BadInput for parts that do not fit."""
+        """The model, and the methods for it. Raises BadInput for parts that do not fit.
+
+        Where draft models or heads were named, says what is not drafted with, and what is that was not named.
+        """
+        from outpace.methods.side_by_side import build_all, use_notes
+
         model = machine.load()
-        needs = self.load(machine)
-        return model, [
-            # Autoregressive decoding drafts nothing to judge: it stays the baseline under any rule.
-            model.method(name, each, rule=None if name == "none" else self.rule, **needs)
-            for name, each in settings.items()
-        ]
+        context = model.context(**self.load(machine))
+        built = build_all(list(settings), context, settings, self.rule)
+        for note in use_notes({one.name: one.drafts_with for one in built}, context.bindings):
+            err().print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        return model, built
 
 
-def _unaliased(pair: str, by_alias: dict[str, str]) -> str:
-    head, dot, rest = pair.partition(".")
-    return f"{by_alias[head]}.{rest}" if dot and head in by_alias else pair
+def _unaliased(pair: str) -> str:
+    """A --param with the method's own name in place of an alias."""
+    from outpace.methods.registry import canonical
+
+    key, sign, value = pair.partition("=")
+    label, dot, setting = key.rpartition(".")
+    with contextlib.suppress(BadInput):  # whoever reads it says which methods there are
+        return f"{canonical(label)}.{setting}{sign}{value}" if dot else pair
+    return pair
 
 
 def read_texts(paths: Sequence[Path] | None) -> tuple[str, ...]:

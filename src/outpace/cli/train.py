@@ -21,7 +21,8 @@ from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Machine
 
 if TYPE_CHECKING:
-    from outpace.training.job import TrainedHead, TrainingProgress
+    from outpace.training.job import TrainedHead
+    from outpace.training.training_progress import TrainingProgress
 
 _TRAINING, _DATA = "Training", "Data"
 _BARS = {"data": "tokens answered", "training": "training"}
@@ -40,7 +41,14 @@ class TrainingOptions:
             "one the model writes its users' turns itself.",
         ),
     ] = None
-    tokens: Annotated[int, option(value="N", panel=_DATA, text="Tokens of answers to train on.")] = 1_000_000
+    tokens: Annotated[
+        int | None,
+        option(
+            value="N",
+            panel=_DATA,
+            text="Tokens of answers to train on. Default: 1000000, or with --max-minutes as many as there is time for.",
+        ),
+    ] = None
     self_written: Annotated[
         float | None,
         option(value="SHARE", panel=_DATA, text="Of prompts that the model writes; default: what --prompts lack."),
@@ -68,9 +76,21 @@ class TrainingOptions:
         option(value="N", panel=_DATA, text="Disk for hidden states; default: 20e9, or half of what is free."),
     ] = None
     max_minutes: Annotated[
-        float | None, option(value="M", panel=_TRAINING, text="End training after M minutes of it.")
+        float | None,
+        option(
+            value="M",
+            panel=_TRAINING,
+            text="End data and training together after M minutes, half of them for data at most.",
+        ),
     ] = None
-    epochs: Annotated[float, option(value="X", panel=_TRAINING, text="Passes over the data.")] = 1.0
+    epochs: Annotated[
+        float | None,
+        option(
+            value="X",
+            panel=_TRAINING,
+            text="Passes over the data. Default: 1; without --tokens as many as --max-minutes has time for.",
+        ),
+    ] = None
     resume: Annotated[bool, option("--resume", panel=_TRAINING, text="Go on with the run in --out.")] = False
     size: Annotated[str, option(value="SIZE", panel=_TRAINING, text="tiny, small, base or large.")] = "base"
     vocabulary: Annotated[
@@ -132,8 +152,9 @@ class _Watch:
             self._shown = self._bar.enter_context(bar(_BARS[now.stage])) if now.stage in _BARS else None
         if self._shown is not None:
             self._shown.move(now.done, now.total, now.doing)
-        elif now.stage == "collected":
-            err().print(f"[dim]data: {escape(now.doing)}", soft_wrap=True)
+        elif now.stage in ("plan", "collected"):
+            what = "expected" if now.stage == "plan" else "data"
+            err().print(f"[dim]{what}: {escape(now.doing)}", soft_wrap=True)
         elif now.stage == "stopped":
             how = " with --resume" if before == "training" else ""
             err().print(f"[dim]stopped: {escape(now.doing)}; the same command{how} goes on", soft_wrap=True)
@@ -151,6 +172,17 @@ def _show(made: TrainedHead, model: str) -> None:
         f"{about['seconds'] / 60:.1f} minutes, {measured}"
     )
     console.print(f"  the head is in {escape(folder)}", soft_wrap=True)
+    trial = about["trial"]
+    accepted = f"{trial['accepted']:.2f} of {trial['draft_tokens']} draft tokens accepted a round"
+    tried = f"{accepted} on {trial['prompts']} prompts"
+    if not trial["gains"]:
+        console.print(
+            f"  [yellow]it does not make decoding faster yet[/]: {tried}; train another on more data (--tokens, "
+            "--max-minutes, --prompts)",
+            soft_wrap=True,
+        )
+        return
+    console.print(f"  {tried}", soft_wrap=True)
     name = "" if model == "smollm2" else f"--model {shlex.quote(model)} "
     command = f"outpace generate '...' {name}--method {made.method} --head {shlex.quote(folder)}"
     console.print(f"  [dim]use it: {escape(command)}", soft_wrap=True)

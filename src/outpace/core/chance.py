@@ -1,15 +1,22 @@
 """Chance: the one source of random numbers in outpace.
 
-``ChanceSource.at(position, purpose)`` opens a stream that depends only on the request's seed, the position (length of
-the sequence when the round began) and a purpose such as "draft" or "accept": no two rounds share a stream, and drafter
-and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011). For certification,
-:class:`Enumeration` replaces chance by a walk over every outcome with its weight.
+``ChanceSource.at(position, purpose)`` opens a stream. Its key is the request (:attr:`SeededChance.key`), the position
+(length of the sequence when the round began) and a purpose such as "draft" or "accept". No two rounds share a stream,
+and drafter and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011).
+
+What a drafter drafts must not depend on the numbers that will judge it. An answer depends on the numbers it was sampled
+with, so whatever knows that answer must be judged with others. Hence the key of a request is made of its seed, a digest
+of its prompt and references (an answer that comes back as either is in another key), and the number of earlier requests
+of its namespace with its seed (what a drafter keeps of these answers is in another key). The number is 0 for the first
+of them and without a namespace, so that the same request with the same seed repeats its answer.
+
+For certification, :class:`Enumeration` replaces chance by a walk over every outcome with its weight.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -17,9 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outpace.core import races
+
 T = TypeVar("T")
-_Branch = tuple[int, float, tuple[float, float]]
-"""An outcome, its weight, and the interval of the uniform number that leads to it."""
+_Number = tuple[int, str, int]
+"""A number of a stream: the stream's position and purpose, and which number of it."""
+_Branch = tuple[int, float]
+"""An outcome and its weight."""
 
 
 class Chance(Protocol):
@@ -45,6 +56,14 @@ class Chance(Protocol):
         """``n`` standard Gumbel numbers, float64."""
         ...
 
+    def race(self, weights: Tensor) -> int:
+        """argmax(log ``weights`` + G): an index with probability proportional to ``weights``, as for ``categorical``.
+
+        G, one Gumbel number for each index, is drawn once: every race of one stream is run with the same noise, and so
+        is every race of the stream when it is opened again and first asked for this.
+        """
+        ...
+
 
 class ChanceSource(Protocol):
     """The streams of one request, by position (tokens before the round) and purpose."""
@@ -52,23 +71,28 @@ class ChanceSource(Protocol):
     def at(self, position: int, purpose: str) -> Chance: ...
 
 
-def _checked_cumsum(weights: Tensor) -> Tensor:
-    cumulative = weights.double().cumsum(0)
-    total = float(cumulative[-1])
+def _check_weights(weights: Tensor, total: float | None = None) -> None:
+    total = float(weights.sum(dtype=torch.float64)) if total is None else total
     if not 0.0 < total < float("inf") or float(weights.min()) < 0.0:
         raise ValueError(f"categorical weights must be finite, non-negative and not all zero (sum {total})")
+
+
+def _checked_cumsum(weights: Tensor) -> Tensor:
+    cumulative = weights.double().cumsum(0)
+    _check_weights(weights, float(cumulative[-1]))
     return cumulative
 
 
 class _Stream:
-    def __init__(self, seed: int, purpose: str, position: int) -> None:
-        self._at = seed, purpose, position
+    def __init__(self, source: SeededChance, purpose: str, position: int) -> None:
+        self._at = source, purpose, position
+        self._times: Tensor | None = None
 
     @cached_property
     def _generator(self) -> np.random.Generator:
         """Made at the first draw: a greedy round opens streams and draws nothing."""
-        seed, purpose, position = self._at
-        digest = hashlib.blake2b(f"{seed}|{purpose}".encode(), digest_size=16).digest()
+        source, purpose, position = self._at
+        digest = hashlib.blake2b(source.key + purpose.encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)
         # The position takes the high word of the counter: no stream ever runs into the next one's numbers.
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
@@ -99,15 +123,37 @@ class _Stream:
     def gumbel(self, n: int) -> Tensor:
         return torch.from_numpy(self._generator.gumbel(size=n))
 
+    def race(self, weights: Tensor) -> int:
+        _check_weights(weights)
+        if self._times is None or self._times.device != weights.device:
+            # G = -log E for a standard exponential E, and argmax(log w - log E) = argmax(w / E): no logarithm.
+            drawn = self._generator.standard_exponential(len(weights)) if self._times is None else self._times.cpu()
+            self._times = torch.as_tensor(drawn, dtype=torch.float64).clamp_(min=1e-300).to(weights.device)
+        return int((weights.double() / self._times).argmax())
+
 
 class SeededChance:
-    """Streams for one request, keyed by its seed."""
+    """Streams for one request: ``seed``, its ``texts`` (token ids of the prompt and of every reference), and how many
+    ``earlier`` requests of its namespace had its seed."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, texts: Seq[Seq[int]] = (), earlier: int = 0) -> None:
+        self.seed, self.texts, self.earlier = seed, texts, earlier
+
+    @cached_property
+    def key(self) -> bytes:
+        """What tells its streams from those of other requests."""
+        digest = hashlib.blake2b(f"{self.seed}|{self.earlier}".encode(), digest_size=16)
+        for text in self.texts:
+            digest.update(f"|{len(text)}|".encode())
+            digest.update(np.asarray(text, dtype=np.int64).tobytes())
+        return digest.digest()
+
+    def reseeded(self, seed: int) -> SeededChance:
+        """The streams that the same request would have with another seed."""
+        return SeededChance(seed, self.texts, self.earlier)
 
     def at(self, position: int, purpose: str) -> Chance:
-        return _Stream(self.seed, purpose, position)
+        return _Stream(self, purpose, position)
 
 
 class _Path:
@@ -121,15 +167,19 @@ class _Path:
         self.script = script
         self.cursor = 0
         self.weight = 1.0
-        self.known: dict[tuple[int, str, int], tuple[float, float]] = {}
+        self.known: dict[_Number, tuple[float, float]] = {}
+        """The interval in which a uniform number lies, by what was decided with it."""
+        self.races: dict[tuple[int, str], tuple[races.Race, ...]] = {}
+        """The races that were run with a stream's noise."""
 
     def at(self, position: int, purpose: str) -> Chance:
         return _PathStream(self, position, purpose)
 
-    def choose(self, number: tuple[int, str, int], weights: list[float]) -> int:
+    def choose(self, number: _Number, weights: list[float]) -> int:
         """The index that a uniform ``number`` falls on; its interval narrows with everything decided by it."""
         low, high = self.known.get(number, (0.0, 1.0))
         branches: list[_Branch] = []
+        intervals: dict[int, tuple[float, float]] = {}
         begin = 0.0
         last = max(index for index, weight in enumerate(weights) if weight > 0.0)
         for index, weight in enumerate(weights):
@@ -137,8 +187,28 @@ class _Path:
             inside = (max(low, begin), min(high, end))
             if weight > 0.0 and inside[0] < inside[1]:
                 share = weight if number not in self.known else (inside[1] - inside[0]) / (high - low)
-                branches.append((index, share, inside))
+                branches.append((index, share))
+                intervals[index] = inside
             begin = end
+        chosen = self._take(branches)
+        self.known[number] = intervals[chosen]
+        return chosen
+
+    def race(self, stream: tuple[int, str], weights: tuple[float, ...]) -> int:
+        """The winner of a race, given the winners of those that were run with the stream's noise before."""
+        before = self.races.get(stream, ())
+        again = next((winner for known, winner in before if known == weights), None)
+        if again is not None:
+            return again
+        runs = {index: (*before, (weights, index)) for index, weight in enumerate(weights) if weight > 0.0}
+        joint = {index: races.probability(run) for index, run in runs.items()}
+        total = sum(joint.values())
+        chosen = self._take([(index, share / total) for index, share in joint.items() if share > 0.0])
+        self.races[stream] = runs[chosen]
+        return chosen
+
+    def _take(self, branches: list[_Branch]) -> int:
+        """The outcome that the script says, or the first where it says nothing yet."""
         if len(branches) == 1:
             branch = branches[0]
         else:
@@ -150,7 +220,6 @@ class _Path:
             self.cursor += 1
             branch = branches[taken]
             self.weight *= branch[1]
-        self.known[number] = branch[2]
         return branch[0]
 
 
@@ -184,6 +253,10 @@ class _PathStream:
 
     def gumbel(self, n: int) -> Tensor:
         raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
+
+    def race(self, weights: Tensor) -> int:
+        shares = weights.double() / _checked_cumsum(weights)[-1]
+        return self._path.race((self._position, self._purpose), tuple(shares.tolist()))
 
 
 class Enumeration:

@@ -1,5 +1,8 @@
 """The errors that a user can cause, and mend."""
 
+LONGEST = 320
+"""Characters of another library's message that a line for the user repeats."""
+
 
 class OutpaceError(Exception):
     """Something the caller can put right. The message is one line: what is wrong and what to do."""
@@ -7,6 +10,23 @@ class OutpaceError(Exception):
 
 class BadInput(OutpaceError):
     """An argument, file or model that cannot be used as given. The command line exits with 2."""
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """``text`` in one line; what is longer than ``longest`` characters ends after a whole word, with an ellipsis."""
+    words = text.split()
+    line = " ".join(words)
+    while len(line) > longest and len(words) > 1:
+        words.pop()
+        line = " ".join(words) + " ..."
+    return line
+
+
+def said(error: BaseException, where: str = "") -> str:
+    """What somebody else's code raised, in one line: its type, ``where`` in that code, and its message, shortened."""
+    text = shortened(str(error))
+    name = type(error).__name__ + (f" in {where}" if where else "")
+    return f"{name}: {text}" if text else name
 
 
 class MissingExtra(BadInput):

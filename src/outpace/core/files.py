@@ -108,9 +108,17 @@ def _flush(path: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises BadInput for a file that cannot be read or holds something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise BadInput(f"{path} cannot be read: it holds no JSON object")
     return found
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value. Raises ValueError for what is none, and for one that is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None

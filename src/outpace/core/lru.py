@@ -41,13 +41,14 @@ class Lru(Generic[K, V]):
         """All entries, the least recently used first; using none."""
         return list(self._entries.items())
 
-    def put(self, key: K, value: V) -> None:
-        """Enter or replace an entry, as the most recently used."""
+    def put(self, key: K, value: V) -> V | None:
+        """Enter or replace an entry, as the most recently used. Returns the value that had to leave for it."""
         self._entries[key] = value
         self._entries.move_to_end(key)
-        while len(self._entries) > self.bound:
-            self._entries.popitem(last=False)
-            self.evicted += 1
+        if len(self._entries) <= self.bound:
+            return None
+        self.evicted += 1
+        return self._entries.popitem(last=False)[1]
 
     def drop(self, key: K) -> None:
         """Remove an entry, if it is there; it does not count as evicted."""

@@ -13,7 +13,7 @@ time_split                 share of the decoding time in draft, score (the targe
 drafting_rounds            share of rounds in which anything was drafted
 drafting_acceptance_length tokens committed per round in which anything was drafted
 draft_ms                   milliseconds of drafting per round
-drafting_parts             share of rounds in which each part drafted, by name, of a method that chooses among parts
+drafting_parts             share of rounds in which each part drafted, by name, of a method with parts
 caches                     what the drafter holds for the request's namespace: entries, bound, entries that had to leave
 ========================== =========================================================================
 """
@@ -72,7 +72,7 @@ class RequestMetrics:
     caches: tuple[CacheUse, ...] = ()
     """The drafter's caches when the request left."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Rounds in which each part drafted, of drafters that choose among parts."""
+    """Rounds in which each part drafted, of drafters with parts."""
 
     def count_round(self, drafted: int, accepted: int, committed: int) -> None:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all."""

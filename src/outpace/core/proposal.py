@@ -19,6 +19,10 @@ class Proposal:
     """Whether a node has at most one sampled draw, its siblings being functions of the path to the node alone: were
     they chosen with a look at the sample, rules that weigh a node's draws as one set would be biased."""
 
+    shares_noise: bool = False
+    """Whether sampled draws are made with the noise of their position where the request's rule shares it
+    (``outpace.drafting.draft_token``)."""
+
     keeps_unverified_draws: bool = False
     """Whether draws that the verdict did not reach live on into later rounds: then no rule may have looked at them."""
 

@@ -16,29 +16,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-
-
-@runtime_checkable
-class LogitsProcessor(Protocol):
-    """A user's processor. States are values: ``advance`` returns a new one, so a tree can fork it at every node."""
-
-    def begin(self, prompt: Sequence[int]) -> Any:
-        """The state after the prompt."""
-        ...
-
-    def advance(self, state: Any, token: int) -> Any:
-        """The state after one more token; must not change ``state``."""
-        ...
-
-    def process(self, state: Any, logits: Tensor) -> Tensor:
-        """New float32 logits, shape (V,), for the next token; must not change ``logits``."""
-        ...
+from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
 
 
 def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -140,8 +123,9 @@ class Sampler:
             self._seen[torch.tensor(list(prompt), dtype=torch.long)] = True
         if params.presence_penalty or params.frequency_penalty:
             self._counts = torch.zeros(vocab_size, dtype=torch.float32)
-        self.states: list[Any] | None = [processor.begin(prompt) for processor in params.processors]
-        """One per processor; None behind a stop token, where a grammar may have no state."""
+        self.processors = Processors(tuple(params.processors))
+        self.states: States = self.processors.begin(prompt)
+        """The processors' states after the history; a failure ends the request when the next token is chosen."""
 
     def fork(self) -> Sampler:
         """An independent copy."""
@@ -159,17 +143,13 @@ class Sampler:
                 self._counts[token] += 1
             self.states = self.advanced(self.states, token)
 
-    def advanced(self, states: list[Any] | None, token: int) -> list[Any] | None:
+    def advanced(self, states: States, token: int) -> States:
         """The processors' states after one more token; None behind a stop token."""
-        if states is None or token in self.stop_ids:
-            return None
-        return [
-            processor.advance(state, token) for processor, state in zip(self.params.processors, states, strict=True)
-        ]
+        return None if token in self.stop_ids else self.processors.advance(states, token)
 
-    def penalise(self, row: Tensor, path: Sequence[int], states: list[Any] | None) -> Tensor:
+    def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
         """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
-        ``states``: the processors' states there."""
+        ``states``: the processors' states there. Or what a processor did wrong."""
         params = self.params
         if self._seen is not None:
             seen = self._seen
@@ -185,7 +165,4 @@ class Sampler:
                 counts = counts.index_add(0, index, torch.ones(len(path)))
             counts = counts.to(row.device)
             row = row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-        if states is not None:
-            for processor, state in zip(params.processors, states, strict=True):
-                row = processor.process(state, row)
-        return row
+        return self.processors.process(states, row)

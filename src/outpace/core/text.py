@@ -1,9 +1,11 @@
-"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string."""
+"""TextStream: token ids to text as they arrive, in whole characters, up to a stop string; and what counts as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
+
+from outpace.core.errors import BadInput, said
 
 _REPLACEMENT = "�"  # what a decoder shows for bytes that do not form a character yet
 
@@ -14,6 +16,20 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``, special tokens left out."""
         ...
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise BadInput for ``text`` with half of a surrogate pair, which stands for no character; ``what``: its name.
+
+    JSON's ``\\ud800`` makes one, and so do bytes on a command line that are not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise BadInput(
+            f"{what} is not valid text: character {error.start + 1} is half of a surrogate pair ({half}); remove it"
+        ) from None
 
 
 class TextStream:
@@ -31,12 +47,13 @@ class TextStream:
         self._held = ""
         self.text = ""
         self.stopped: str | None = None
+        self.failure: BadInput | None = None
+        """What the tokenizer, somebody else's program, could not decode; no text comes after it."""
 
     def push(self, token: int) -> str:
         """The text that this token releases (maybe ""). Sets ``stopped`` when a stop string is complete."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._window : self._read])
-        after = self._tokenizer.decode(self._ids[self._window :])
+        before, after = self._decode(self._window, self._read), self._decode(self._window)
         if after.endswith(_REPLACEMENT) or len(after) <= len(before):
             return ""
         self._window, self._read = self._read, len(self._ids)
@@ -46,13 +63,27 @@ class TextStream:
         """Whatever was held back, at the end of the answer."""
         if self.stopped is not None:
             return ""
-        before = self._tokenizer.decode(self._ids[self._window : self._read])
-        after = self._tokenizer.decode(self._ids[self._window :])
+        before, after = self._decode(self._window, self._read), self._decode(self._window)
         self._window = self._read = len(self._ids)
         piece = self._release(after[len(before) :])
         self.text += self._held
         piece, self._held = piece + self._held, ""
         return piece
+
+    def _decode(self, start: int, stop: int | None = None) -> str:
+        """The text of the ids from ``start`` to ``stop``; none once the tokenizer has failed."""
+        if self.failure is not None:
+            return ""
+        try:
+            text = self._tokenizer.decode(self._ids[start:stop])
+        except Exception as error:
+            self.failure = BadInput(f"the tokenizer cannot decode the answer: it raised {said(error)}")
+            self.failure.__cause__ = error
+            return ""
+        if not isinstance(text, str):
+            self.failure = BadInput(f"the tokenizer cannot decode the answer: it returned {type(text).__name__}")
+            return ""
+        return text
 
     def _release(self, piece: str) -> str:
         pending = self._held + piece

@@ -2,18 +2,24 @@
 
 Every processor is path-aware: at a node it sees the committed tokens and the draft tokens that lead to the node. The
 order and meaning of the processors are in :mod:`outpace.core.sampling`.
+
+Where no token can follow a node (a user's processor failed there, or every token is banned) the distribution has a
+stand-in, the uniform one, and :meth:`TreeDistribution.failure` says why. Nothing is raised: a batch of requests is
+judged together, and the engine ends those whose next token would come from a stand-in. The others' tokens, and those
+that this one drew before, are what they would be in autoregressive decoding: rules keep the distribution of whatever
+stands at the nodes that they reject.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.core.errors import BadInput
+from outpace.core.processors import ProcessorFailure, States
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 
@@ -23,7 +29,7 @@ _COLDEST = 1e-30
 
 def _dead_end() -> BadInput:
     return BadInput(
-        "no token can follow: a logits processor or logit_bias bans every token (or the model's logits are NaN)"
+        "no token can follow: logit_bias bans every token, alone or with a processor (or the model's logits are NaN)"
     )
 
 
@@ -87,16 +93,24 @@ class TreeDistribution:
         self.tree = tree
         self.logits = logits
         self._probs: dict[int, Tensor] = {}
-        self._states: dict[int, list[Any] | None] = {ROOT: sampler.states}
+        self._states: dict[int, States] = {ROOT: sampler.states}
+        self._failures: dict[int, BadInput] = {}
 
-    def _states_at(self, node: int) -> list[Any] | None:
+    def _states_at(self, node: int) -> States:
         if node not in self._states:
             before = self._states_at(self.tree.parents[node])
             self._states[node] = self.sampler.advanced(before, self.tree.tokens[node])
         return self._states[node]
 
+    def failure(self, node: int) -> BadInput | None:
+        """Why no token can follow ``node``, of which p or the argmax was asked; None: one can."""
+        return self._failures.get(node)
+
     def processed(self, nodes: Sequence[int]) -> Tensor:
-        """Float32 logits after bias, penalties and the user's processors, before temperature: (len(nodes), V)."""
+        """Float32 logits after bias, penalties and the user's processors, before temperature: (len(nodes), V).
+
+        All -inf where a processor failed.
+        """
         sampler = self.sampler
         if not sampler.params.path_dependent and sampler.bias is None:
             if len(nodes) == 1:
@@ -108,24 +122,33 @@ class TreeDistribution:
             rows[:, ids] += bias.to(rows.device)
         if not sampler.params.path_dependent:
             return rows
-        paths = [(self.tree.path_tokens(node), self._states_at(node)) for node in nodes]
-        return torch.stack([sampler.penalise(row, *path) for row, path in zip(rows, paths, strict=True)])
+        return torch.stack([self._penalised(row, node) for row, node in zip(rows, nodes, strict=True)])
+
+    def _penalised(self, row: Tensor, node: int) -> Tensor:
+        found = self.sampler.penalise(row, self.tree.path_tokens(node), self._states_at(node))
+        if not isinstance(found, ProcessorFailure):
+            return found
+        self._failures.setdefault(node, found)
+        return torch.full_like(row, -math.inf)
 
     def ensure(self, nodes: Iterable[int]) -> None:
         """Compute p for all of ``nodes`` in one vectorised pass."""
         missing = [node for node in dict.fromkeys(nodes) if node not in self._probs]
         if missing:
-            rows = warp(self.processed(missing), self.sampler.params)
-            self._probs.update(zip(missing, rows.unbind(0), strict=True))
+            rows = self.processed(missing)
+            alive = rows.amax(-1).isfinite().tolist()
+            for at, node in enumerate(missing):
+                if not alive[at]:
+                    self._failures.setdefault(node, _dead_end())
+            if not all(alive):
+                rows = rows.masked_fill(~torch.tensor(alive, device=rows.device)[:, None], 0.0)
+            self._probs.update(zip(missing, warp(rows, self.sampler.params).unbind(0), strict=True))
 
     def p(self, node: int) -> Tensor:
-        """The distribution after ``node``: (V,) float32, sums to one. Raises BadInput where no token can follow."""
+        """The distribution after ``node``: (V,) float32, sums to one; a stand-in where no token can follow."""
         if node not in self._probs:
             self.ensure([node])
-        probs = self._probs[node]
-        if math.isnan(probs.max()):
-            raise _dead_end()
-        return probs
+        return self._probs[node]
 
     def dead_end(self, node: int) -> bool:
         """Whether no token can follow ``node``: every one is banned. Drafters do not draw there."""
@@ -134,7 +157,7 @@ class TreeDistribution:
         return not bool((self.processed([node])[0] > -math.inf).any())
 
     def argmax(self, node: int) -> int:
-        """The greedy choice after ``node``; ties go to the smallest id. Raises BadInput where no token can follow."""
+        """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
         plain = not self.sampler.params.path_dependent and self.sampler.bias is None
         row = self.logits[node + 1] if plain else self.processed([node])[0]
         if row.device.type == "cpu" and row.dtype == torch.float32:
@@ -145,7 +168,7 @@ class TreeDistribution:
             token = int(row.argmax())
             best = float(row[token])
         if not best > -math.inf:
-            raise _dead_end()
+            self._failures.setdefault(node, _dead_end())
         return token
 
     def logprobs(self, node: int, token: int, top: int = 0) -> tuple[float, list[tuple[int, float]]]:

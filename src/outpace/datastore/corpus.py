@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
 
 FIELDS = ("text", "prompt", "turns", "messages")
 _PIECE = 1 << 15
@@ -132,7 +132,7 @@ def _lines(path: Path, file: Any) -> Iterator[tuple[str, bool]]:
 def _texts(line: str, where: str) -> Iterator[str]:
     """The texts of one line of JSON."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         raise BadInput(f"{where} is not JSON") from None
     if not isinstance(row, dict) or not any(field in row for field in FIELDS):

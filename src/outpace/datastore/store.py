@@ -21,6 +21,9 @@ import numpy as np
 from outpace.core.errors import BadInput
 from outpace.datastore.layout import HEADER_BYTES, REBUILD, Header, digest
 
+_PARTS = 64
+"""Parts that a sample of a corpus is made of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -123,6 +126,23 @@ class Datastore:
         for start in np.flatnonzero(text == end)[-2::-1].tolist():
             yield text[start + 1 : stop][::-1].tolist()
             stop = start
+
+    def sample(self, most: int) -> Iterator[list[int]]:
+        """Documents, or parts of them, from all over the corpus, of ``most`` tokens together at most; all of a corpus
+        that has no more."""
+        if self.tokens <= most:
+            yield from self.documents()
+            return
+        text, end = self._text, self.header.separator
+        count = max(1, min(_PARTS, most // _PARTS))
+        size = most // count
+        for part in range(count):
+            stop = len(text) - len(text) * part // count  # the text runs backwards
+            row = text[stop - size : stop][::-1]
+            for document in np.split(row, np.flatnonzero(row == end)):
+                tokens = document[document != end].tolist()
+                if tokens:
+                    yield tokens
 
     def _backwards(self, context: Seq[int]) -> bytes:
         """The bytes of a context's last tokens as the text has them, back to one that no corpus can hold."""

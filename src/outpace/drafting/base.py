@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from outpace.core.chance import Chance
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
+from outpace.drafting.namespaces import EarlierRequests, Namespaces
 from outpace.targets.base import Scores, Sequence
 
 S = TypeVar("S")
@@ -59,6 +61,22 @@ class Drafter(ABC, Generic[S]):
     """Target layers whose input hidden states ``on_prefill`` and ``observe`` read; the number of layers is the last
     layer's output."""
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        """Those of ``aux_hidden_state_layers`` whose states of the prompt ``on_prefill`` reads: all, where nothing else
+        is said. K/V of an earlier turn can be continued only where these were kept with it."""
+        return self.aux_hidden_state_layers
+
+    @cached_property
+    def earlier(self) -> EarlierRequests:
+        """Its requests so far, by namespace and seed: they live as long as what it keeps of the namespaces."""
+        return EarlierRequests()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it keeps anything of a request for later ones of its namespace. Drafters with parts ask these too."""
+        return any(isinstance(one, Namespaces) for one in vars(self).values())
+
     @abstractmethod
     def begin(self, sequence: Sequence) -> S:
         """A request joins; its prompt is ``sequence.tokens``. Returns its state. Called before the target's prefill."""
@@ -82,7 +100,7 @@ class Drafter(ABC, Generic[S]):
     def on_prefill(self, state: S, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         """Hidden states of one prefill chunk that starts at ``position``: (rows, hidden) by layer.
 
-        Only called with ``aux_hidden_state_layers``.
+        Only called with ``prefill_layers``.
         """
 
     def reusable_forward(self, states: Seq[S]) -> Scores | None:
@@ -97,7 +115,7 @@ class Drafter(ABC, Generic[S]):
         return ()
 
     def drafting(self, state: S) -> dict[str, int]:
-        """In how many rounds of this request each of its parts drafted, where it chooses. Asked before ``end``."""
+        """In how many rounds of this request each of its parts drafted, where it has parts. Asked before ``end``."""
         return {}
 
     def end(self, state: S) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -88,8 +88,7 @@ class StreamingBottom(BottomDrafter[Sequence]):
         self._sink, self._window = sink, window
 
     def begin(self, sequence: Sequence) -> Sequence:
-        kv = self.model.open()
-        return Sequence(sequence.tokens, sequence.prompt_length, kv, sequence.sampler, sequence.chance)
+        return replace(sequence, kv=self.model.open(), states=None)
 
     def draft(
         self, states: Seq[Sequence], paths: Seq[Seq[int]], counts: Seq[int], chances: Seq[Chance]

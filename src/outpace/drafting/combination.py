@@ -7,8 +7,9 @@ a round, so that it has learned what it can when its turn comes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -29,6 +30,8 @@ def one_of(proposals: Seq[Proposal]) -> Proposal:
         sampled=any(one.sampled for one in proposals),
         replacement=all(one.replacement for one in proposals),
         one_sampled_sibling=any(one.sampled for one in proposals) and all(_at_most_one_draw(one) for one in proposals),
+        shares_noise=all(one.shares_noise or not one.sampled for one in proposals)
+        and any(one.sampled for one in proposals),
         keeps_unverified_draws=any(one.keeps_unverified_draws for one in proposals),
         mixed=_mixed(proposals),
     )
@@ -59,10 +62,13 @@ def _mixed(proposals: Seq[Proposal]) -> bool:
 
 @dataclass(slots=True)
 class CombinedState(DraftState):
-    """``parts``: the states of the parts. ``drafting``: which part drafts in the round under way, where one does."""
+    """``parts``: the states of the parts. ``drafting``: which part drafts in the round under way, where one does.
+    ``rounds``: in how many each part drafted, by its name.
+    """
 
     parts: list[Any]
     drafting: int | None = None
+    rounds: Counter[str] = field(default_factory=Counter)
 
 
 C = TypeVar("C", bound=CombinedState)
@@ -71,7 +77,7 @@ C = TypeVar("C", bound=CombinedState)
 class Combined(Drafter[C], ABC):
     """Passes to its parts all that happens to a request. Subclasses choose which part drafts.
 
-    ``names`` are shown beside the parts' caches.
+    ``names`` are shown beside the parts' caches and counters.
     """
 
     def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str], proposal: Proposal) -> None:
@@ -85,6 +91,10 @@ class Combined(Drafter[C], ABC):
         )
         self.nest(self.purpose)
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.prefill_layers}))
+
     @abstractmethod
     def opened(self, sequence: Sequence, parts: list[Any]) -> C:
         """The state of a request that joins, around the states of the parts."""
@@ -94,13 +104,17 @@ class Combined(Drafter[C], ABC):
         for index, part in enumerate(self.parts):
             part.nest(f"{purpose}/{index}")
 
+    @property
+    def remembers(self) -> bool:
+        return super().remembers or any(part.remembers for part in self.parts)
+
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])
 
     def on_prefill(self, state: C, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         for part, mine in zip(self.parts, state.parts, strict=True):
-            if part.aux_hidden_state_layers:
-                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.aux_hidden_state_layers})
+            if part.prefill_layers:
+                part.on_prefill(mine, position, {layer: hidden_states[layer] for layer in part.prefill_layers})
 
     def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
         for index, part in enumerate(self.parts):
@@ -116,6 +130,9 @@ class Combined(Drafter[C], ABC):
             for name, part, mine in zip(self.names, self.parts, state.parts, strict=True)
             for use in part.caches(mine)
         )
+
+    def drafting(self, state: C) -> dict[str, int]:
+        return {name: state.rounds[name] for name in self.names}
 
     def end(self, state: C) -> None:
         for part, mine in zip(self.parts, state.parts, strict=True):

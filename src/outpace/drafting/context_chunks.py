@@ -1,81 +1,75 @@
-"""Which part of a long context to read: the first tokens, the latest ones, and the chunks most like the latest ones.
+"""Which part of a long context to read: the first tokens, the latest ones, and the chunks that a query attends to.
 
-TriForce (Sun et al. 2024, arXiv 2404.11912, section 4.1) cuts the K/V into chunks and keeps those whose mean key has
-the largest product with the current query. Queries and keys are internal to a target's kernels and differ in every
-layer and head; every target exposes its hidden states, of which both are linear functions (after a norm). So a chunk is
-represented here by the mean of its normalised hidden states entering one layer, less the mean of the whole text, and
-compared with the latest states by cosine.
+TriForce (Sun et al. 2024, arXiv 2404.11912, section 4.1) cuts the K/V into chunks and keeps, in every layer and head,
+those whose mean key has the largest product with the query of the latest token. Query heads that share a K/V head
+choose for it together, by the sum of their products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+_AT_ONCE = 512
+"""Tokens whose keys are copied at a time."""
+
 
 class Chunks:
-    """Hidden states of one text, summed by chunks of ``size`` tokens.
+    """Mean keys of one text, by chunks of ``size`` tokens, and the chunks that were chosen by them last.
 
-    ``recent``: the factor by which a token's weight in the query fades with each later token.
+    ``seen``: how many tokens have been taken up, a multiple of ``size``.
     """
 
-    def __init__(self, size: int, recent: float = 0.5) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self._recent = recent
-        self._sums: Tensor | None = None
-        self._counts = torch.zeros(0)
-        self._query: Tensor | None = None
+        self.seen = 0
+        self.chosen_at = -1
+        """How many tokens were committed when chunks were chosen; -1 before."""
+        self._means: list[Tensor] = []
+        self._chosen: Tensor | None = None
+        self._recent = 0
 
-    @torch.inference_mode()  # hidden states are inference tensors, and sums of them must be too
-    def add(self, position: int, states: Tensor) -> None:
-        """States (rows, hidden) of the tokens at ``position``, ``position + 1``, ..."""
-        if not len(states):
-            return
-        states = torch.nn.functional.normalize(states.detach().float().cpu(), dim=-1)
-        where = torch.arange(position, position + len(states)) // self.size
-        chunks = int(where[-1]) + 1
-        if self._sums is None:
-            self._sums = states.new_zeros(0, states.shape[1])
-        if chunks > len(self._sums):
-            more = max(chunks, 2 * len(self._sums)) - len(self._sums)
-            self._sums = torch.cat([self._sums, self._sums.new_zeros(more, states.shape[1])])
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(more)])
-        self._sums.index_add_(0, where, states)
-        self._counts.index_add_(0, where, torch.ones(len(states)))
-        # The query is an average over recent tokens: one alone is a poor description of the context.
-        faded = self._recent ** torch.arange(len(states) - 1, -1, -1, dtype=torch.float32)
-        self._query = (
-            faded @ states if self._query is None else faded @ states + self._recent ** len(states) * self._query
-        )
+    def grow(self, length: int, keys: Callable[[int, int], Tensor]) -> None:
+        """Take up all whole chunks of ``length`` tokens; ``keys(start, stop)`` are (layers, kv_heads, n, width)."""
+        most = max(1, _AT_ONCE // self.size)
+        while chunks := min(most, (length - self.seen) // self.size):
+            stop = self.seen + chunks * self.size
+            found = keys(self.seen, stop)
+            layers, heads, _, width = found.shape
+            self._means.append(found.reshape(layers, heads, chunks, self.size, width).mean(3))
+            self.seen = stop
 
-    def alike(self) -> Tensor:
-        """Similarity of every chunk to the latest tokens: cosines, (chunks,); -inf where no state is known."""
-        if self._sums is None or self._query is None:
-            return torch.zeros(0)
-        centre = self._sums.sum(0) / self._counts.sum()
-        means = self._sums / self._counts.clamp(min=1.0)[:, None] - centre
-        query = self._query / self._query.norm() - centre
-        cosines = torch.nn.functional.cosine_similarity(means, query[None], dim=-1)
-        return torch.where(self._counts > 0, cosines, -torch.inf)
+    def products(self, queries: Tensor) -> Tensor:
+        """Products of ``queries`` (layers, heads, width) with the mean keys, summed over the query heads of a K/V head:
+        (layers, kv_heads, chunks)."""
+        self._means = [torch.cat(self._means, 2)]
+        means = self._means[0]
+        layers, heads, _, width = means.shape
+        shared = queries.view(layers, heads, -1, width).sum(2)
+        return torch.einsum("lhd,lhcd->lhc", shared, means)
 
-    def positions(self, length: int, sink: int, window: int, retrieved: int) -> Tensor | None:
-        """Which of ``length`` committed positions to read, ascending: the first ``sink``, the last ``window``, and of
-        what lies between whole chunks, at most ``retrieved`` tokens, the most alike. None: all of them."""
-        if length <= sink + window + retrieved:
-            return None
-        kept = torch.zeros(length, dtype=torch.bool)
-        kept[:sink] = True
-        kept[length - window :] = True
-        # Chunks that begin behind the sink and end before the window, so that they overlap with neither.
-        first, last = -(-sink // self.size), (length - window) // self.size
-        alike = self.alike()[first:last]
-        count = min(retrieved // self.size, len(alike))
+    def choose(self, queries: Tensor, length: int, sink: int, window: int, retrieved: int) -> None:
+        """Choose whole chunks, at most ``retrieved`` of ``length`` committed tokens, behind the first ``sink`` and
+        before the last ``window``. ``queries``: (layers, heads, width)."""
+        first, last = -(-sink // self.size), min(self.seen, length - window) // self.size
+        count = min(retrieved // self.size, last - first)
+        self.chosen_at, self._recent, self._chosen = length, length - window, None
         if count > 0:
-            best = alike.topk(count)
-            for index in best.indices[best.values > -torch.inf].tolist():
-                begin = (first + index) * self.size
-                kept[begin : begin + self.size] = True
-        return kept.nonzero().flatten()
+            products = self.products(queries)[..., first:last]
+            best = first + products.topk(count, sorted=False).indices.sort(-1).values
+            self._chosen = (best[..., None] * self.size + torch.arange(self.size, device=best.device)).flatten(-2)
+
+    def positions(self, length: int, sink: int) -> Tensor:
+        """What to read of ``length`` committed tokens, ascending: the first ``sink``, the chosen chunks, and all from
+        the window on that was the latest when they were chosen. (layers, kv_heads, k), or (k,) where none was."""
+        ends = torch.arange(min(sink, self._recent)), torch.arange(self._recent, length)
+        if self._chosen is None:
+            return torch.cat(ends)
+        chosen = self._chosen.cpu()
+        layers, heads, _ = chosen.shape
+        return torch.cat([ends[0].expand(layers, heads, -1), chosen, ends[1].expand(layers, heads, -1)], -1)
 
 
 def streaming(length: int, sink: int, window: int) -> Tensor | None:

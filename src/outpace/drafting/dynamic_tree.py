@@ -228,14 +228,8 @@ class DynamicTreeBuilder(TreeBuilder):
         return bool(wanted)
 
     def _rows(self, logits: Tensor) -> Tensor:
-        """Logits after every node that ran last, (n, V); above temperature 0, the log of what would be sampled from."""
-        distribution = self._distribution(logits)
-        if self.sequence.params.greedy:
-            return distribution.processed(self._asked)
-        distribution.ensure(self._asked)  # one vectorised pass
-        none = torch.zeros(self.sequence.sampler.vocab_size)
-        rows = [none if distribution.dead_end(node) else distribution.p(node) for node in self._asked]
-        return torch.stack(rows).log()
+        """Logits after every node that ran last, (n, V), to rank tokens by."""
+        return self._ranking(self._distribution(logits), self._asked)
 
     def proposal(self) -> TokenTree:
         return self._candidates.tree()

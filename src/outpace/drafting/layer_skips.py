@@ -6,18 +6,31 @@ interrupted search can be continued.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
+from outpace.core.validation import validated
 from outpace.targets.base import SubGraph, Target
 
 FORMAT = "outpace-skips-1"
 Mask = tuple[bool, ...]
 """One flag per sublayer, True where it is skipped: attention of every layer, then the MLP of every layer."""
+
+
+class _Best(BaseModel):
+    """The part of the file that says what to skip."""
+
+    model_config = ConfigDict(strict=True)
+
+    attention: list[int]
+    mlp: list[int]
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,7 @@ class Skips:
 def read_record(path: str | Path) -> dict[str, Any]:
     """The file of a search. Raises BadInput for a file that cannot be read or is something else."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read skips from {path}: {error.strerror or error}") from None
     except ValueError:
@@ -76,9 +89,9 @@ def read_record(path: str | Path) -> dict[str, Any]:
 
 def read_skips(path: str | Path) -> Skips:
     """The best set of a search. Raises BadInput for a file that cannot be read or is something else."""
-    record = read_record(path)
-    try:
-        attention, mlp = (tuple(int(layer) for layer in record[kind]) for kind in ("attention", "mlp"))
-        return Skips(attention, mlp, int(record["layers"]))
-    except (KeyError, TypeError, ValueError):
-        raise BadInput(f"{path} is damaged: the layers to skip are missing; tune again") from None
+
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"{path} is damaged, {key}: {reason}; tune again")
+
+    best = validated(_Best, read_record(path), refusal)
+    return Skips(tuple(best.attention), tuple(best.mlp), best.layers)

@@ -45,6 +45,7 @@ from outpace.core.tree_distribution import TreeDistribution, warp
 from outpace.drafting.base import Drafter
 from outpace.drafting.best_first import FLOOR, CandidateState, Grown, Rated, Successor, grow
 from outpace.drafting.calibration import Calibration, Kind
+from outpace.drafting.draft_token import draft_token
 from outpace.drafting.namespaces import Namespaces
 from outpace.targets.base import Sequence
 from outpace.targets.top import top_and_totals
@@ -126,7 +127,8 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     with penalties or a grammar, the row after these were applied for the draws before it.
     """
     tree, sampler, ids = TokenTree(), sequence.sampler, ids.to(logits.device)
-    if not sampler.params.path_dependent and not sampler.params.logit_bias:
+    alike = not sampler.params.path_dependent and not sampler.params.logit_bias
+    if alike and sequence.noise is None:  # shared noise belongs to the target's ids
         rows = warp(logits[:length].float(), sampler.params)
         for row in rows:
             tree.add(len(tree) - 1, int(ids[chance.categorical(row)]), QRow(row, ids))
@@ -138,7 +140,7 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
         if distribution.dead_end(node):
             break
         q = distribution.p(node)
-        tree.add(node, chance.categorical(q), QRow(q))
+        tree.add(node, draft_token(sequence, len(tree), q, chance), QRow(q))
     return tree
 
 
@@ -161,7 +163,7 @@ class FromMarginals(Drafter[S], ABC):
     """
 
     def __init__(self, ids: Tensor, topk: int = 1, *, sampled: bool = False) -> None:
-        self.proposal = Proposal(tree=topk > 1, sampled=sampled)
+        self.proposal = Proposal(tree=topk > 1, sampled=sampled, shares_noise=sampled)
         self.topk = topk
         self.sampled = sampled
         self._ids = ids

@@ -32,6 +32,11 @@ def cut(tree: TokenTree, budget: Budget) -> TokenTree:
     return out
 
 
+def contributed(part: TokenTree, whole: TokenTree) -> bool:
+    """Whether anything of a part's tree is in the tree that was made of several."""
+    return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
+
+
 @dataclass(slots=True)
 class MergeState(CombinedState):
     """``united``: the tree that was proposed in the round under way."""
@@ -52,6 +57,8 @@ class MergedTrees(Combined[M], ABC):
         asked = [self.ask(index, states, budgets) for index in range(len(self.parts))]
         for state, trees, budget in zip(states, zip(*asked, strict=True), budgets, strict=True):
             state.united = self.unite(trees, budget)
+            for name, tree in zip(self.names, trees, strict=True):
+                state.rounds[name] += contributed(tree, state.united)
         return [state.united for state in states]
 
     def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -74,7 +74,7 @@ class DraftModel(Drafter[ModelDraftState]):
         self,
         draft: Target,
         builder: BuilderFactory = ChainBuilder,
-        proposal: Proposal = Proposal(sampled=True),  # noqa: B008
+        proposal: Proposal = Proposal(sampled=True, shares_noise=True),  # noqa: B008
     ) -> None:
         self.draft = draft
         self.proposal = proposal
@@ -87,7 +87,7 @@ class DraftModel(Drafter[ModelDraftState]):
     @staticmethod
     def _draft_sequence(sequence: Sequence, kv: object) -> Sequence:
         # The sampler is shared, not copied: the committed history is the same.
-        return Sequence(sequence.tokens, sequence.prompt_length, kv, sequence.sampler, sequence.chance)
+        return replace(sequence, kv=kv, states=None)
 
     def start(self, state: ModelDraftState, budget: Budget) -> TreeBuilder:
         """A builder for one draft within ``budget``."""

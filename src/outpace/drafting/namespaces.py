@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from outpace.core.lru import Lru
+from outpace.core.sampling import SamplingParams
 from outpace.targets.base import Sequence
 
 T = TypeVar("T")
@@ -40,3 +41,33 @@ class Namespaces(Generic[T]):
             memory = self._make()
             self._named.put(name, memory)
         return memory
+
+
+class EarlierRequests:
+    """Counts the requests of every namespace by seed, for their random numbers (:mod:`outpace.core.chance`).
+
+    At most ``most`` pairs are kept. One that left goes on from the largest count that any had when it left, as does
+    every new one after that: so no pair is given a number twice, whatever drafters still know of it.
+    """
+
+    def __init__(self, most: int = 16_384) -> None:
+        self._counts: Lru[tuple[str, int], int] = Lru(most)
+        self._least = 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, namespace: str, params: SamplingParams) -> int:
+        """Count a request. Returns the number of earlier ones of its namespace and seed; 0 without a namespace.
+
+        Greedy requests are not counted: they are a function of the prompt, and sampled ones learn nothing of them.
+        """
+        if not namespace or params.greedy:
+            return 0
+        pair = namespace, params.seed
+        known = self._counts.get(pair)
+        count = self._least if known is None else known
+        left = self._counts.put(pair, count + 1)
+        if left is not None:
+            self._least = max(self._least, left)
+        return count

@@ -59,6 +59,7 @@ class Rewarded(OneAtATime[R], ABC):
             keeps = self.parts[arm].proposal.keeps_unverified_draws
             for (at, probability), tree in zip(members, drafted, strict=True):
                 trees[at], sequence = tree, states[at].sequence
+                states[at].rounds[self.names[arm]] += len(tree) > 0
                 pull = Pull(arm, probability, tree, len(sequence.tokens), budgets[at], keeps_unverified_draws=keeps)
                 if self.reward == "pace" and sequence.params.greedy:
                     pull.steps = spent / len(members) / self.target.costs.seconds(1)

@@ -1,11 +1,16 @@
 """Builders of sampled draft trees: with replacement, without, stochastic beams, and greedy plus one sampled.
 
 A level is shaped before any of its draws is made: how many draws a node gets never depends on what they turn out to be.
+At temperature 0 a draft model's distribution is one-hot, and all draws after a node would be one token: there, trees of
+the same shape are built of its likeliest tokens, which are deterministic draft tokens.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +21,26 @@ from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
+from outpace.targets.top import top_and_totals
+
+
+class Child(NamedTuple):
+    """A likely token after ``node`` of ``_drafted``, which is ``at`` in ``_tree``, and its probability there."""
+
+    node: int
+    at: int
+    token: int
+    prob: float
 
 
 class SampledTreeBuilder(TreeBuilder):
     """A tree that grows level by level; ``branching[d]`` draws after each node at depth d, 1 beyond its end.
 
-    At temperature 0 the draws are the most likely tokens, deterministic.
+    At temperature 0, and for ``deterministic`` builders always, they are that many of the likeliest tokens.
     """
 
     replacement = True
+    deterministic = False
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance, branching: tuple[int, ...] = ()) -> None:
         super().__init__(sequence, budget, chance)
@@ -38,41 +54,74 @@ class SampledTreeBuilder(TreeBuilder):
 
     def grow(self, logits: Tensor) -> bool:
         distribution = self._distribution(logits)
-        nodes = [node for node, _ in self._frontier]
-        distribution.ensure(nodes)
         self._depth += 1
-        born = self._level(distribution)
+        if self.deterministic or self.sequence.params.greedy:
+            born = self._likeliest(distribution)
+        else:
+            distribution.ensure([node for node, _ in self._frontier])  # one vectorised pass
+            born = self._level(distribution)
         if not born or not self.budget.wants(self._depth + 1):
             return False
         self._frontier = [(self._run_after(node, self._tree.tokens[child]), child) for node, child in born]
         return True
 
+    @property
+    def _width(self) -> int:
+        """Draws after each node of this level."""
+        return self.branching[self._depth - 1] if self._depth <= len(self.branching) else 1
+
+    def _may_draw(self, width: int, confidence: float) -> bool:
+        # Counted in draws: with replacement the number of nodes would depend on the draws' luck.
+        room = len(self._tree.draws) + width <= self.budget.max_nodes
+        return room and self.budget.wants(self._depth, confidence)
+
     def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
         """Draw one level; returns (parent in ``_drafted``, new node in ``_tree``), each node once."""
-        width = self.branching[self._depth - 1] if self._depth <= len(self.branching) else 1
+        width = self._width
         born: dict[int, int] = {}
         for node, at in self._frontier:
             if distribution.dead_end(node):
                 continue
             p = distribution.p(node)
-            # Counted in draws: with replacement the number of nodes would depend on the draws' luck.
-            if len(self._tree.draws) + width > self.budget.max_nodes or not self.budget.wants(
-                self._depth, float(p.max())
-            ):
-                continue
-            for child in self._draw(at, p, width):
-                born.setdefault(child, node)
+            if self._may_draw(width, float(p.max())):
+                for child in self._sample(at, p, width):
+                    born.setdefault(child, node)
         return [(node, child) for child, node in born.items()]
-
-    def _draw(self, at: int, p: Tensor, width: int) -> list[int]:
-        if self.sequence.params.greedy:
-            # p is one-hot here: it gives one draft token, and no ranking for more.
-            return [self._tree.add(at, int(p.argmax()))]
-        return self._sample(at, p, width)
 
     @abstractmethod
     def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
         """Add ``width`` draws after node ``at`` from the draft distribution ``p`` (V,); returns their nodes."""
+
+    def _likeliest(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        """Add one level of likely tokens; returns as :meth:`_level` does."""
+        width = self._width
+        born = []
+        for children in self._children(distribution, width):
+            if self._may_draw(width, children[0].prob):
+                born += self._add(children)
+        return born
+
+    def _add(self, children: Iterable[Child]) -> list[tuple[int, int]]:
+        return [
+            (one.node, self._tree.add(one.at, one.token, path_acceptance_prob=self._path_prob(one))) for one in children
+        ]
+
+    def _children(self, distribution: TreeDistribution, width: int) -> list[list[Child]]:
+        """For every node of the frontier after which something can follow, its ``width`` likeliest, best first."""
+        rows = self._ranking(distribution, [node for node, _ in self._frontier])
+        found = []
+        for (node, at), (values, tokens, total) in zip(self._frontier, top_and_totals(rows, width), strict=True):
+            children = [
+                Child(node, at, token, math.exp(min(0.0, value - total)))
+                for token, value in zip(tokens, values, strict=True)
+                if value > -math.inf
+            ]
+            if children:
+                found.append(children)
+        return found
+
+    def _path_prob(self, one: Child) -> float:
+        return one.prob * (1.0 if one.at == ROOT else self._tree.path_acceptance_probs[one.at])
 
 
 class WithReplacement(SampledTreeBuilder):
@@ -110,6 +159,16 @@ class GreedyPlusOne(SampledTreeBuilder):
         return nodes
 
 
+class TopK(SampledTreeBuilder):
+    """The likeliest children of every node, deterministic at every temperature (SpecInfer, Miao et al. 2024, section 3,
+    expansion-based construction)."""
+
+    deterministic = True
+
+    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+        raise NotImplementedError("the likeliest tokens are not drawn")
+
+
 class StochasticBeam(SampledTreeBuilder):
     """Sequences drawn without replacement by stochastic beam search (Kool et al. 2019, arXiv 1903.06059; RSD-S in
     Jeon et al. 2024, section 3.3). ``branching[0]`` is the beam.
@@ -126,8 +185,6 @@ class StochasticBeam(SampledTreeBuilder):
         """Log-probability of the path and its perturbed value, by node of ``_tree``."""
 
     def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
-        if self.sequence.params.greedy:
-            return super()._level(distribution)
         beam = self.branching[0]
         if len(self._tree.draws) + beam > self.budget.max_nodes:
             return []
@@ -154,6 +211,14 @@ class StochasticBeam(SampledTreeBuilder):
             self._scores[child] = (float(logs[which][token]), float(flat[index]))
             born.append((node, child))
         return born
+
+    def _likeliest(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        """Beam search: of all continuations of the beam the ``branching[0]`` likeliest."""
+        beam = self.branching[0]
+        if len(self._tree.draws) + beam > self.budget.max_nodes:
+            return []
+        found = [child for children in self._children(distribution, beam) for child in children]
+        return self._add(sorted(found, key=self._path_prob, reverse=True)[:beam])
 
     @property
     def _sampler_vocab(self) -> int:

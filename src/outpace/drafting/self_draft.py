@@ -4,7 +4,7 @@ The committed K/V is the request's own, read and never written: a drafter of thi
 :class:`~outpace.targets.base.SubGraph` level by level; the verifying forward takes it up where it first left the full
 model (:meth:`SelfDraft.reusable_forward`), so that the layers below are run once for both.
 
-A draft goes on while the sub-graph's largest probability reaches a threshold, which :class:`DraftExit` adapts. A token
+A chain goes on while the sub-graph's largest probability reaches a threshold, which the method sets. A token
 is still drawn from the first row below it, since that row has been run; the forward after it is saved. So the decision
 never depends on what was drawn.
 """
@@ -16,43 +16,15 @@ from collections.abc import Hashable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
-from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
-from outpace.drafting.tree_builder import ChainBuilder, build_together
+from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder, build_together
 from outpace.targets.base import Scores, SubGraph, Target
-
-
-@dataclass(slots=True)
-class DraftExit:
-    """The confidence below which drafting stops, adapted (Zhang et al. 2023, arXiv 2309.08168, section 3.4).
-
-    After each round the acceptance rate is averaged, AR <- b1 AR + (1 - b1) accepted / drafted, and the threshold moves
-    towards itself plus or minus ``step``, g <- b2 g + (1 - b2) (g +- step): up while AR is at most ``wanted``, down
-    while it is above. A round without a draft changes nothing.
-    """
-
-    threshold: float = 0.6
-    wanted: float = 0.9
-    step: float = 0.01
-    rate_memory: float = 0.5
-    threshold_memory: float = 0.9
-    rate: float = 1.0
-
-    def learn(self, accepted: int, drafted: int) -> None:
-        """One round's draft tokens."""
-        if not drafted:
-            return
-        self.rate = self.rate_memory * self.rate + (1.0 - self.rate_memory) * accepted / drafted
-        moved = self.threshold + (self.step if self.rate <= self.wanted else -self.step)
-        kept = self.threshold_memory
-        self.threshold = min(1.0, max(0.0, kept * self.threshold + (1.0 - kept) * moved))
 
 
 class ConfidentChainBuilder(ChainBuilder):
@@ -89,9 +61,9 @@ S = TypeVar("S", bound=SelfDraftState)
 
 
 class SelfDraft(Drafter[S]):
-    """Drafts chains through sub-graphs of ``target``, which is the requests' own."""
+    """Drafts through sub-graphs of ``target``, which is the requests' own: chains, where nothing else is said."""
 
-    proposal = Proposal(sampled=True)
+    proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
 
     def __init__(self, target: Target) -> None:
@@ -101,25 +73,29 @@ class SelfDraft(Drafter[S]):
     def plan(self, state: S, budget: Budget) -> tuple[SubGraph, Budget]:
         """The part of the target that drafts this round, and how far. Must depend on counts, never on clocks."""
 
+    def builder(self, state: S, budget: Budget) -> TreeBuilder:
+        """Starts one draft. The first nodes of its proposal must be those that it has run, in their order."""
+        return ConfidentChainBuilder(state.sequence, budget, self.chance(state.sequence))
+
     def learn(self, state: S, verdict: Verdict, drafted: DraftPass | None) -> None:
         """A round was judged; ``drafted`` is what was proposed in it, if anything was."""
 
     def propose_batch(self, states: Seq[S], budgets: Seq[Budget]) -> list[TokenTree]:
-        groups: dict[Hashable, tuple[SubGraph, list[tuple[S, ConfidentChainBuilder]]]] = {}
-        builders: list[ConfidentChainBuilder | None] = []
+        groups: dict[Hashable, tuple[SubGraph, list[tuple[S, TreeBuilder]]]] = {}
+        builders: list[TreeBuilder | None] = []
         for state, whole in zip(states, budgets, strict=True):
             state.last = None
             graph, budget = self.plan(state, whole)
             builders.append(None)
             if budget.depth > 0 and budget.max_nodes > 0:
-                builder = builders[-1] = ConfidentChainBuilder(state.sequence, budget, self.chance(state.sequence))
+                builder = builders[-1] = self.builder(state, budget)
                 key = graph.start, graph.stop, graph.skip_attention, graph.skip_mlp
                 groups.setdefault(key, (graph, []))[1].append((state, builder))
         for graph, members in groups.values():
             self._run(graph, members)
         return [TokenTree() if builder is None else builder.proposal() for builder in builders]
 
-    def _run(self, graph: SubGraph, members: Seq[tuple[S, ConfidentChainBuilder]]) -> None:
+    def _run(self, graph: SubGraph, members: Seq[tuple[S, TreeBuilder]]) -> None:
         boundary = graph.first_difference(self.target.num_layers)
         # The verifying forward will be asked for these too.
         lower = [layer for layer in self.aux_hidden_state_layers if layer <= boundary]
@@ -152,39 +128,3 @@ class SelfDraft(Drafter[S]):
 def stopping(budget: Budget, threshold: float) -> Budget:
     """The budget with a confidence of at least ``threshold``."""
     return replace(budget, confidence=max(budget.confidence, threshold))
-
-
-@dataclass(slots=True)
-class AdaptiveState(SelfDraftState):
-    """A request with a threshold of its own."""
-
-    exit: DraftExit
-
-
-A = TypeVar("A", bound=AdaptiveState)
-
-
-class AdaptiveSelfDraft(SelfDraft[A]):
-    """Drafts through one sub-graph a request, until the request's threshold ends the draft."""
-
-    @abstractmethod
-    def sub_graph(self, state: A) -> SubGraph:
-        """The part of the target that drafts this round."""
-
-    def plan(self, state: A, budget: Budget) -> tuple[SubGraph, Budget]:
-        return self.sub_graph(state), stopping(budget, state.exit.threshold)
-
-    def learn(self, state: A, verdict: Verdict, drafted: DraftPass | None) -> None:
-        if drafted is not None:
-            state.exit.learn(len(drafted.tree.follow(verdict.committed)), len(drafted.tree))
-
-
-class ExitSettings(StrictModel):
-    """How far a self-drafting method goes."""
-
-    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
-    confidence: float = Field(
-        0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
-    )
-    wanted: float = Field(0.9, ge=0.0, le=1.0, description="acceptance rate that the threshold is steered to")
-    step: float = Field(0.01, ge=0.0, le=1.0, description="how far a round moves the threshold; 0 keeps it")

@@ -14,7 +14,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
@@ -78,15 +80,20 @@ class Beginnings:
             self.target.close(one.sequence.kv)
 
 
+_Saved = Annotated[float, Field(allow_inf_nan=False)]
+"""A difference of two timings, which noise may make negative."""
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds: of one attention, one MLP and the LM head over a single row, and of a verifying forward over
     ``1 + i`` rows."""
 
-    attention: float
-    mlp: float
-    head: float
-    verify: tuple[float, ...]
+    attention: _Saved
+    mlp: _Saved
+    head: _Saved
+    verify: Annotated[tuple[_Seconds, ...], Field(min_length=2)]
 
     def draft(self, mask: Mask) -> float:
         """One draft token under ``mask``."""
@@ -132,6 +139,20 @@ def measured_costs(target: Target, sequence: Sequence, length: int, repeat: int 
     return Costs(attention * scale / len(layers), mlp * scale / len(layers), head, verify)
 
 
+class _Trial(BaseModel):
+    mask: str
+    tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    length: int
+    accepted: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Record(BaseModel):
+    """What a search goes on from."""
+
+    costs: Costs
+    trials: list[_Trial]
+
+
 class Tuning:
     """The search; ``record``, the file's content, is complete after every try.
 
@@ -172,11 +193,11 @@ class Tuning:
                 "the file holds a search with another model, other prompts or another seed; name another file to write"
             )
         try:
-            costs = record["costs"]
-            self.costs = Costs(costs["attention"], costs["mlp"], costs["head"], tuple(costs["verify"]))
-            for trial in record["trials"]:
-                self.search.tell(_unpacked(trial["mask"], self.search.length), float(trial["tokens_per_second"]))
-        except (KeyError, TypeError, ValueError):
+            before = _Record.model_validate(record)
+            self.costs = before.costs
+            for trial in before.trials:
+                self.search.tell(_unpacked(trial.mask, self.search.length), trial.tokens_per_second)
+        except ValueError:  # pydantic's errors are ValueErrors
             raise BadInput("the file of the interrupted search is damaged; delete it, or name another") from None
         self.record = record
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.drafting.draft_token import draft_token
 from outpace.targets.base import FULL, Scores, Sequence, SubGraph, Target
 
 
@@ -45,6 +47,15 @@ class TreeBuilder(ABC):
 
     def _distribution(self, logits: Tensor) -> TreeDistribution:
         return TreeDistribution(self.sequence.sampler, self._drafted, logits[self._lag :])
+
+    def _ranking(self, distribution: TreeDistribution, nodes: Seq[int]) -> Tensor:
+        """Logits after ``nodes`` of ``_drafted``, (n, V), to rank tokens by; above temperature 0, the log of what would
+        be sampled from. All -inf where nothing can follow."""
+        if self.sequence.params.greedy:
+            return distribution.processed(nodes)
+        distribution.ensure(nodes)  # one vectorised pass
+        none = torch.zeros(self.sequence.sampler.vocab_size)
+        return torch.stack([none if distribution.dead_end(node) else distribution.p(node) for node in nodes]).log()
 
     @abstractmethod
     def grow(self, logits: Tensor) -> bool:
@@ -100,7 +111,8 @@ class ChainBuilder(TreeBuilder):
             self._chain.add(last, distribution.argmax(node))
         else:
             q = distribution.p(node)
-            self._chain.add(last, self.chance.categorical(q), QRow(q))
+            ahead = 0 if node == ROOT else self._drafted.depths[node]
+            self._chain.add(last, draft_token(self.sequence, ahead, q, self.chance), QRow(q))
         self._depth += 1
 
     def _run_last(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
@@ -46,12 +47,15 @@ class Decoder:
         sequence = self.target.sequence(
             request.prompt,
             request.params,
+            earlier=request.method.drafter.earlier.add(request.namespace, request.params),
             references=request.references,
             namespace=request.namespace,
             stop_ids=request.stop_ids,
         )
+        if rule.shares_noise:
+            sequence.noise = SharedNoise()
         if request.kept is not None:
-            self._continue(sequence, request.kept, request.method.drafter.aux_hidden_state_layers)
+            self._continue(sequence, request.kept, request.method.drafter.prefill_layers)
         generation = Generation(
             request=request,
             sequence=sequence,
@@ -112,6 +116,8 @@ class Decoder:
                 stops = sequence.sampler.stop_ids
                 sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size, stops)
                 sequence.sampler.extend(one.tokens)
+            if sequence.noise is not None:
+                sequence.noise.forget()
             one.rule_state = one.rule.begin(sequence)
             one.draft_state = one.drafter.rewind(one.draft_state, sequence, kept)
         self._prefill([one for one, _ in moved])
@@ -123,7 +129,7 @@ class Decoder:
     def _join(self) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
         for one in self._joining:
-            if one.finish_reason is not None and not one.request.keep:
+            if one.finish_reason is not None and not one.keeps:
                 self.target.close(one.sequence.kv)
         self._joining.clear()
         if not joining:
@@ -141,14 +147,14 @@ class Decoder:
         if sequence.states is not None:
             for position, states in sequence.states.chunks():
                 drafter.on_prefill(one.draft_state, position, states)
-        if not one.request.keep or not drafter.aux_hidden_state_layers:
+        if not one.request.keep or not drafter.prefill_layers:
             sequence.states = None
         elif sequence.states is None:
-            sequence.states = States(drafter.aux_hidden_state_layers)
+            sequence.states = States(drafter.prefill_layers)
 
     def _prefill(self, generations: Seq[Generation]) -> None:
         """K/V of all their tokens but the last."""
-        for layers, members in grouped(generations, lambda one: one.drafter.aux_hidden_state_layers):
+        for layers, members in grouped(generations, lambda one: one.drafter.prefill_layers):
             owners = {id(one.sequence): one for one in members}
 
             def hand_over(
@@ -167,19 +173,19 @@ class Decoder:
             one.metrics.parts = one.drafter.drafting(one.draft_state)
             one.drafter.end(one.draft_state)
             self.active.remove(one)
-            if not one.request.keep:
+            if not one.keeps:
                 self.target.close(one.sequence.kv)
 
-    def _continue(self, sequence: Sequence, kept: Sequence, aux_hidden_state_layers: tuple[int, ...]) -> None:
+    def _continue(self, sequence: Sequence, kept: Sequence, prefill_layers: tuple[int, ...]) -> None:
         """Begin with the K/V of the longest common beginning with a kept sequence; its last token is always scored.
 
         A drafter that reads hidden states is shown those of the beginning: K/V without them are of no use to it.
         """
         limit = min(self.target.length(kept.kv), len(sequence.tokens) - 1)
-        if aux_hidden_state_layers:
-            limit = min(limit, 0 if kept.states is None else kept.states.length(aux_hidden_state_layers))
+        if prefill_layers:
+            limit = min(limit, 0 if kept.states is None else kept.states.length(prefill_layers))
         same = next((i for i in range(limit) if kept.tokens[i] != sequence.tokens[i]), limit)
         self.target.close(sequence.kv)
         sequence.kv = self.target.fork(kept.kv, same)
-        if aux_hidden_state_layers and kept.states is not None:
-            sequence.states = kept.states.first(same, aux_hidden_state_layers)
+        if prefill_layers and kept.states is not None:
+            sequence.states = kept.states.first(same, prefill_layers)

@@ -17,13 +17,17 @@ GREEDY = Greedy()
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A built method, ready to decode with one target. Refused on construction when its parts do not fit."""
+    """A built method, ready to decode with one target. Refused on construction when its parts do not fit.
+
+    ``drafts_with``: the draft models and heads that it asked for when it was built, in words.
+    """
 
     name: str
     drafter: Drafter[Any]
     rule: AcceptanceRule
     controller: Controller
     family: str = field(default="", compare=False)
+    drafts_with: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         self.rule.check(self.name, self.drafter.proposal)

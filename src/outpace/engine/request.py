@@ -23,8 +23,8 @@ from outpace.targets.base import Sequence
 class Request:
     """One generation to make. ``stop_ids`` end the answer and are not part of it; stop strings are cut from the text.
 
-    ``keep`` leaves the K/V open when the answer ends; ``kept`` continues the K/V of such a generation where the
-    prompts agree (a chat's earlier turns).
+    ``keep`` leaves the K/V open when the answer ends, unless in an error; ``kept`` continues the K/V of such a
+    generation where the prompts agree (a chat's earlier turns).
     """
 
     prompt: tuple[int, ...]
@@ -101,6 +101,11 @@ class Generation:
         return self.request.method.drafter
 
     @property
+    def keeps(self) -> bool:
+        """Whether its K/V stays open when it leaves."""
+        return self.request.keep and self.error is None
+
+    @property
     def text(self) -> str:
         """The text released so far."""
         return self.stream.text if self.stream else ""
@@ -116,9 +121,15 @@ class Generation:
         self.finish("cancelled")
 
     def fail(self, error: OutpaceError) -> None:
-        """End with an error; the requests beside this one go on."""
-        self.error = error
-        self.finish("error")
+        """End with an error, unless it has ended already; the requests beside this one go on."""
+        if self.finish_reason is None:
+            self.error = error
+            self.finish("error")
+
+    def raise_error(self) -> None:
+        """Raise the error that ended it, if one did: what it has put out is not its answer."""
+        if self.error is not None:
+            raise self.error
 
     def finish(self, reason: str) -> None:
         """End, unless it has ended already."""
@@ -126,6 +137,8 @@ class Generation:
             self.finish_reason = reason
             if self.stream is not None:
                 self._pieces.append(self.stream.finish())
+                if self.stream.failure is not None and self.error is None:
+                    self.finish_reason, self.error = "error", self.stream.failure
 
     def take(self, tokens: list[int], context_length: int) -> list[int]:
         """Put out tokens up to a stop token, a stop string or the length limit; returns those that stay."""
@@ -136,6 +149,9 @@ class Generation:
             self.tokens.append(token)
             if self.stream is not None:
                 self._pieces.append(self.stream.push(token))
+                if self.stream.failure is not None:
+                    self.fail(self.stream.failure)
+                    return tokens[:count]
                 if self.stream.stopped is not None:
                     self.finish("stop")
                     return tokens[:count]

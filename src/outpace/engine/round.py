@@ -10,9 +10,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
-from outpace.acceptance.base import AcceptanceRule, Verdict
+from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
-from outpace.core.errors import OutpaceError
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.request import Generation, Logprob, RoundTrace
@@ -67,34 +66,29 @@ def _reusable_forward(active: Seq[Generation]) -> Scores | None:
     return drafter.reusable_forward([one.draft_state for one in active])
 
 
-def _accept(active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict | None]:
+def _accept(active: Seq[Generation], scores: Scores, split: list[dict[str, float]]) -> list[Verdict]:
     verdicts: list[Verdict | None] = [None] * len(active)
-
-    def judge(rule: AcceptanceRule, members: Seq[int]) -> None:
-        chances = [active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members]
-        found = rule.accept([scores[i] for i in members], [active[i].rule_state for i in members], chances)
-        for index, verdict in zip(members, found, strict=True):
-            verdicts[index] = replace(verdict, scores=scores[index])
-
     for rule, members in grouped(range(len(active)), lambda i: active[i].rule):
         with Timed([split[i] for i in members], "accept"):
-            try:
-                judge(rule, members)
-            except OutpaceError:  # one whose grammar allows nothing, say, must not take the others along
-                for index in members:
-                    try:
-                        judge(rule, [index])
-                    except OutpaceError as error:
-                        active[index].fail(error)
-    return verdicts
+            chances = [active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members]
+            found = rule.accept([scores[i] for i in members], [active[i].rule_state for i in members], chances)
+        for index, verdict in zip(members, found, strict=True):
+            verdicts[index] = replace(verdict, scores=scores[index])
+    return [verdict for verdict in verdicts if verdict is not None]
 
 
-def _keep(one: Generation, verdict: Verdict | None, context_length: int) -> Verdict | None:
-    """Put the verdict's tokens out, up to where the answer ends."""
-    if verdict is None:
-        return None
+def _keep(one: Generation, verdict: Verdict, context_length: int) -> Verdict | None:
+    """Put the verdict's tokens out, up to where the answer ends; None where there are none.
+
+    Where no token could follow, as a user's processor failed or banned all, the answer ends with that error.
+    """
     tokens = [*(verdict.scores.tree.tokens[node] for node in verdict.path), verdict.token]
-    return replace(verdict, committed=tuple(one.take(tokens, context_length)))
+    failures = (verdict.scores.distribution.failure(node) for node in (ROOT, *verdict.path))
+    drawn, failure = next(((at, why) for at, why in enumerate(failures) if why is not None), (len(tokens), None))
+    kept = one.take(tokens[:drawn], context_length)
+    if failure is not None:
+        one.fail(failure)  # unless it has ended before
+    return replace(verdict, committed=tuple(kept)) if kept else None
 
 
 def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict | None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ from outpace.heads.checkpoint import CONFIG
 from outpace.heads.draft_vocabulary import DraftVocabulary, map_problem
 from outpace.heads.fingerprint import ALIKE, cosines, probe
 from outpace.heads.head_config import HeadConfig
-from outpace.heads.incompatible import CheckName
-from outpace.heads.kinds import find_kind
+from outpace.heads.incompatible import CheckName, IncompatibleHead
+from outpace.heads.kinds import find_kind, weight_shapes
 from outpace.heads.layouts.base import D2T, ROWS, StoredHead
 from outpace.targets.base import Target
 
 LM_HEADS_ALIKE = 0.5
 """Cosine of LM heads below which they are not of one model: training moves a copy of the target's by little."""
+_ROOM = 2**22
+"""Weights by which a described head may exceed the stored one and still be built, to name what is missing."""
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _OTHER_WEIGHTS = "was made for other weights than this model's"
 
@@ -55,12 +58,14 @@ def examine(stored: StoredHead, target: Target) -> tuple[list[Finding], Head | N
     rows = stored.tensors.get(ROWS)
     own = rows is not None and not torch.equal(lent.bfloat16(), rows.bfloat16())
     try:
-        vocabulary = DraftVocabulary(d2t, lent, rank=stored.config.rank, own=own)
-        head = find_kind(stored.config.kind)(stored.config, vocabulary)
-    except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problem = f"has a {CONFIG} that describes no {stored.config.kind} head ({first})"
-        return [*found, Finding("configuration", [problem])], None
+        described = sum(map(prod, weight_shapes(stored.config).values()))
+    except IncompatibleHead as error:
+        return [*found, Finding("configuration", [f"has {error}"])], None
+    there = sum(value.numel() for value in stored.tensors.values())
+    if described > 4 * there + _ROOM:  # what is missing would be allocated before it is named
+        problem = f"has a {CONFIG} that describes {described:,} weights, and holds {there:,}"
+        return [*found, Finding("shapes", [problem])], None
+    head = find_kind(stored.config.kind)(stored.config, DraftVocabulary(d2t, lent, rank=stored.config.rank, own=own))
     return [*found, *_tensors(stored, {name: tuple(value.shape) for name, value in head.state_dict().items()})], head
 
 

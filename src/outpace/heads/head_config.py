@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
@@ -13,6 +13,10 @@ SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
 """``outpace train --size``: the MLP's width as a share of the usual 8/3 of the hidden size."""
 
 
+_Size = Annotated[int, Field(ge=1, le=2**24)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class TargetFacts(StrictModel):
     """The target that a head was made for; ``fingerprint`` is :func:`outpace.heads.fingerprint.probe`'s."""
 
@@ -20,7 +24,7 @@ class TargetFacts(StrictModel):
     hidden_size: int
     vocab_size: int
     num_layers: int
-    fingerprint: list[float]
+    fingerprint: list[_Finite]
 
 
 class HeadConfig(StrictModel):
@@ -37,15 +41,15 @@ class HeadConfig(StrictModel):
         validation_alias=AliasChoices("aux_hidden_state_layers", "taps")  # taps: heads of outpace 0.1
     )
     vocabulary: int = Field(description="size of its draft vocabulary")
-    rank: int = Field(0, description="of a low-rank LM head; 0: the target's rows")
-    layers: int = 1
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    epsilon: float = 1e-5
-    rope_theta: float = 10000.0
-    context_length: int = 8192
+    rank: int = Field(0, ge=0, description="of a low-rank LM head; 0: the target's rows")
+    layers: int = Field(1, ge=1, le=128)
+    intermediate: _Size
+    heads: _Size
+    kv_heads: _Size
+    head_size: _Size
+    epsilon: float = Field(1e-5, ge=0, allow_inf_nan=False)
+    rope_theta: float = Field(10000.0, gt=0, allow_inf_nan=False)
+    context_length: int = Field(8192, ge=1, le=2**31)
     options: dict[str, Any] = Field(default_factory=dict)
 
     @property

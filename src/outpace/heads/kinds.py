@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import cache
 from typing import Any, TypeVar
 
+import torch
+
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
 from outpace.core.validation import known_fields, validated
 from outpace.heads.base import Head
+from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.heads.incompatible import IncompatibleHead
+from outpace.models.quiet import one_line
 
 H = TypeVar("H", bound=type[Head])
 _KINDS: dict[str, type[Head]] = {}
@@ -44,6 +49,21 @@ def find_kind(name: str) -> type[Head]:
     if name not in kinds():
         raise BadInput(f"unknown kind of head '{name}'; known: {', '.join(kinds())}")
     return _KINDS[name]
+
+
+def weight_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of a head's own tensors by name, without those of its draft vocabulary; nothing is allocated.
+
+    Raises IncompatibleHead for a configuration that describes no head of its kind.
+    """
+    try:
+        with torch.device("meta"):
+            vocabulary = DraftVocabulary(torch.arange(1), torch.zeros(1, config.hidden_size))
+            head = find_kind(config.kind)(config.model_copy(update={"vocabulary": 1, "rank": 0}), vocabulary)
+    except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
+        what = f"a configuration that describes no {config.kind} head ({one_line(error)})"
+        raise IncompatibleHead(what, "configuration") from error
+    return {name: tuple(value.shape) for name, value in head.own_weights().items()}
 
 
 def plan(

@@ -15,11 +15,11 @@ Packages outside outpace do the same in a module that they name under the entry 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -32,6 +32,7 @@ from outpace.core.plugins import import_all
 from outpace.core.validation import StrictModel, known_fields, validated
 from outpace.drafting.base import Drafter
 from outpace.engine.method import Method
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, split
 from outpace.targets.base import Target
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from outpace.models.base import ChatTokenizer
 
 Need = Literal["draft model", "head", "datastore", "reference"]
-"""What the caller supplies beside the target: ``--draft-model``, ``--head``, ``--datastore``, ``--reference``."""
+"""``--draft-model``, ``--head``, ``--datastore``, ``--reference``. The first two are shipped for some targets."""
 
 _OLD_NAMES = {"length": "num_draft_tokens", "nodes": "max_nodes", "k": "topk", "width": "topk"}
 """Settings of outpace 0.1 and what they are called now."""
@@ -50,10 +51,6 @@ class NoSettings(StrictModel):
     """A method without settings."""
 
 
-def _nothing() -> tuple[Any, ...]:
-    return ()
-
-
 def _no_datastore() -> Datastore:
     raise BadInput(
         "this method copies from a datastore: build one with 'outpace datastore build FILES --out PATH', "
@@ -61,57 +58,71 @@ def _no_datastore() -> Datastore:
     )
 
 
-def _no_head(*kinds: str) -> Head:
-    raise BadInput(
-        f"this method drafts with a trained head: train one with 'outpace train {kinds[0]}', and give --head FOLDER"
-    )
-
-
-def _unmeasured(method: str, kind: str) -> float | None:
-    return None
-
-
-class DraftModelChoice(Protocol):
-    """A draft model that the caller named, as it is: its target and its tokenizer."""
-
-    name: str
-    target: Target
-    tokenizer: ChatTokenizer
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a method may be built from: the target, and what the caller supplied beside it.
 
-    ``draft`` is a loader: it returns the draft model's target, or raises BadInput saying how to name one. ``drafts``
-    are the targets of all draft models, over this target's vocabulary; ``models`` the draft models as they are, with
-    their tokenizers. ``tokenizer`` is the target's. ``datastore`` opens the corpus that was named. ``head`` loads a
-    trained head of one of the kinds that it is given: the one that was named, or one that is shipped for this target.
-    ``heads`` are the kinds of the heads that were named, ``has_draft`` says whether a draft model was: for methods that
-    take what there is. ``measured`` is the speed-up that a method has been measured to bring with its head of a kind,
-    None where nobody has.
+    ``bindings`` are the draft models and heads that were named or are shipped; ``tokenizer`` is the target's;
+    ``datastore`` opens the corpus that was named. ``label`` is what the method that is being built is called,
+    ``METHOD`` or ``METHOD#NAME``, and ``taken`` are the draft models and heads that it was given, in words.
     """
 
     target: Target
-    draft: Callable[[], Target]
-    drafts: Callable[[], Seq[Target]] = _nothing
-    models: Callable[[], Seq[DraftModelChoice]] = _nothing
+    bindings: Bindings = field(default_factory=Bindings)
     tokenizer: ChatTokenizer | None = None
     datastore: Callable[[], Datastore] = _no_datastore
-    head: Callable[..., Head] = _no_head
-    heads: tuple[str, ...] = ()
-    has_draft: bool = False
-    measured: Callable[[str, str], float | None] = _unmeasured
+    label: str = ""
+    taken: list[str] = field(default_factory=list)
 
     @property
     def has_datastore(self) -> bool:
         """Whether a datastore was named: for methods that copy from one where there is one."""
         return self.datastore is not _no_datastore
 
-    def parts(self, name: str, settings: Mapping[str, Any] | None = None) -> Parts:
+    def draft(self) -> Target:
+        """The draft model, over the target's vocabulary: that of the method's name, or the first.
+
+        Raises BadInput where there is none, and for one of another vocabulary size.
+        """
+        return self._fitting(self.bindings.need(DRAFT_MODEL, self.label)[0])
+
+    def drafts(self) -> list[tuple[str, Target]]:
+        """All draft models by name, over the target's vocabulary. Raises BadInput as :meth:`draft` does."""
+        return [(one.name, self._fitting(one)) for one in self.bindings.need(DRAFT_MODEL, self.label)]
+
+    def draft_choice(self) -> DraftModelChoice:
+        """The draft model as it is, over its own vocabulary and with its tokenizer. Raises BadInput for none."""
+        found = self.bindings.need(DRAFT_MODEL, self.label)[0]
+        if found.choice is None:
+            raise BadInput(f"method '{self.label}' needs a draft model with its tokenizer: give --draft-model NAME")
+        choice = found.choice()
+        self.taken.append(str(found))
+        return choice
+
+    def head(self, kind: str) -> Head:
+        """The trained head of this kind: that of the method's name, the first that was named, or a shipped one.
+
+        Raises BadInput where there is none, and for one that does not fit the target.
+        """
+        found = self.bindings.need(kind, self.label)[0]
+        head: Head = found.load()
+        self.taken.append(str(found))
+        return head
+
+    def parts(self, label: str, settings: Mapping[str, Any] | None = None) -> Parts:
         """Another method's parts, for methods made of methods. Raises BadInput as :func:`build` does."""
-        info = find(name)
-        return info.build(self, configured(info, settings or {}))
+        info = find(label)
+        return info.build(replace(self, label=label), configured(info, settings or {}))
+
+    def _fitting(self, one: Binding) -> Target:
+        draft: Target = one.load()
+        if draft.vocab_size != self.target.vocab_size:
+            raise BadInput(
+                f"the draft model has {draft.vocab_size} tokens and the target {self.target.vocab_size}; "
+                "choose a draft model with the target's vocabulary"
+            )
+        self.taken.append(str(one))
+        return draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +244,21 @@ def methods() -> list[MethodInfo]:
     return sorted(unique.values(), key=lambda info: (info.name != "none", info.family, info.name))
 
 
-def find(name: str) -> MethodInfo:
-    """The method of this name or alias. Raises BadInput with the names there are."""
+def find(label: str) -> MethodInfo:
+    """The method of this name or alias, with ``#NAME`` or without. Raises BadInput with the names there are."""
     _discover()
-    if name not in _REGISTRY:
-        raise BadInput(f"unknown method '{name}'; known: {', '.join(info.name for info in methods())}")
-    return _REGISTRY[name]
+    method, name = split(label)
+    if method not in _REGISTRY:
+        raise BadInput(f"unknown method '{method}'; known: {', '.join(info.name for info in methods())}")
+    if "#" in label and not name:
+        raise BadInput(f"'{label}' lacks a name behind '#': write {method}#NAME")
+    return _REGISTRY[method]
+
+
+def canonical(label: str) -> str:
+    """A label with the method's own name in place of an alias. Raises BadInput as :func:`find` does."""
+    name = split(label)[1]
+    return f"{find(label).name}#{name}" if name else find(label).name
 
 
 def drafting_with(kind: str) -> list[str]:
@@ -269,21 +289,12 @@ def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
 def build(
     name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
 ) -> Method:
-    """Build a method by name. Raises BadInput for unknown names or settings and for parts that do not fit."""
+    """Build a method by name or label. Raises BadInput for unknown names or settings and for parts that do not fit."""
     info = find(name)
+    context = replace(context, label=canonical(name), taken=[])
     parts = info.build(context, configured(info, settings or {}))
     if isinstance(rule, str):
         rule = find_rule(rule)
     judge = rule or parts.rule or default_rule(parts.drafter.proposal)
-    return Method(info.name, parts.drafter, judge, parts.controller, info.family)
-
-
-def draft_of(context: Context) -> Target:
-    """The draft model that the caller named. Raises BadInput for another vocabulary."""
-    draft = context.draft()
-    if draft.vocab_size != context.target.vocab_size:
-        raise BadInput(
-            f"the draft model has {draft.vocab_size} tokens and the target {context.target.vocab_size}; "
-            "choose a draft model with the target's vocabulary"
-        )
-    return draft
+    used = tuple(dict.fromkeys(context.taken))
+    return Method(context.label, parts.drafter, judge, parts.controller, info.family, used)

@@ -17,6 +17,11 @@ class ChatTokenizer(Protocol):
         """Equal for two tokenizers exactly when they map the same ids to the same token strings."""
         ...
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether :meth:`chat` has a template of the model's own to write conversations with."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, with the special tokens the model puts at the beginning of a text."""
         ...
@@ -42,7 +47,8 @@ class ChatTokenizer(Protocol):
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's answer.
 
-        A model without a template gets the last message's text, raw. Raises BadInput for an empty conversation and
-        for one that the template refuses (no system role, roles that must alternate).
+        Without a template: a single message as it is, to be continued; several as a transcript
+        (:mod:`outpace.models.transcript`). Raises BadInput for an empty conversation and for one that the template
+        refuses (no system role, roles that must alternate).
         """
         ...

@@ -13,21 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import os
 import re
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import platformdirs
 from filelock import FileLock, Timeout
+from pydantic import BaseModel
 
 from outpace.core.errors import BadInput
-from outpace.core.files import settle, write_atomically
+from outpace.core.files import read_json, settle, write_atomically
 from outpace.core.version import __version__
 from outpace.models import gguf_convert
 from outpace.models.gguf_header import read_header
@@ -41,6 +44,7 @@ CACHE_VARIABLE = "OUTPACE_CACHE"
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
 _SETTLED = 2.0  # seconds after which a file's times tell whether it has changed since
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
@@ -58,16 +62,18 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     digest = content_digest(path)
     root = cache_dir() / "gguf"
     entry = root / _entry_name(path, digest, dtype_name(dtype))
-    if is_complete(entry, digest):
+    if is_whole(entry, digest):
         _sweep(root)
         return entry
+    if (entry / MANIFEST).exists():
+        _log.warning("the converted model in '%s' is damaged or of an earlier version: it is made anew", entry)
     header = read_header(path)
     with _writing(root):
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / ".lock")
         lock.acquire()
     try:
-        if not is_complete(entry, digest):  # another process may have been quicker
+        if not is_whole(entry, digest):  # another process may have been quicker
             _remove_leftovers(root)
             needed = header.parameters * dtype.itemsize
             with _writing(root):
@@ -80,7 +86,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
                 model, tokenizer = gguf_convert.read(header, dtype)
                 with _writing(root):
                     gguf_convert.write(model, tokenizer, folder)
-                    _publish(folder, entry, {"source": path.name, "digest": digest, "dtype": dtype_name(dtype)})
+                    _publish(folder, entry, path, digest, dtype_name(dtype))
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -92,7 +98,7 @@ def converted_before(path: Path) -> Path | None:
     """A folder that holds this GGUF file in whatever precision, if it was converted before."""
     digest = content_digest(path)
     entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")))
-    return next((entry for entry in entries if is_complete(entry, digest)), None)
+    return next((entry for entry in entries if is_whole(entry, digest)), None)
 
 
 def _entry_name(path: Path, digest: str, precision: str) -> str:
@@ -100,15 +106,42 @@ def _entry_name(path: Path, digest: str, precision: str) -> str:
     return f"{stem}-{digest[:16]}-{precision}-v{gguf_convert.CONVERTER}"
 
 
-def is_complete(entry: Path, digest: str) -> bool:
-    """Whether an entry is of this content and has every file at its full size."""
+class _Kept(BaseModel):
+    """A file of an entry: its size in bytes, and the CRC-32 of its content."""
+
+    size: int
+    crc32: int
+
+
+class _Manifest(BaseModel):
+    """``manifest.json`` of an entry. ``digest``: SHA-256 of the GGUF file that was converted."""
+
+    source: str
+    digest: str
+    dtype: str
+    files: dict[str, _Kept]
+    outpace: str = __version__
+    transformers: str
+
+
+def is_whole(entry: Path, digest: str) -> bool:
+    """Whether an entry is of this content and has every file as it was written.
+
+    Reads all of it once: 0.1 s for the 270 MB of the embedded model, a twentieth of what loading it takes.
+    """
     try:
-        manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
-        return manifest["digest"] == digest and all(
-            (entry / name).stat().st_size == size for name, size in manifest["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = _Manifest.model_validate(read_json(entry / MANIFEST))
+        return manifest.digest == digest and all(_kept(entry / name) == kept for name, kept in manifest.files.items())
+    except (OSError, ValueError, BadInput):  # pydantic's errors are ValueErrors
         return False
+
+
+def _kept(path: Path) -> _Kept:
+    size = path.stat().st_size
+    if not size:
+        return _Kept(size=0, crc32=0)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Kept(size=size, crc32=zlib.crc32(data))
 
 
 def content_digest(path: Path) -> str:
@@ -118,9 +151,9 @@ def content_digest(path: Path) -> str:
         seen = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     note = cache_dir() / "digests" / f"{place}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        noted = json.loads(note.read_text(encoding="utf-8"))
-        if noted["seen"] == seen:
+    with suppress(BadInput, KeyError):
+        noted = read_json(note)
+        if noted["seen"] == seen and _SHA256.fullmatch(str(noted["digest"])):
             return str(noted["digest"])
     with explained(f"cannot read '{path}'"), path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -132,12 +165,13 @@ def content_digest(path: Path) -> str:
     return digest
 
 
-def _publish(folder: Path, entry: Path, about: dict[str, Any]) -> None:
+def _publish(folder: Path, entry: Path, source: Path, digest: str, dtype: str) -> None:
+    """Give a filled folder its manifest and its name."""
     from transformers import __version__ as transformers_version
 
-    files = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
-    about |= {"files": files, "outpace": __version__, "transformers": transformers_version}
-    (folder / MANIFEST).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    files = {str(file.relative_to(folder)): _kept(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    about = _Manifest(source=source.name, digest=digest, dtype=dtype, files=files, transformers=transformers_version)
+    (folder / MANIFEST).write_text(about.model_dump_json(indent=1), encoding="utf-8")
     settle(folder)
     if entry.exists():  # incomplete: something damaged it after it was made
         shutil.rmtree(entry)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.models.gguf_header import GGUFHeader
+from outpace.models.gguf_header import GGUFHeader, block_of
 from outpace.models.gguf_rope import rope_parameters
-from outpace.models.quiet import explained
+from outpace.models.quiet import explained, one_line
+from outpace.models.weights_check import Stored, check_loaded, check_size, count
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +24,58 @@ CONVERTER = 1
 # split, white space before a number is cut in another place than in training.
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
+_COMPUTED = ("rope_", "attn_rot_embd")
+"""Beginnings of names of tensors that are no weights: frequencies of rotary embeddings."""
+
 
 def read(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The model, dense and in ``dtype``, and its tokenizer. Raises BadInput when the file cannot be converted."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    """The model, dense and in ``dtype``, and its tokenizer.
 
-    with explained(f"cannot convert '{header.path}' (architecture {header.architecture})"), _no_progress_bar():
-        model = AutoModelForCausalLM.from_pretrained(**_place(header), dtype=dtype, **_dense())
+    Raises BadInput when the file cannot be converted, and unless every weight of the model is one of the file's.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def refusal(why: str) -> BadInput:
+        return BadInput(f"the weights in GGUF file '{header.path}' {why}; download it again")
+
+    with explained(f"cannot convert '{header.path}' (architecture {header.architecture})"), _naming_tensors():
+        config = AutoConfig.from_pretrained(**_place(header))
+        check_size(config, Stored(len(header.tensors), header.parameters), refusal)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **_place(header), dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_dense()
+        )
+    check_loaded(model, report, refusal)
+    _check_heads(model.config, header)
+    _check_all_used(model, header)
     tokenizer = read_tokenizer(header)
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
-            raise BadInput(f"'{header.path}' is broken: {name} holds values that are not finite; download it again")
     _complete_config(model, header)
     return model, tokenizer
+
+
+def _check_heads(config: Any, header: GGUFHeader) -> None:
+    """Raise BadInput where transformers' own default for the heads of keys and values is not llama.cpp's."""
+    heads, theirs = header.model.head_count, getattr(config, "num_key_value_heads", None)
+    if header.model.head_count_kv is None and theirs not in (None, heads):
+        key = f"{header.architecture}.attention.head_count_kv"
+        raise BadInput(f"GGUF file '{header.path}' is broken: it lacks the metadata {key}; download it again")
+
+
+def _check_all_used(model: Any, header: GGUFHeader) -> None:
+    """Raise BadInput where the converter has left out weights of the file, such as biases that it does not expect."""
+    last = header.model.block_count - header.model.extra_blocks
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    used = sum(
+        prod(entry.shape)
+        for name, entry in header.tensors.items()
+        if not name.startswith(_COMPUTED)
+        and not ("lm_head.weight" in tied and name == "output.weight")
+        and (block_of(name) or 0) < last
+    )
+    if used > (have := count(model)):
+        raise BadInput(
+            f"cannot convert '{header.path}' (architecture {header.architecture}): it holds {used:,} weights, and the "
+            f"converter has a place for {have:,}; load the model's safetensors instead"
+        )
 
 
 def read_tokenizer(header: GGUFHeader) -> Any:
@@ -75,14 +114,13 @@ def _complete_config(model: Any, header: GGUFHeader) -> None:
         rope.update(rope_parameters(header, float(rope.get("rope_theta", 10000.0))) or {})
     known = model.generation_config.eos_token_id
     ids = set(known if isinstance(known, list) else [] if known is None else [known])
-    for kind in ("eos", "eot", "eom"):
-        ids.update({header.metadata[key]} if (key := f"tokenizer.ggml.{kind}_token_id") in header.metadata else ())
+    ids.update(one for one in (header.general.eos, header.general.eot, header.general.eom) if one is not None)
     model.generation_config.eos_token_id = sorted(ids) or None
     model.config.__dict__.pop("_model_name_or_path", None)
 
 
 def _correct_splitting(tokenizer: Any, header: GGUFHeader) -> None:
-    if header.metadata.get("tokenizer.ggml.pre") not in _DIGITS_APART:
+    if header.general.pre not in _DIGITS_APART:
         return
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
@@ -92,16 +130,29 @@ def _correct_splitting(tokenizer: Any, header: GGUFHeader) -> None:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """The converter's bar does not listen to transformers' switch."""
+def _naming_tensors() -> Iterator[None]:
+    """Let an error while tensors are converted say of which one it is.
+
+    In place of the converter's progress bar, which does not listen to transformers' switch.
+    """
     from transformers import modeling_gguf_pytorch_utils as converter
 
+    at = ""
+
+    def each(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+        nonlocal at
+        for tensor in tensors:
+            at = f"tensor {tensor.name}"
+            yield tensor
+        at = ""
+
     bar = getattr(converter, "tqdm", None)
-    if bar is None:
-        yield
-        return
-    converter.tqdm = partial(bar, disable=True)
+    converter.tqdm = each
     try:
         yield
+    except (ValueError, TypeError, RuntimeError, IndexError, KeyError) as error:
+        if at:
+            raise BadInput(f"cannot convert {at}: {one_line(error)}") from error
+        raise
     finally:
         converter.tqdm = bar

@@ -26,23 +26,24 @@ def rope_parameters(header: GGUFHeader, theta: float) -> dict[str, Any] | None:
     """
     if "rope_freqs.weight" in header.tensors:
         factors = header.float32("rope_freqs.weight")
+        if not np.all(np.isfinite(factors) & (factors > 0)):
+            raise _refusal(header, "rope_freqs")
         if np.all(factors == 1):
             return None
         guess = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3}
         if np.allclose(factors, _llama3_factors(guess, theta, 2 * len(factors)), rtol=1e-3):
             return guess
         raise _refusal(header, "rope_freqs")
-    kind = str(header.of_architecture("rope.scaling.type", "none"))
+    kind = header.model.rope_scaling
     if any(name.startswith("rope_factors") for name in header.tensors):
         raise _refusal(header, "longrope")
     if kind == "none":
         return None
-    factor = float(header.of_architecture("rope.scaling.factor", 0.0))
-    original = header.of_architecture("rope.scaling.original_context_length")
+    factor, original = header.model.rope_factor, header.model.rope_original_length
     if kind == "linear" and factor > 0:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor > 0 and original:
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(original)}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise _refusal(header, kind)
 
 

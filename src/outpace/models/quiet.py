@@ -7,15 +7,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outpace.core.errors import BadInput, OutpaceError
+from pydantic import ValidationError
 
-_LONGEST = 240
+from outpace.core.errors import BadInput, OutpaceError, shortened
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an exception's message, shortened; its type where it has no message."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "") or type(error).__name__
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    """An exception's message in one line, :func:`shortened`; its type where it has no message."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return shortened(str(error)) or type(error).__name__
 
 
 @contextmanager

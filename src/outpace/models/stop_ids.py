@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from outpace.core.errors import BadInput
 from outpace.models.tokenizers import HFTokenizer
 
 _END_OF_TURN = (
@@ -24,7 +24,8 @@ _END_OF_TURN = (
 def stop_ids(model: Any, tokenizer: HFTokenizer, vocab_size: int) -> frozenset[int]:
     """EOS ids of the generation configuration, the configuration and the tokenizer, and end-of-turn tokens.
 
-    An end-of-turn token counts when it is a special token of the vocabulary and the chat template writes it.
+    An end-of-turn token counts when it is a special token of the vocabulary and the chat template writes it. Raises
+    BadInput for an EOS id that is no whole number.
     """
     inner, template = tokenizer.inner, tokenizer.template
     found: set[int] = set()
@@ -35,7 +36,9 @@ def stop_ids(model: Any, tokenizer: HFTokenizer, vocab_size: int) -> frozenset[i
     return frozenset(token for token in found if 0 <= token < vocab_size)
 
 
-def _ids(value: int | Iterable[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [int(token) for token in value] if isinstance(value, Iterable) else [int(value)]
+def _ids(value: Any) -> list[int]:
+    found = list(value) if isinstance(value, list | tuple | set) else [] if value is None else [value]
+    wrong = next((token for token in found if not isinstance(token, int)), None)
+    if wrong is not None:
+        raise BadInput(f"the model's eos_token_id is unusable: {wrong!r} is no whole number; correct its configuration")
+    return found

@@ -10,8 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.text import check_text
 from outpace.models.base import Message
 from outpace.models.quiet import one_line
+from outpace.models.transcript import transcript
 
 _SPACE = "▁"  # how SentencePiece writes a space
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # and a byte that is no character of its own
@@ -53,13 +55,20 @@ class HFTokenizer:
             template = template.get("default") or next(iter(template.values()), "")
         return template or ""
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.template)
+
     def encode(self, text: str) -> list[int]:
+        check_text(text, "the text")
         return [*self._prefix, *_ids(self.inner, text)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts without special tokens before or after them, on all CPUs where the tokenizer can."""
         if not texts:
             return []
+        for text in texts:
+            check_text(text, "the text")
         if backend := getattr(self.inner, "backend_tokenizer", None):
             return [one.ids for one in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         return [_ids(self.inner, text) for text in texts]
@@ -109,8 +118,9 @@ class HFTokenizer:
         for message in messages:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise BadInput('every message needs a text for "role" and for "content"')
+            check_text(message["content"], f"the message of role {message['role']!r}")
         if not self.template:
-            return self.encode(messages[-1]["content"])
+            return self.encode(messages[0]["content"] if len(messages) == 1 else transcript(messages))
         try:
             text = self.inner.apply_chat_template(
                 [dict(message) for message in messages], add_generation_prompt=True, tokenize=False

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
+from outpace.core.text import check_text
 from outpace.prompts.prompt import OTHER, Prompt
 
 COLUMNS = ("turns", "messages", "conversations", "conversation", "prompt", "question", "instruction", "query", "text")
@@ -94,18 +96,18 @@ FORMATS: dict[str, Callable[[Path], Rows]] = {
 def _parsed(path: Path, line: int, text: str) -> Any:
     """The JSON value that begins on this line."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         where = f"{path}, line {line + error.lineno - 1}"
         raise BadInput(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise BadInput(f"{path}, line {line}: not valid JSON ({error})") from None
 
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except (RecursionError, ValueError):
+        return isinstance(parse_json(line), dict)
+    except ValueError:
         return False
 
 
@@ -126,7 +128,8 @@ def prompt_of(row: Any, number: int, *, strict: bool = True) -> Prompt:
         category = OTHER
     if "question_id" in row:
         category = _SPEC_BENCH.get(category, category)
-    name = str(row.get("question_id", row.get("id", f"line-{number}")))
+    category = _printable(category)
+    name = _printable(str(row.get("question_id", row.get("id", f"line-{number}"))))
     wrong: list[ValueError] = []
     for column in COLUMNS:
         if column in row:
@@ -146,7 +149,9 @@ def _said(row: Mapping[str, Any], column: str, strict: bool) -> tuple[tuple[tupl
         text = _text(value, column)
         # The instructions of the Alpaca family come with their material in a column of its own.
         more = row.get("input") if column == "instruction" else None
-        return (), (f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text,)
+        if isinstance(more, str) and more.strip():
+            text = f"{text}\n\n{_text(more, 'input')}"
+        return (), (text,)
     messages = [_message(one, column, strict) for one in value]
     said = [one for one in messages if one is not None]
     while said and said[-1][0] in (("assistant",) if strict else ("assistant", "system")):
@@ -169,7 +174,7 @@ def _message(message: Any, column: str, strict: bool) -> tuple[str, str] | None:
     known = role in {"system", "user", "assistant"}
     if strict and not known:
         raise ValueError("a message needs a 'role' (system, user or assistant) and a 'content'")
-    if strict or not isinstance(content, str):
+    if strict or not isinstance(content, str) or content.strip():
         _text(content, "content" if isinstance(message, Mapping) else column)
     return (role, content) if known and content.strip() else None
 
@@ -179,7 +184,16 @@ def _text(value: Any, key: str) -> str:
         raise ValueError(f"'{key}' must be text, found {_kind(value)}")  # noqa: TRY004
     if not value.strip():
         raise ValueError(f"'{key}' is empty")
+    try:
+        check_text(value, f"'{key}'")
+    except BadInput as error:
+        raise ValueError(str(error)) from None
     return value
+
+
+def _printable(name: str) -> str:
+    """A name for reports; half of a surrogate pair becomes a question mark."""
+    return name.encode("utf-8", "replace").decode()
 
 
 def _kind(value: Any) -> str:

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
+from outpace.core.processors import ProcessorFailure
 from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import ForwardCosts
@@ -43,6 +45,8 @@ class Sequence:
     chance: ChanceSource = field(default_factory=lambda: SeededChance(0))
     references: tuple[tuple[int, ...], ...] = ()
     namespace: str = ""
+    noise: SharedNoise | None = None
+    """What drafters and the request's rule draw tokens with, where the rule shares its noise."""
     states: States | None = None
     """Auxiliary hidden states of all that ``kv`` holds, where they are kept for a drafter that reads them."""
 
@@ -58,7 +62,8 @@ class SubGraph:
 
     Layers ``start <= i < stop`` run (``stop`` None: to the end; the final norm and LM head always follow).
     ``skip_attention`` and ``skip_mlp`` name layers whose sublayer adds nothing to the residual stream.
-    ``kv`` maps a sequence's index in the batch to the committed positions that attention may read, (k,) long.
+    ``kv`` maps a sequence's index in the batch to the committed positions that attention may read, ascending: (k,) long
+    for all layers and heads alike, or (layers, kv_heads, k), a choice for each.
     """
 
     start: int = 0
@@ -123,7 +128,7 @@ class TreeScores:
         return self._distribution
 
     def p(self, node: int) -> Tensor:
-        """Processed target distribution after ``node``: (V,) float32. Raises BadInput where no token can follow."""
+        """Processed target distribution after ``node``: (V,) float32; see :meth:`TreeDistribution.failure`."""
         return self.distribution.p(node)
 
     def auxiliary_rows(self, owner: object) -> list[int]:
@@ -131,7 +136,7 @@ class TreeScores:
         return [row for row, one in enumerate(self.tree.auxiliary_tokens, 1 + len(self.tree)) if one.owner is owner]
 
     def argmax(self, node: int) -> int:
-        """Greedy choice after ``node``, of the processed logits. Raises BadInput where no token can follow."""
+        """Greedy choice after ``node``, of the processed logits; see :meth:`TreeDistribution.failure`."""
         return self.distribution.argmax(node)
 
 
@@ -223,6 +228,14 @@ class Target(ABC):
     def close(self, kv: Any) -> None:  # noqa: B027 - some targets have nothing to release
         """Release the K/V, which must not be used again."""
 
+    def keys(self, kv: Any, start: int, stop: int) -> Tensor:
+        """Committed keys, rotated: (layers, kv_heads, n, width) float32. Raises BadInput where it shows none."""
+        raise BadInput(f"{type(self).__name__} does not give access to its keys: no part of them can be chosen")
+
+    def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        """Queries of every last token in a full forward: (layers, heads, width) float32 each. Raises BadInput, too."""
+        raise BadInput(f"{type(self).__name__} does not give access to its queries: K/V cannot be chosen by them")
+
     def check_skips(self, graph: SubGraph) -> None:  # noqa: B027 - most targets can skip every sublayer
         """Raise BadInput when a sublayer that ``graph`` skips cannot be skipped."""
 
@@ -246,10 +259,8 @@ class Target(ABC):
         """Logits (n, V) of residual-stream states (n, hidden) that left a layer: final norm and LM head."""
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The norm before the LM head alone, (n, hidden) to (n, hidden). Raises BadInput where it is not accessible.
-
-        ``lm_head(x)`` is ``lm_head_rows(all) @ final_norm(x)``, up to a soft cap.
-        """
+        """The norm before the LM head alone, (n, hidden) to (n, hidden): ``lm_head(x)`` is ``lm_head_rows(all) @
+        final_norm(x)``, up to a soft cap. Raises BadInput where it is not accessible."""
         raise BadInput(f"{type(self).__name__} does not give access to its final norm: heads cannot be trained for it")
 
     def lm_head_rows(self, tokens: Tensor) -> Tensor:
@@ -262,6 +273,7 @@ class Target(ABC):
         params: SamplingParams | None = None,
         *,
         chance: ChanceSource | None = None,
+        earlier: int = 0,
         references: tuple[tuple[int, ...], ...] = (),
         namespace: str = "",
         stop_ids: frozenset[int] = frozenset(),
@@ -269,7 +281,9 @@ class Target(ABC):
     ) -> Sequence:
         """A sequence of this target, ready for ``prefill``; ``kv``: of a beginning of the prompt, if there is any.
 
-        Raises BadInput for a prompt that is empty, too long or outside the vocabulary.
+        ``earlier``: how many requests of the namespace had this seed before (:mod:`outpace.core.chance`).
+        Raises BadInput for a prompt that is empty, too long or outside the vocabulary, and where one of the user's
+        processors cannot begin.
         """
         params = params or SamplingParams()
         if not prompt:
@@ -283,12 +297,15 @@ class Target(ABC):
         outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
         if outside is not None:
             raise BadInput(f"the prompt holds token {outside}; the vocabulary has {self.vocab_size}")
+        sampler = Sampler(params, prompt, self.vocab_size, stop_ids)
+        if isinstance(sampler.states, ProcessorFailure):
+            raise sampler.states
         return Sequence(
             tokens=list(prompt),
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
-            sampler=Sampler(params, prompt, self.vocab_size, stop_ids),
-            chance=chance or SeededChance(params.seed),
+            sampler=sampler,
+            chance=chance or SeededChance(params.seed, (tuple(prompt), *references), earlier),
             references=references,
             namespace=namespace,
         )

@@ -17,9 +17,9 @@ class SequenceRows:
 
     ``store``: the sequence's :class:`~outpace.targets.kv_store.KVStore`. ``positions``: of earlier and new rows.
     ``tree``: whose rows they are; None for a causal chunk of the prompt. The tree's first rows may have been run by an
-    earlier pass, whose K/V is ``earlier_kv``. ``subset``, (k,) long: the committed positions that attention may read;
-    None for all. ``side_kv``: K/V of earlier and new rows in the target's own layout, left by the forward. ``memo``:
-    what the target keeps between layers.
+    earlier pass, whose K/V is ``earlier_kv``. ``subset``: the committed positions that attention may read, ascending,
+    (k,) long for all layers and heads or (layers, kv_heads, k) for each; None for all. ``side_kv``: K/V of earlier and
+    new rows in the target's own layout, left by the forward. ``memo``: what the target keeps between layers.
     """
 
     store: Any
@@ -31,6 +31,11 @@ class SequenceRows:
     subset: Tensor | None = None
     side_kv: Any = None
     memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def committed(self) -> int:
+        """How many committed rows each head may read."""
+        return int(self.store.length) if self.subset is None else self.subset.shape[-1]
 
     @property
     def new_rows(self) -> int:
@@ -52,6 +57,7 @@ class ForwardPlan:
     leaves the last one; behind the final norm where ``normed``). ``states``, (R, hidden), enter layer ``start`` instead
     of embeddings. ``entry_inputs``, (R, inputs), go through a spec's entry, which makes the first states of them.
     ``second``, (R): tokens whose embeddings layer 0 reads beside the residual stream, where a spec says that it does.
+    ``queries``, where it is a mapping, receives the rotated queries (R, heads, width) of every layer that attends.
     ``calls`` records (module, extra arguments) of every attention call, for the probe of a transformers model.
     """
 
@@ -66,4 +72,5 @@ class ForwardPlan:
     wanted: frozenset[int] = frozenset()
     normed: bool = False
     hidden_states: dict[int, Tensor] = field(default_factory=dict)
+    queries: dict[int, Tensor] | None = None
     calls: list[tuple[Any, dict[str, Any]]] | None = None

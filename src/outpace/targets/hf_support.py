@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, shortened
 from outpace.core.tree import TokenTree
 from outpace.targets.attention import current, install, running
 from outpace.targets.base import Target
@@ -58,7 +58,9 @@ def dissect(model: Any, layers: int, attending: Callable[[], AbstractContextMana
         try:
             model.base_model(input_ids=ids, position_ids=torch.arange(3, device=ids.device)[None], use_cache=False)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise BadInput(f"{described(model)} does not run with a custom attention: {_line(error)}") from error
+            raise BadInput(
+                f"{described(model)} does not run with a custom attention: {shortened(str(error))}"
+            ) from error
     calls = plan.calls or []
     if [int(module.layer_idx) for module, _ in calls] != list(range(layers)):
         seen = {int(module.layer_idx) for module, _ in calls}
@@ -177,7 +179,3 @@ def disagreement(target: Target, model: Any) -> float:
     ids = torch.tensor([tokens], device=model.get_input_embeddings().weight.device)
     own = model(input_ids=ids, use_cache=False).logits[0, 11:].float()
     return float((ours - own).square().mean().sqrt()) / (float(own.std()) or 1.0)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
+from torch import Tensor
+
 
 def rows_to_keep(length: int | None, held: int) -> int:
     """``length`` of ``held`` committed tokens, all of them for None. Raises ValueError where there are fewer."""
@@ -28,6 +30,10 @@ class KVStore(ABC):
     """
 
     length: int = 0
+
+    @abstractmethod
+    def keys(self, start: int, stop: int) -> Tensor:
+        """Committed keys ``start`` to ``stop`` of every layer, copied: (layers, kv_heads, n, width) float32."""
 
     @abstractmethod
     def take(self, side_kv: Any, rows: Sequence[int]) -> None:

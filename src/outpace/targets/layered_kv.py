@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.core.errors import BadInput
 from outpace.targets.kv_store import KVStore, rounded_up
 
 _GRANULE = 256
@@ -29,11 +30,21 @@ class LayeredKV(KVStore):
         return stored_keys[:, :end], stored_values[:, :end]
 
     def gather(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Committed keys and values at ``positions`` (k,), copied; None while nothing is stored."""
+        """Committed keys and values at ``positions``, (k,) or (kv_heads, k), copied; None while nothing is stored."""
         keys, values = self._keys[layer], self._values[layer]
         if keys is None or values is None:
             return None
-        return keys[:, positions], values[:, positions]
+        if positions.dim() == 1:
+            return keys[:, positions], values[:, positions]
+        where = positions[..., None]
+        return torch.take_along_dim(keys, where, 1), torch.take_along_dim(values, where, 1)
+
+    def keys(self, start: int, stop: int) -> Tensor:
+        held = [None if one is None else one[:, start:stop].float() for one in self._keys]
+        found = [one for one in held if one is not None]
+        if len(found) < len(held) or len({one.shape for one in found}) != 1:
+            raise BadInput("the layers of this model keep different K/V: no part of it can be chosen by keys")
+        return torch.stack(found)
 
     def take(self, side_kv: list[tuple[Tensor, Tensor] | None], rows: Sequence[int]) -> None:
         """Commit these rows of a forward's (keys, values) by layer, each (kv_heads, rows, head_dim)."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.tree import TokenTree
 from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGraph, Target, Trees, TreeScores
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.kv_store import KVStore
@@ -71,6 +72,18 @@ class RowTarget(Target):
 
     def close(self, kv: KVStore) -> None:
         kv.clear()
+
+    @torch.inference_mode()
+    def keys(self, kv: KVStore, start: int, stop: int) -> Tensor:
+        return kv.keys(start, stop)
+
+    @torch.inference_mode()
+    def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        parts, tokens, _ = self._lay_out([(one, TokenTree()) for one in sequences], FULL, None)
+        plan = ForwardPlan(parts, stop=self.num_layers, queries={})
+        self.run(plan, tokens, logits=False)
+        assert plan.queries is not None
+        return list(torch.stack([plan.queries[layer] for layer in range(self.num_layers)], 1).float())
 
     @torch.inference_mode()
     def prefill(

@@ -17,6 +17,10 @@ from outpace.targets.base import FULL, HiddenStateChunk, Scores, Sequence, SubGr
 from outpace.targets.kv_store import rows_to_keep
 
 Table = Callable[[tuple[int, ...]], Tensor]
+Read = list[tuple[tuple[int, ...], ...]]
+"""The committed tokens that attention reads, by layer and head."""
+_HEADS = 2
+"""K/V heads, each with one query head: their keys and queries are fixed tables, which nothing else depends on."""
 
 
 def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: float = 1.5) -> Table:
@@ -92,10 +96,7 @@ class TableTarget(Target):
                 seen = sorted(node for node in auxiliary.attends if 0 <= node < len(tree))
                 path = tree.path_tokens(seen[-1]) if seen else []
                 paths.append((*prefix, *path, auxiliary.token))
-            read = None
-            if index in graph.kv:
-                read = tuple(sequence.kv[at] for at in sorted(graph.kv[index].tolist()))
-                read = None if len(read) == len(sequence.kv) else read
+            read = self._read(sequence.kv, graph.kv[index]) if index in graph.kv else None
             rows = torch.stack([self._state(path, graph, stop, read) for path in paths])
             states = {
                 layer: torch.stack([self._state(path, graph, layer, read) for path in paths])
@@ -104,7 +105,21 @@ class TableTarget(Target):
             parts.append(TreeScores(sequence, tree, rows, states))
         return Scores(parts, graph)
 
-    def _state(self, path: tuple[int, ...], graph: SubGraph, layer: int, read: tuple[int, ...] | None = None) -> Tensor:
+    def keys(self, kv: Any, start: int, stop: int) -> Tensor:
+        noise = [self._noise((-1, token)) for token in kv[start:stop]]  # (2 * layers * V,) each
+        return torch.stack(noise, 1).view(self.num_layers, _HEADS, self.vocab_size, stop - start).transpose(2, 3)
+
+    def queries(self, sequences: Seq[Sequence]) -> list[Tensor]:
+        return [self._noise((-2, *one.tokens[-2:])).view(self.num_layers, _HEADS, -1) for one in sequences]
+
+    def _read(self, kv: list[int], positions: Tensor) -> Read | None:
+        """The tokens that each layer's heads may read; None where that is all of them."""
+        if positions.shape[-1] == len(kv):
+            return None
+        by_layer = positions.expand(self.num_layers, _HEADS, -1).tolist()
+        return [tuple(tuple(kv[at] for at in head) for head in heads) for heads in by_layer]
+
+    def _state(self, path: tuple[int, ...], graph: SubGraph, layer: int, read: Read | None = None) -> Tensor:
         """Residual stream of the last token of ``path`` entering ``layer``, (V,); attention reads ``read`` of the
         committed tokens (None: all)."""
         run = [
@@ -122,7 +137,8 @@ class TableTarget(Target):
         added = self._added(path[-2:])
         if read is not None:
             added = added.clone()
-            added[::2] = self._added((hash(read) % 1_000_003, *path[-2:]))[::2]
+            for index, tokens in enumerate(read):
+                added[2 * index] = self._added((hash(tokens) % 1_000_003, *path[-2:]))[2 * index]
         return embedding + added[run].sum(0) + (self.table(path) - embedding) * (len(run) / count)
 
     def _added(self, context: tuple[int, ...]) -> Tensor:

@@ -103,13 +103,13 @@ def answered(
     most: int,
     stop_ids: frozenset[int],
     together: int = TOGETHER,
-    wanted: Callable[[], bool] = lambda: True,
+    over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Conversation]:
     """Answers of up to ``most`` tokens, in the order in which they end, with hidden states of ``layers``.
 
     An answer includes its end token, where it has one: drafters learn when answers end. The last token is not
-    forwarded; its states are zeros. ``together`` requests run at once. ``wanted`` is called before another prompt is
-    taken; once it returns False, those under way end. Prompts that the engine refuses are left out.
+    forwarded; its states are zeros. ``together`` requests run at once. ``over`` is called after every round; once it
+    returns True, those under way end as they are. Prompts that the engine refuses are left out.
     """
     recorder = Recorder(layers)
     method = Method("record", recorder, Rejection(), Fixed(0))
@@ -117,7 +117,7 @@ def answered(
     running: dict[int, tuple[PromptTokens, Generation]] = {}
     try:
         while True:
-            while len(running) < together and wanted():
+            while len(running) < together and not over():
                 prompt = next(pending, None)
                 if prompt is None:
                     break
@@ -128,6 +128,10 @@ def answered(
             if not running:
                 return
             decoder.step()
+            if over():
+                for _, generation in running.values():
+                    if generation.tokens:
+                        generation.finish("length")
             for name, (prompt, generation) in list(running.items()):
                 if generation.finish_reason is None:
                     continue

@@ -111,7 +111,8 @@ class Candidates:
                     "give prompts: --prompts FILE"
                 )
         self._owned = self._log.own
-        found = self._own.turns(self._log.turns, _TURNS, self._config.together)
+        over = self._config.plan.half_of_data_over()  # they are to be answered as well
+        found = self._own.turns(self._log.turns, _TURNS, self._config.together, over)
         self._turns = [prompt for prompt in found if (prompt.id, prompt.key) not in self._log.judged]
         self._written = True
 

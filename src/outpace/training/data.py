@@ -9,16 +9,19 @@ target computes again.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 from outpace.core.errors import BadInput
+from outpace.core.files import read_json
+from outpace.core.validation import validated
 from outpace.heads.fingerprint import alike, probe
 from outpace.heads.kinds import kinds
 from outpace.model import Model
@@ -89,21 +92,36 @@ def open_folder(folder: Path, target: Target, name: str, layers: Sequence[int]) 
             raise BadInput(f"cannot write to {folder}: {error.strerror or error}") from None
     shards = Shards(folder, {})
     found = about(shards)
-    theirs, kept = found.get("fingerprint"), found.get("layers")
-    if not isinstance(theirs, list) or not isinstance(kept, list):
+    if found.fingerprint is None or found.layers is None:
         raise BadInput(f"{manifest} does not say which target the conversations are of; give another folder")
-    if not alike(theirs, probe(target)):
+    if not alike(found.fingerprint, probe(target)):
         raise BadInput(
-            f"{folder} holds conversations of another target ({found.get('target', 'unnamed')}), not of '{name}'; "
-            "give another folder"
+            f"{folder} holds conversations of another target ({found.target}), not of '{name}'; give another folder"
+        )
+    beyond = [layer for layer in found.layers if layer > target.num_layers]
+    if beyond:
+        raise BadInput(
+            f"{manifest} names layer {beyond[0]}, and the target has {target.num_layers}; give another folder"
         )
     return shards
 
 
-def about(shards: Shards) -> dict[str, Any]:
-    """The folder's manifest; empty where it is no object."""
-    found = json.loads((shards.folder / MANIFEST).read_text())
-    return found if isinstance(found, dict) else {}
+class Manifest(BaseModel):
+    """What all conversations of a folder have in common. ``layers``: those whose hidden states are kept."""
+
+    target: str = "unnamed"
+    fingerprint: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    layers: list[Annotated[int, Field(ge=0)]] | None = None
+
+
+def about(shards: Shards) -> Manifest:
+    """The folder's manifest. Raises BadInput for one that is damaged."""
+    path = shards.folder / MANIFEST
+
+    def refusal(key: str, reason: str) -> BadInput:
+        return BadInput(f"{path} is damaged, {key}: {reason}; give another folder")
+
+    return validated(Manifest, read_json(path), refusal)
 
 
 class Collector:
@@ -111,7 +129,7 @@ class Collector:
 
     def __init__(self, model: Model, shards: Shards, config: DataConfig, excluded: Overlap) -> None:
         self.model, self.shards, self.config = model, shards, config
-        self.layers = tuple(about(shards).get("layers", ()))
+        self.layers = tuple(about(shards).layers or ())
         room = model.target.context_length
         self._most = max(1, min(config.most, room // 2))
         longest = max(1, min(config.longest, room - self._most - 2))
@@ -130,15 +148,16 @@ class Collector:
             if unlogged:
                 self._candidates.add_answered(self.shards.read(path, wanted=unlogged.__contains__))
 
-    def run(self, watch: Watch = lambda _: None) -> Collected:
-        """Collect until there are enough tokens or no prompts are left; what was written before is always kept.
+    def run(self, watch: Watch = lambda _: None, tokens: int | None = None) -> Collected:
+        """Collect until there are ``tokens`` of answers, no prompts are left or the time for data is over.
 
-        ``watch`` is called after every answer. Raises BadInput where memory or the disk is full and where there is
-        nothing to answer.
+        None: as many as are configured. What was written before is always kept. ``watch`` is called after every
+        answer. Raises BadInput where memory or the disk is full and where there is nothing to answer.
         """
+        tokens = self.config.tokens if tokens is None else tokens
         try:
-            while self.state.tokens < self.config.tokens:
-                block = self._block(watch)
+            while self.state.tokens < tokens and not self.config.plan.data_over():
+                block = self._block(tokens - self.state.tokens, watch)
                 if not block:
                     break
                 self._answer(block, watch)
@@ -151,6 +170,10 @@ class Collector:
             raise
         self._count()
         if not self.state.tokens:
+            if self.config.plan.data_over():
+                raise BadInput(
+                    "no prompt was answered in the time for data; give more --max-minutes, or --prompts FILE"
+                )
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.log.removed.items()))
             raise BadInput("no prompt was left to answer: " + (reasons or "the sources have none"))
         return self.state
@@ -162,13 +185,12 @@ class Collector:
         )
         self.state.prompts = len(self._answered)
 
-    def _block(self, watch: Watch) -> list[Prompt]:
-        """The next prompts to be answered: those in the log that wait, and as many new ones as are lacking."""
-        left = self.config.tokens - self.state.tokens
+    def _block(self, left: int, watch: Watch) -> list[Prompt]:
+        """The next prompts to be answered, for ``left`` more tokens: those in the log that wait, and new ones."""
         mean = self.state.tokens / len(self._answered) if self._answered else self._most / 2
         size = min(self._largest(), max(_LEAST_BLOCK, math.ceil(left / max(1.0, mean))))
         waiting = [prompt for prompt in self.log.prompts if prompt.key not in self._answered]
-        while len(waiting) < size:
+        while len(waiting) < size and not self.config.plan.data_over():
             self.state.doing = "collecting prompts"
             watch(self.state)
             before = len(self.log.prompts)
@@ -183,7 +205,7 @@ class Collector:
         return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
 
     def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
-        """Answer a block and write its shard, in the order of its prompts."""
+        """Answer a block and write its shard, in the order of its prompts: as far as there is time."""
         capture = self.layers if self.shards.bytes < self._cache() else ()
         chat, sampling = self.model.tokenizer.chat, self.config.sampling
         prompts = [PromptTokens(one.key, tuple(chat(one.messages)), *sampling.of(one.key)) for one in block]
@@ -192,19 +214,29 @@ class Collector:
         kept = capture or not self.layers
         self.state.doing = "answering" if kept else "answering (states are not kept: --cache-bytes)"
         stops, together = self.model.eos_ids, self.config.together
-        for one in answered(self.model.target, prompts, capture, most=self._most, stop_ids=stops, together=together):
+        for one in answered(
+            self.model.target,
+            prompts,
+            capture,
+            most=self._most,
+            stop_ids=stops,
+            together=together,
+            over=self.config.plan.data_over,
+        ):
             found[one.key] = one
             self.state.tokens += len(one.answer)
             self.state.prompts += 1
             watch(self.state)
         if not found:
+            if self.config.plan.data_over():
+                return
             raise BadInput("the model answered none of the prompts")
         conversations = [found[prompt.key] for prompt in block if prompt.key in found]
         self.shards.append(conversations)
         if self.config.passages:
             self._candidates.add_passages(conversations)
         give_back()
-        self._answered |= {prompt.key for prompt in block}
+        self._answered |= set(found) if self.config.plan.data_over() else {prompt.key for prompt in block}
         self.state.tokens = base + sum(len(one.answer) for one in found.values())
 
     def _cache(self) -> int:

@@ -1,4 +1,4 @@
-"""DataConfig: which conversations are collected for training, and how many."""
+"""DataConfig: which conversations are collected for training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outpace.prompts.sources import Source
 from outpace.training.answers import TOGETHER, AnswerSampling
+from outpace.training.time_plan import TimePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,5 @@ class DataConfig:
     seed: int = 0
     together: int = TOGETHER
     """Requests that are answered at once."""
+    plan: TimePlan = field(default_factory=TimePlan, compare=False)
+    """How long it may take."""

@@ -6,11 +6,13 @@ outpace.generate(model, "Why is the sky blue?", method=head.method, head=head.fo
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,44 +28,38 @@ from outpace.model import Model
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
-from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
+from outpace.training.collection import TOKENS, collect
+from outpace.training.data import Collector, layers_of_all_kinds, open_folder
 from outpace.training.data_config import DataConfig
 from outpace.training.dataset import Dataset
+from outpace.training.job_checks import check_amounts, check_folder, check_shares
 from outpace.training.memory import ran_out
 from outpace.training.on_policy import with_on_policy
-from outpace.training.run_state import STATE, read_state
+from outpace.training.run_state import read_state, seconds_spent
+from outpace.training.schedule import Schedule
 from outpace.training.shards import Shards
-from outpace.training.trainer import Schedule, Trainer
+from outpace.training.time_plan import TimePlan, TrainingSpeed
+from outpace.training.trainer import Trainer
+from outpace.training.training_progress import Report, TrainingProgress
+from outpace.training.trial import try_head
 
+_MEASURING = 0.02
+"""Of the time that there is: a step of training that takes longer is not repeated to measure its speed."""
 VOCABULARY = 8192
 """Tokens that a head can draft, by default: reading the LM head is most of a draft's cost."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingProgress:
-    """Where a training is.
-
-    ``stage``: "data" (``done`` and ``total`` count tokens of answers), "collected", "training" (``done`` of ``total``
-    is the share of it), "evaluation", or "stopped" after Ctrl-C. ``doing``: more of it, in words.
-    """
-
-    stage: Literal["data", "collected", "training", "evaluation", "stopped"]
-    done: int
-    total: int
-    doing: str
-
-
-@dataclass(frozen=True, slots=True)
 class TrainedHead:
-    """A head on disk. ``method``: one that drafts with it; ``provenance``: what its ``training.json`` says."""
+    """A head on disk. ``method``: one that drafts with it; ``provenance``: what its ``training.json`` says.
+
+    ``provenance["trial"]["gains"]``: whether the target accepts enough of what it drafts to be worth using.
+    """
 
     kind: str
     method: str
     folder: Path
     provenance: dict[str, Any]
-
-
-Report = Callable[[TrainingProgress], object]
 
 
 def train(
@@ -72,14 +68,14 @@ def train(
     output: str | Path,
     *,
     prompts: Sequence[str | Path] | None = None,
-    tokens: int = 1_000_000,
+    tokens: int | None = None,
     self_written: float | None = None,
     passages: float = 0.2,
     exclude: Sequence[str | Path] | None = None,
     data: str | Path | None = None,
     cache_bytes: float | None = None,
     max_minutes: float | None = None,
-    epochs: float = 1.0,
+    epochs: float | None = None,
     resume: bool = False,
     size: str = "base",
     vocabulary: int | None = None,
@@ -87,17 +83,21 @@ def train(
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Report = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainedHead:
     """Train a head that drafts for a model, on the model's own answers to prompts.
 
     ``model``: or what loads it, called after everything else has been checked. ``kind``: of head, or a method that
     drafts with one. ``output``: the folder to write. ``prompts``: files of JSON lines or data sets of the hub; what
-    they lack the model writes itself. ``tokens``: of answers to train on. ``self_written``: share of prompts that the
-    model writes; ``passages``: share of prompts about passages. ``exclude``: files of prompts to keep out of the data.
-    ``data``: the folder of conversations, "data" in ``output`` by default. ``cache_bytes``: disk for hidden states.
-    ``max_minutes`` and ``epochs``: whichever ends first. ``size``: tiny, small, base or large. ``vocabulary``: tokens
-    that the head can draft, 0 for all; None takes 8,192, or all with ``rank``, that of a low-rank LM head. ``options``:
-    the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt.
+    they lack the model writes itself. ``tokens``: of answers to train on; None takes a million, or with ``max_minutes``
+    as many as there is time for. ``self_written``: share of prompts that the model writes; ``passages``: share of
+    prompts about passages. ``exclude``: files of prompts to keep out of the data. ``data``: the folder of
+    conversations, "data" in ``output`` by default. ``cache_bytes``: disk for hidden states.
+    ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
+    passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there is time for.
+    ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
+    or all with ``rank``, that of a low-rank LM head. ``options``: the kind's own settings. ``on_progress`` is called
+    all along and may raise KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -107,21 +107,24 @@ def train(
     folder, settings = Path(output), dict(options or {})
     if vocabulary is None:
         vocabulary = 0 if rank else VOCABULARY
-    _check_amounts(tokens, rank, vocabulary, max_minutes, epochs, cache_bytes)
+    check_amounts(tokens, rank, vocabulary, max_minutes, epochs, cache_bytes)
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
-    _check_shares(self_written, passages, bool(prompts))
-    _check_folder(folder, resume)
+    check_shares(self_written, passages, bool(prompts))
+    check_folder(folder, resume)
+    spent = seconds_spent(folder) if resume else 0.0
+    bound = TimePlan(math.inf if max_minutes is None else 60.0 * max_minutes, clock, spent)
     wanted = DataConfig(
-        tokens=tokens,
+        tokens=TOKENS if tokens is None else tokens,
         sources=[source(str(one), seed) for one in prompts or ()],
         self_written=self_written,
         passages=passages,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seed=seed,
+        plan=bound,
     )
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
-    schedule = Schedule(epochs=epochs, seconds=float("inf") if max_minutes is None else 60.0 * max_minutes, seed=seed)
+    passes = epochs or (math.inf if tokens is None and bound.bounded else 1.0)
 
     if not isinstance(model, Model):
         model = model()
@@ -129,10 +132,13 @@ def train(
     config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
     shards = open_folder(folder / "data" if data is None else Path(data), model.target, model.name, layers)
-    collected = _collect(Collector(model, shards, wanted, excluded), shards, wanted, on_progress)
+    run = _Run(model, config, shards, folder, bound, passes, seed)
+    collected = collect(Collector(model, shards, wanted, excluded), shards, tokens, bound, run.speed, on_progress)
     try:
-        trainer = _trainer(model, config, shards, folder, schedule, resume=resume)
-        _run(trainer, folder, on_progress)
+        trainer = run.trainer(resume=resume)
+        _train(trainer, folder, on_progress)
+        on_progress(TrainingProgress("evaluation", 0, 1, "held-out conversations"))
+        trial = try_head(model, trainer.head, method, shards)
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error):
             raise
@@ -157,8 +163,8 @@ def train(
             "seed": seed,
         },
     )
-    on_progress(TrainingProgress("evaluation", 0, 1, "held-out conversations"))
     about = {"command": command, "data": collected.public(), "seed": seed, "parameters": parameters(trainer.head)}
+    about["trial"] = trial.public()
     return TrainedHead(head_kind, method, folder, _written(trainer, folder, about))
 
 
@@ -171,83 +177,52 @@ def kind_and_method(named: str) -> tuple[str, str]:
     return named, (drafting_with(named) or [named])[0]
 
 
-def _check_amounts(
-    tokens: int, rank: int, vocabulary: int, max_minutes: float | None, epochs: float, cache_bytes: float | None
-) -> None:
-    for option, value, least in (("--tokens", tokens, 1), ("--rank", rank, 0), ("--vocabulary", vocabulary, 0)):
-        if value < least:
-            raise BadInput(f"{option} must be at least {least}, not {value}")
-    for option, amount in (("--max-minutes", max_minutes), ("--epochs", epochs)):
-        if amount is not None and not amount > 0.0:
-            raise BadInput(f"{option} must be above 0, not {amount:g}")
-    if cache_bytes is not None and not 0.0 <= cache_bytes < float("inf"):
-        raise BadInput(f"--cache-bytes must be a number of bytes, not {cache_bytes:g}")
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the trainers of one training are made of."""
+
+    model: Model
+    config: HeadConfig
+    shards: Shards
+    folder: Path
+    bound: TimePlan
+    epochs: float
+    seed: int
+
+    def speed(self) -> TrainingSpeed:
+        """How fast a head of this kind learns, on what has been collected."""
+        return self._made(None).speed(patience=_MEASURING * self.bound.seconds)
+
+    def trainer(self, *, resume: bool) -> Trainer:
+        """A new head, or the run in the folder, and what it learns from; it ends when the plan's time is over."""
+        state = read_state(self.folder) if resume else None
+        trainer = self._made(state)
+        if resume:
+            trainer.resume()
+        progress = trainer.progress
+        if self.bound.bounded:  # where nothing is left, a new head gets one step and an old one none
+            seconds = max(progress.seconds + self.bound.left, 1e-3)
+            trainer.schedule = replace(trainer.schedule, seconds=seconds)
+        progress.other_seconds = self.bound.spent - progress.seconds
+        return trainer
+
+    def _made(self, state: Mapping[str, Any] | None) -> Trainer:
+        model, config, target = self.model, self.config, self.model.target
+        where = torch.device(model.info.get("device", "cpu"))
+        dataset = Dataset(self.shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)
+        if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
+            ids = state["words"].cpu()
+        else:
+            ids = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids))
+        head = checkpoint.new_head(config, target, ids, self.seed)
+        teacher = teacher_of(target, head, where)
+        head.initialise(target, teacher)
+        learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
+        schedule = Schedule(epochs=self.epochs, seed=self.seed)
+        return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock)
 
 
-def _check_shares(self_written: float | None, passages: float, prompts: bool) -> None:
-    if self_written is not None and not 0.0 <= self_written <= 1.0:
-        raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
-    if not 0.0 <= passages < 1.0:
-        raise BadInput(f"--passages must be at least 0 and below 1, not {passages:g}: passages come from other answers")
-    if self_written == 0.0 and not prompts:
-        raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")
-
-
-def _check_folder(folder: Path, resume: bool) -> None:
-    """Raise BadInput for a folder that cannot be written, or that holds what nobody asked to go on with."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write to {folder}: {error.strerror or error}") from None
-    if (folder / STATE).exists():
-        if not resume:
-            raise BadInput(f"{folder} holds a run already; go on with it (--resume), or give another folder")
-    elif (folder / checkpoint.WEIGHTS).exists():
-        raise BadInput(f"{folder} holds a head already; give another folder")
-
-
-def _collect(collector: Collector, shards: Shards, wanted: DataConfig, report: Report) -> Collected:
-    """The data. After Ctrl-C what is on disk is kept, and the same call goes on."""
-
-    def watch(now: Collected) -> None:
-        report(TrainingProgress("data", now.tokens, wanted.tokens, now.doing))
-
-    try:
-        collected = collector.run(watch)
-    except KeyboardInterrupt:
-        kept = shards.answer_tokens()
-        found = f"{kept:,} tokens of answers are kept in {shards.folder}"
-        report(TrainingProgress("stopped", kept, wanted.tokens, found))
-        raise
-    removed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(collected.removed.items()))
-    found = f"{collected.tokens:,} tokens of {collected.prompts:,} answers in {shards.folder}"
-    found += f"; prompts left out: {removed}" if removed else ""
-    report(TrainingProgress("collected", collected.tokens, wanted.tokens, found))
-    return collected
-
-
-def _trainer(
-    model: Model, config: HeadConfig, shards: Shards, folder: Path, schedule: Schedule, *, resume: bool
-) -> Trainer:
-    """A new head, or the run in ``folder``, and what it learns from."""
-    target, where = model.target, torch.device(model.info.get("device", "cpu"))
-    dataset = Dataset(shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)
-    state = read_state(folder) if resume else None
-    if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
-        ids = state["words"].cpu()
-    else:
-        ids = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids))
-    head = checkpoint.new_head(config, target, ids, schedule.seed)
-    teacher = teacher_of(target, head, where)
-    head.initialise(target, teacher)
-    learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-    trainer = Trainer(head, teacher, learned_from, folder, schedule, where)
-    if resume:
-        trainer.resume()
-    return trainer
-
-
-def _run(trainer: Trainer, folder: Path, report: Report) -> None:
+def _train(trainer: Trainer, folder: Path, report: Report) -> None:
     """The training. After Ctrl-C its state is saved."""
 
     def watch(now: Any, share: float) -> None:

@@ -6,14 +6,31 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
+from outpace.models.quiet import one_line
 from outpace.prompts.passages import PassagePrompts
 from outpace.prompts.prompt import Prompt
 from outpace.training.self_written import SelfWritten
 
 LOG = "prompts.jsonl"
+
+
+class _Line(BaseModel):
+    """Turns that were written so far; or a prompt by origin and key, and why it was removed, or its texts."""
+
+    model_config = ConfigDict(strict=True)
+
+    turns: Annotated[int, Field(ge=0)] | None = None
+    origin: str | None = None
+    key: str | None = None
+    removed: str | None = None
+    text: str | None = None
+    system: str = ""
 
 
 class Log:
@@ -46,28 +63,30 @@ class Log:
         whole = raw[: raw.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                self._note(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+                self._note(_Line.model_validate(parse_json(line)))
+            except ValueError as error:  # pydantic's errors are ValueErrors
                 raise BadInput(
-                    f"{self.path}, line {number}, is damaged ({error}); delete the line, and run again"
+                    f"{self.path}, line {number}, is damaged ({one_line(error)}); delete the line, and run again"
                 ) from None
         if len(whole) < len(raw):  # a kill in the middle of a line
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))
 
-    def _note(self, entry: dict[str, Any]) -> None:
-        if "turns" in entry:
-            self.turns = int(entry["turns"])
+    def _note(self, line: _Line) -> None:
+        if line.turns is not None:
+            self.turns = line.turns
             return
-        self.judged.add((entry["origin"], entry["key"]))
-        about_passages = entry["origin"].startswith(f"{PassagePrompts.name}:")
+        if line.origin is None or line.key is None or (line.removed is None and line.text is None):
+            raise ValueError("it says of no prompt what became of it")
+        self.judged.add((line.origin, line.key))
+        about_passages = line.origin.startswith(f"{PassagePrompts.name}:")
         self.passages_judged += about_passages
-        if "removed" in entry:
-            self.removed[entry["removed"]] += 1
-        else:
-            self.prompts.append(Prompt.single(entry["origin"], entry["text"], entry.get("system", "")))
+        if line.removed is not None:
+            self.removed[line.removed] += 1
+        elif line.text is not None:
+            self.prompts.append(Prompt.single(line.origin, line.text, line.system))
             self.passages += about_passages
-            self.own += entry["origin"].startswith(f"{SelfWritten.name}:")
+            self.own += line.origin.startswith(f"{SelfWritten.name}:")
 
     def write(self, entries: Sequence[dict[str, Any]]) -> None:
         """Add lines. Raises BadInput where they cannot be written."""
@@ -79,4 +98,4 @@ class Log:
                 f"{self.path} cannot be written ({error.strerror or error}); make room, and run again to go on"
             ) from error
         for entry in entries:
-            self._note(entry)
+            self._note(_Line.model_validate(entry))

@@ -40,3 +40,9 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     if missing:
         raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to begin anew")
     return state
+
+
+def seconds_spent(folder: Path) -> float:
+    """What earlier runs have spent on the head in a folder, data and training together; 0 where there is none."""
+    progress = (read_state(folder) or {"progress": {}})["progress"]
+    return float(progress.get("seconds", 0.0)) + float(progress.get("other_seconds", 0.0))

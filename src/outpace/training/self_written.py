@@ -6,7 +6,7 @@ Xu et al. 2024, arXiv 2406.08464). A base model continues with text of any kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outpace.model import Model
@@ -73,8 +73,11 @@ class SelfWritten:
         """Whether the model has a chat template; without one it continues any text."""
         return bool(self.turn.ends)
 
-    def turns(self, start: int, count: int, together: int) -> list[Prompt]:
-        """The usable ones of turns ``start`` to ``start + count``, sampled at temperature 1, ``together`` at once."""
+    def turns(self, start: int, count: int, together: int, over: Callable[[], bool] = lambda: False) -> list[Prompt]:
+        """The usable ones of turns ``start`` to ``start + count``, sampled at temperature 1, ``together`` at once.
+
+        Those that have ended by then, once ``over`` says that the time is used up.
+        """
         prompts = (
             PromptTokens(str(number), self.turn.head, 1.0, seed_of(f"{self._seed} turn {number}"))
             for number in range(start, start + count)
@@ -82,7 +85,7 @@ class SelfWritten:
         most = min(self.longest if self.template else self.beginning, self._model.target.context_length // 2)
         stops = self.turn.ends or self._model.eos_ids
         found: dict[int, str] = {}
-        for one in answered(self._model.target, prompts, (), most=most, stop_ids=stops, together=together):
+        for one in answered(self._model.target, prompts, (), most=most, stop_ids=stops, together=together, over=over):
             ended = one.answer[-1] in stops
             if ended is not self.template:
                 continue  # a turn must have ended; the beginning of a text must not

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.core.files import atomic_file, write_atomically
+from outpace.core.files import atomic_file, parse_json, read_json, write_atomically
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -64,10 +65,7 @@ class Shards:
             write_atomically(manifest, json.dumps(self.about, indent=1).encode())
 
     def _check(self, manifest: Path) -> None:
-        try:
-            found = json.loads(manifest.read_text())
-        except ValueError as error:
-            raise BadInput(f"{manifest} cannot be read ({error}); give another folder") from error
+        found = read_json(manifest)
         for key, value in self.about.items():
             if found.get(key) != value:
                 raise BadInput(
@@ -90,20 +88,15 @@ class Shards:
         return [key for path in self.paths for key in self._metadata(path)]
 
     def _metadata(self, path: Path) -> list[str]:
-        try:
-            with safe_open(path, "pt") as file:
-                keys: list[str] = json.loads(file.metadata()["keys"])
-                return keys
-        except (SafetensorError, OSError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is damaged ({error}); delete it, and run again to make it anew") from error
+        with _opened(path) as (_, index):
+            return index.keys
 
     def answer_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Tokens of all answers. Raises BadInput for a damaged shard."""
         total = 0
         for path in self.paths:
-            with safe_open(path, "pt") as file:
-                starts, answers = file.get_tensor("starts"), file.get_tensor("answers")
-                total += int((starts[1:] - answers).sum())
+            with _opened(path) as (_, index):
+                total += sum(index.starts[1:]) - sum(index.answers)
         return total
 
     def append(self, conversations: Sequence[Conversation]) -> Path:
@@ -135,16 +128,56 @@ class Shards:
     ) -> Iterator[Conversation]:
         """The conversations of one shard whose key is ``wanted``, with states of ``layers`` where the shard has them.
 
-        States are read one conversation at a time, and not for those that are not wanted.
+        States are read one conversation at a time, and not for those that are not wanted. Raises BadInput for a damaged
+        shard.
         """
-        keys = self._metadata(path)
-        with safe_open(path, "pt") as file:
+        with _opened(path) as (file, index):
             names = set(file.keys())
             tokens = file.get_tensor("tokens").tolist()
-            starts, answers = file.get_tensor("starts").tolist(), file.get_tensor("answers").tolist()
             states = {layer: file.get_slice(f"state.{layer}") for layer in layers if f"state.{layer}" in names}
-            for index, key in enumerate(keys):
+            for number, key in enumerate(index.keys):
                 if wanted(key):
-                    first, middle, last = starts[index], answers[index], starts[index + 1]
+                    first, middle, last = index.starts[number], index.answers[number], index.starts[number + 1]
                     rows = {layer: found[first:last] for layer, found in states.items()}
                     yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Where in a shard's tokens its c conversations lie: c keys, c + 1 starts, c answers."""
+
+    keys: list[str]
+    starts: list[int]
+    answers: list[int]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, _Index]]:
+    """A shard, open, with its index. Raises BadInput for one whose parts do not fit together."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(safe_open(path, "pt"))
+            index = _index(file)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"{path} is damaged ({error}); delete it, and run again to make it anew") from error
+        yield file, index
+
+
+def _index(file: Any) -> _Index:
+    """The index of an open shard. Raises ValueError for one that does not fit its tensors."""
+    keys = parse_json(file.metadata()["keys"])
+    tokens, starts, answers = (file.get_tensor(name) for name in ("tokens", "starts", "answers"))
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError("its keys are no list of texts")
+    if any(one.dim() != 1 or one.is_floating_point() or one.is_complex() for one in (tokens, starts, answers)):
+        raise ValueError("its tokens and their places are no lists of whole numbers")
+    places = torch.stack([starts[:-1], answers], dim=1).flatten() if len(starts) == len(answers) + 1 else starts[:0]
+    order = torch.cat([places, starts[-1:]])
+    if len(answers) != len(keys) or len(order) != 2 * len(keys) + 1 or bool((order[1:] < order[:-1]).any()):
+        raise ValueError("its conversations do not follow one another")
+    if (int(order[0]), int(order[-1])) != (0, len(tokens)) or bool((tokens < 0).any()):
+        raise ValueError("its conversations are not its tokens")
+    for name in file.keys():  # noqa: SIM118
+        if name.startswith("state.") and file.get_slice(name).get_shape()[:1] != [len(tokens)]:
+            raise ValueError(f"its tensor {name} has not one row for each token")
+    return _Index(keys, starts.tolist(), answers.tolist())

@@ -9,10 +9,10 @@ finite changes nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,62 +21,18 @@ from torch import Tensor, nn
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
+from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
 from outpace.training.memory import give_back
 from outpace.training.optimiser import Optimiser
 from outpace.training.run_state import STATE, read_state, write_state
+from outpace.training.schedule import Progress, Schedule
+from outpace.training.time_plan import TrainingSpeed
 
 VAIN = 3
 """Steps in a row without a finite loss after which training gives up."""
 TIDY = 10.0
 """Seconds between two times at which freed memory is returned to the system."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long and how fast to train. The learning rate falls towards whatever ends first, data or time.
-
-    ``epochs``: passes over the data; ``seconds``: of training, over all runs; ``matrix_rate``, ``vector_rate``: largest
-    learning rates, the first None for that of the kind of head; ``save_every``, ``evaluate_every``: seconds.
-    Raises BadInput where there is no time or no data.
-    """
-
-    epochs: float = 1.0
-    seconds: float = math.inf
-    matrix_rate: float | None = None
-    vector_rate: float = 1e-3
-    save_every: float = 120.0
-    evaluate_every: float = 300.0
-    patience: int = 3
-    """Evaluations without improvement after which training ends."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.seconds > 0 or not self.epochs > 0:
-            raise BadInput("training needs some time and some data: minutes and epochs must be above 0")
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run is. ``seconds``: spent in training, over all runs; ``history``: (step, held-out loss).
-
-    ``batch``: the next one of ``epoch``; ``tokens``: of answers, so far; ``skipped``: steps without a finite loss;
-    ``figures``: running means of the losses. ``best``: the lowest held-out loss, that of the weights that are kept;
-    ``lowest``: the lowest since the run was resumed, and ``worse``: evaluations since, for patience: a learning rate
-    that rises again raises the loss at first.
-    """
-
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    best: float = math.inf
-    lowest: float = math.inf
-    worse: int = 0
-    skipped: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 Watch = Callable[[Progress, float], None]
@@ -86,14 +42,21 @@ Watch = Callable[[Progress, float], None]
 class Trainer:
     """Trains one head on ``device``. ``run`` returns when the data, the time or the patience is used up.
 
-    ``folder``: where the state of the run is kept.
+    ``folder``: where the state of the run is kept. ``clock``: seconds.
     """
 
     def __init__(
-        self, head: Head, teacher: Teacher, data: TrainingData, folder: Path, schedule: Schedule, device: torch.device
+        self,
+        head: Head,
+        teacher: Teacher,
+        data: TrainingData,
+        folder: Path,
+        schedule: Schedule,
+        device: torch.device,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
-        self.schedule, self.device = schedule, device
+        self.schedule, self.device, self.clock = schedule, device, clock
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         trained = dict(self._trained())
@@ -103,7 +66,7 @@ class Trainer:
         self.optimiser = Optimiser(list(trained.values()), matrices, others, rate, schedule.vector_rate)
         self.head.to(torch.bfloat16)
         self._answers = data.answer_tokens()
-        self._total = max(1, round(schedule.epochs * self._answers))
+        self._total = max(1.0, schedule.epochs * self._answers)
         self._vain = 0
         self._evaluated = -1
 
@@ -117,22 +80,22 @@ class Trainer:
 
         Raises BadInput where there is nothing to train on, the loss is not finite or the disk is full.
         """
-        began = saved = evaluated = tidied = time.monotonic()
+        began = saved = evaluated = tidied = self.clock()
         spent = self.progress.seconds
         for batch in () if self.finished else self._batches():
             self._step(batch)
             self.progress.batch += 1
-            self.progress.seconds = spent + time.monotonic() - began
+            self.progress.seconds = spent + self.clock() - began
             watch(self.progress, self.share)
-            if time.monotonic() - evaluated > self.schedule.evaluate_every:
+            if self.clock() - evaluated > self.schedule.evaluate_every:
                 self.evaluate()
-                evaluated = time.monotonic()
-            if time.monotonic() - saved > self.schedule.save_every:
+                evaluated = self.clock()
+            if self.clock() - saved > self.schedule.save_every:
                 self.save()
-                saved = time.monotonic()
-            if time.monotonic() - tidied > TIDY:
+                saved = self.clock()
+            if self.clock() - tidied > TIDY:
                 give_back()
-                tidied = time.monotonic()
+                tidied = self.clock()
             if self.finished:
                 break
         if self._evaluated != self.progress.step:
@@ -141,6 +104,23 @@ class Trainer:
         if self.best:
             self.head.load_state_dict(self.best, strict=False)
         return self.progress
+
+    def speed(self, steps: int = 3, patience: float = math.inf) -> TrainingSpeed:
+        """How fast it trains. The run is of no other use afterwards.
+
+        A first step does not count, unless it takes more than ``patience`` seconds: then it is all.
+        """
+        batches = list(itertools.islice(self.data.train(self.schedule.seed), steps))
+        if not batches:
+            raise BadInput("there is nothing to train on: no conversation outside the held-out split")
+        for counted in (batches[:1], batches[1:] or batches):
+            began, before = self.clock(), self.progress.tokens
+            for batch in counted:
+                self._step(batch)
+            tokens, seconds = self.progress.tokens - before, max(self.clock() - began, 1e-9)
+            if seconds > patience:
+                break
+        return TrainingSpeed(tokens / seconds, tokens / len(counted))
 
     @property
     def finished(self) -> bool:
@@ -265,23 +245,31 @@ class Trainer:
         state = read_state(self.folder)
         if state is None:
             return False
-        known = {name: value for name, value in state["config"].items() if name != "target"}
-        if known != self._settings():
-            where = self.folder / STATE
-            raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
-        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
-            raise BadInput(f"{self.folder / STATE} is of a head with other words; give its data, or another folder")
-        self.optimiser.restore([state["head"][name] for name, _ in self._trained()], state["optimisers"])
-        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
-        self.progress = Progress(**state["progress"])
-        before = state.get("length", {})
-        if before != self._length():  # a longer run than the one that may have ended: patience begins anew
-            self.progress.lowest, self.progress.worse = math.inf, 0
-        if self.best and before.get("answers") != self._answers:
+        with explained(f"{self.folder / STATE} is damaged", "delete it to begin anew"):
+            before = self._take_over(state)
+            if before != self._length():  # a longer run than the one that may have ended: patience begins anew
+                self.progress.lowest, self.progress.worse = math.inf, 0
+            changed = before.get("answers") != self._answers
+        if self.best and changed:
             self._measure_best()
         self.optimiser.round()
         self._evaluated = self.progress.history[-1][0] if self.progress.history else -1
         return True
+
+    def _take_over(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Weights, moments and progress of an earlier run, checked. Returns how long that run was to be."""
+        where = self.folder / STATE
+        if {name: value for name, value in state["config"].items() if name != "target"} != self._settings():
+            raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
+        if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
+            raise BadInput(f"{where} is of a head with other words; give its data, or another folder")
+        names = [name for name, _ in self._trained()]
+        if state["best"] and set(state["best"]) != set(names):
+            raise ValueError("its best weights are not those of the head")
+        self.optimiser.restore([state["head"][name] for name in names], state["optimisers"])
+        self.best = {name: value.to(self.device) for name, value in state["best"].items()}
+        self.progress = Progress(**state["progress"])
+        return dict(state.get("length", {}))
 
     @torch.no_grad()
     def _measure_best(self) -> None:

@@ -22,6 +22,7 @@ from outpace.core.errors import BadInput
 from outpace.core.files import atomic_folder, read_json
 from outpace.heads.checkpoint import CONFIG, WEIGHTS
 from outpace.heads.incompatible import IncompatibleHead
+from outpace.models.quiet import one_line
 
 _NAMES = (
     WEIGHTS,
@@ -202,5 +203,4 @@ def load_pickle(path: Path) -> Any:
             f"{path} is damaged, or holds more than weights, which is not loaded; ask for safetensors", "weights"
         ) from error
     except (RuntimeError, OSError, EOFError, BadZipFile, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise IncompatibleHead(f"{path} is damaged or cut short ({first})", "weights") from error
+        raise IncompatibleHead(f"{path} is damaged or cut short ({one_line(error)})", "weights") from error

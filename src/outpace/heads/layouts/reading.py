@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from outpace.core.validation import validated
 from outpace.heads.checkpoint import CONFIG, facts
-from outpace.heads.draft_vocabulary import DraftVocabulary, map_problem
+from outpace.heads.draft_vocabulary import map_problem
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.heads.incompatible import CheckName, IncompatibleHead
-from outpace.heads.kinds import find_kind
+from outpace.heads.kinds import find_kind, weight_shapes
 from outpace.targets.base import Target
 
 IGNORED = ("rotary_emb.", "verifier_lm_head.", "verifier_norm.")
@@ -36,7 +37,7 @@ def number(config: Mapping[str, Any], key: str, where: Path, default: Any = None
     """A number of a configuration. Raises IncompatibleHead where it is missing or below ``least``."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
         raise refused(where, f"has no usable {key} in its {CONFIG}: {value}")
     return value
 
@@ -87,6 +88,11 @@ def decoder_shapes(config: Mapping[str, Any], target: Target, where: Path) -> di
     }
 
 
+def head_config(where: Path, **fields: Any) -> HeadConfig:
+    """The configuration of a head. Raises IncompatibleHead for fields that no head can have."""
+    return validated(HeadConfig, fields, lambda key, reason: refused(where, f"has an unusable {key}: {reason}"))
+
+
 def options_of(kind: str, found: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """A kind's own settings, those that the file does not have by default. Raises IncompatibleHead beyond bounds."""
 
@@ -133,12 +139,12 @@ def _contradiction(offsets: Tensor, ids: Tensor, marked: Tensor, target: Target)
     return None  # the map is wrong by itself, which the checks of every head find
 
 
-def weight_names(config: HeadConfig) -> list[str]:
-    """The names of a head's own tensors."""
-    with torch.device("meta"):
-        vocabulary = DraftVocabulary(torch.arange(1), torch.zeros(1, config.hidden_size))
-        head = find_kind(config.kind)(config.model_copy(update={"vocabulary": 1}), vocabulary)
-    return list(head.own_weights())
+def weight_names(config: HeadConfig, where: Path) -> list[str]:
+    """The names of a head's own tensors. Raises IncompatibleHead for a configuration that describes none."""
+    try:
+        return list(weight_shapes(config))
+    except IncompatibleHead as error:
+        raise refused(where, f"has {error}") from error
 
 
 def renamed(

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from outpace.heads.base import Head
-from outpace.heads.head_config import HeadConfig
 from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package
 from outpace.heads.layouts.reading import (
     decoder_shapes,
+    head_config,
     layer_ids,
     options_of,
     refused,
@@ -93,7 +93,8 @@ class SpeculatorsLayout(Layout):
         ids = vocabulary(tensors, config, target, where)
         inside = config.get("speculators_config")
         verifier = inside.get("verifier") if isinstance(inside, Mapping) else None
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, verifier.get("name_or_path") if isinstance(verifier, Mapping) else None),
             aux_hidden_state_layers=tuple(sorted(layer_ids(config, self.layers_key, where))),
@@ -101,6 +102,6 @@ class SpeculatorsLayout(Layout):
             options=options_of(self.kind, self.options(files, inner, shapes["layers"]), where),
             **shapes,
         )
-        called = {**{name: name for name in weight_names(known)}, ROWS: LM_HEAD}
+        called = {**{name: name for name in weight_names(known, where)}, ROWS: LM_HEAD}
         found = renamed(called, tensors, ("d2t", "t2d", EMBEDDING), where)
         return StoredHead(known, {**found, D2T: ids}, {**called, D2T: "d2t"}, embedding=tensors.get(EMBEDDING))

@@ -17,7 +17,6 @@ Choosing a round's drafter by what it yields for its time is what MetaSD's bandi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -30,11 +29,12 @@ from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.yields import PRIOR_COST, Clock, Yield
 from outpace.core.errors import BadInput
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import MergedTrees, MergeState
+from outpace.drafting.merged import MergedTrees, MergeState, contributed
 from outpace.drafting.namespaces import Namespaces
+from outpace.methods.bindings import Binding, split
 from outpace.methods.registry import Context, Parts, find, methods, register
 from outpace.targets.base import Sequence, Target
 
@@ -55,13 +55,12 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True)
 class AutoState(MergeState):
-    """What the namespace knows, the round under way, and which part drafted in how many rounds."""
+    """What the namespace knows, and the round under way."""
 
     known: Yield = field(kw_only=True)
     asked: _Asked | None = None
     begun: bool = False
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
-    rounds: Counter[str] = field(default_factory=Counter)
 
 
 class Auto(MergedTrees[AutoState]):
@@ -82,9 +81,6 @@ class Auto(MergedTrees[AutoState]):
     def rewind(self, state: AutoState, sequence: Sequence, kept: int) -> AutoState:
         state.asked = None
         return super().rewind(state, sequence, kept)
-
-    def drafting(self, state: AutoState) -> dict[str, int]:
-        return {name: state.rounds[name] for name in self.names}
 
     # ------------------------------------------------------------------------------------------------- drafting
 
@@ -132,7 +128,7 @@ class Auto(MergedTrees[AutoState]):
             steps = costs[min(len(whole), len(costs) - 1)] if costs else PRIOR_COST + drafts[at]
             state.asked, state.begun = _Asked(steps, len(state.sequence.tokens)), True
             for name, part in zip(self.names, (free[at], tree), strict=True):
-                state.rounds[name] += _contributed(part, whole)
+                state.rounds[name] += contributed(part, whole)
 
     def _draft_steps(self, sequence: Sequence, count: int) -> float:
         """How long the learned part would take for ``count`` sequences, in autoregressive steps over them."""
@@ -179,11 +175,6 @@ def _alone(tree: TokenTree, budget: Budget) -> tuple[int, float]:
     return count, expected / budget.relative_costs[count] if budget.relative_costs else expected
 
 
-def _contributed(part: TokenTree, whole: TokenTree) -> bool:
-    """Whether anything of a part's tree is in the tree that was made of both."""
-    return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
-
-
 class AutoSettings(StrictModel):
     """Settings of ``auto``."""
 
@@ -206,32 +197,44 @@ def learned_methods() -> tuple[str, ...]:
 def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] | None:
     """The learned part: with a head that was named, with a draft model that was, or with a shipped head; else None.
 
-    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head. Raises
-    BadInput for a head or draft model that the user named and that does not fit.
+    Of several the one that has measured best, as ``outpace eval-head --record`` has written it beside the head; none
+    that was no faster than autoregressive decoding. Raises BadInput for a head or draft model that the user named and
+    that does not fit.
     """
-    infos = [find(name) for name in (learned_methods() if settings.learned is None else settings.learned)]
-    if not infos:
+    labels = learned_methods() if settings.learned is None else settings.learned
+    if not labels:
         return None
-    if settings.learned is None:
-        measured = {info.name: context.measured(info.name, info.head or "") for info in infos}
-        infos.sort(key=lambda info: -(measured[info.name] or 0.0))
-    if context.heads:
-        for info in infos:
-            if info.head in context.heads:
-                return info.name, context.parts(info.name, settings.settings.get(info.name))
+    heads = context.bindings.heads
+    has_draft = settings.learned is None and bool(context.bindings.draft_models)
+    offered = {label: found[0] for label in labels if (found := _heads_for(context, label))}
+    if heads and not offered:
         raise BadInput(
-            f"none of the methods that auto chooses from ({', '.join(info.name for info in infos)}) drafts with a head "
-            f"of kind {' or '.join(context.heads)}"
+            f"none of the methods that auto chooses from ({', '.join(labels)}) drafts with a head of kind "
+            f"{' or '.join(one.kind for one in heads)}"
         )
-    if context.has_draft and settings.learned is None:
+    if has_draft and not heads:
+        labels = ()
+    elif settings.learned is None:
+        speed = {label: head.speedup(find(label).name) for label, head in offered.items()}
+        gains = (label for label, known in speed.items() if known is None or known > 1.0)
+        labels = tuple(sorted(gains, key=lambda label: -(speed[label] or 0.0)))
+    elif heads:
+        labels = tuple(offered)
+    if has_draft and not labels:
         return "draft-model", context.parts("draft-model", {**DRAFT_MODEL, **settings.settings.get("draft-model", {})})
-    for info in infos:
+    for label in labels:
         try:
-            return info.name, context.parts(info.name, settings.settings.get(info.name))
+            return label, context.parts(label, settings.settings.get(label))
         except BadInput:  # no head is shipped for this model, or none that loads
-            if settings.learned is not None and info is infos[-1]:
+            if heads or (settings.learned is not None and label == labels[-1]):
                 raise
     return None
+
+
+def _heads_for(context: Context, label: str) -> list[Binding]:
+    """The heads that a learned method may draft with."""
+    kind = find(label).head
+    return [] if kind is None else context.bindings.find(kind, split(label)[1])
 
 
 @register(

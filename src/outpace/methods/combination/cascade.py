@@ -48,6 +48,7 @@ class Cascade(OneAtATime[CombinedState]):
                 if len(tree) and (last or self._confident(part, tree, states[at].sequence)):
                     trees[at] = tree
                     states[at].drafting = index
+                    states[at].rounds[self.names[index]] += 1
                 else:
                     waiting.append(at)
             left = waiting

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any, Literal
+from itertools import starmap
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ from outpace.core.validation import StrictModel
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, draft_models
 from outpace.methods.combination.nested_decoder import Handover, Nested
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, Parts, build, register
@@ -53,34 +55,33 @@ class NestedSettings(StrictModel):
     )
 
 
-def _models(context: Context) -> list[Target]:
-    models = list(context.drafts()) or [context.draft()]
-    for model in models:
-        if model.vocab_size != context.target.vocab_size:
-            raise BadInput(
-                f"a draft model has {model.vocab_size} tokens and the target {context.target.vocab_size}; "
-                "choose draft models with the target's vocabulary"
-            )
-    return models
+class _Level(NamedTuple):
+    """A draft model, and the name that it was given."""
+
+    name: str
+    target: Target
 
 
-def _stacked(context: Context, models: Seq[Target], levels: int, lengths: Seq[int], settings: NestedSettings) -> Method:
+def _stacked(context: Context, models: Seq[_Level], levels: int, lengths: Seq[int], settings: NestedSettings) -> Method:
     """The method by which models[0] decodes: the others under it, ``levels`` of them as decoders themselves."""
 
-    def next_draft() -> Target:
-        if len(models) < 2:
+    def default(kind: str, name: str) -> Seq[Binding]:
+        if kind == DRAFT_MODEL:
             raise BadInput(f"inner method '{settings.inner}' needs a further draft model: name one more")
-        return models[1]
+        return context.bindings.default(kind, name)
 
     if levels:
         rule = settings.inner_rule
         below = _stacked(context, models[1:], levels - 1, lengths[1:] or lengths, settings)
-        drafter, length = Nested(models[1], below, settings.handover, lengths[0]), _most(settings, lengths[0])
+        drafter, length = Nested(models[1].target, below, settings.handover, lengths[0]), _most(settings, lengths[0])
         if rule is not None:
             return Method("hsd", drafter, rules()[rule](), Fixed(length))
         return Method("hsd", drafter, default_rule(drafter.proposal), Fixed(length))
-    inside = replace(context, target=models[0], draft=next_draft, drafts=lambda: tuple(models[1:]))
-    return build(settings.inner, inside, settings.inner_settings, settings.inner_rule)
+    below_it = draft_models({one.name: one.target for one in models[1:]})
+    inside = replace(context, target=models[0].target, bindings=Bindings([*below_it, *context.bindings.heads], default))
+    inner = build(settings.inner, inside, settings.inner_settings, settings.inner_rule)
+    context.taken.extend(inner.drafts_with)
+    return inner
 
 
 def _most(settings: NestedSettings, length: int) -> int:
@@ -121,17 +122,17 @@ def build_nested(context: Context, settings: NestedSettings) -> Parts:
     """The decoders under the target."""
     if any(length < 1 for length in settings.lengths):
         raise BadInput(f"lengths must be at least 1, not {list(settings.lengths)}")
-    models, lengths = _models(context), settings.lengths
+    models, lengths = list(starmap(_Level, context.drafts())), settings.lengths
     levels = len(models) if settings.levels is None else settings.levels
     if levels > len(models):
         raise BadInput(f"{levels} levels need as many draft models; {len(models)} are named")
     if settings.hierarchy == "auto":
-        everyone = [context.target, *models]
+        everyone = [context.target, *(one.target for one in models)]
         rates = settings.acceptance or measured_rates(everyone, _texts(context))
         best = best_hierarchy([model.costs.seconds for model in everyone], rates)
         if len(best.models) == 1:
             return Parts(NoDraft(), Fixed(0))
-        models, lengths, levels = [everyone[one] for one in best.models[1:]], best.lengths, len(best.models) - 1
+        models, lengths, levels = [models[one - 1] for one in best.models[1:]], best.lengths, len(best.models) - 1
     inner = _stacked(context, models, levels - 1, lengths[1:] or lengths, settings)
-    drafter = Nested(models[0], inner, settings.handover, lengths[0])
+    drafter = Nested(models[0].target, inner, settings.handover, lengths[0])
     return Parts(drafter, Fixed(_most(settings, lengths[0])))

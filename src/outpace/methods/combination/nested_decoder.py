@@ -32,6 +32,7 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
+from outpace.core.shared_noise import SHARED_NOISE
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.combination import Combined, CombinedState
@@ -73,13 +74,18 @@ class _Recorded(Combined[_RecordedState]):
 
 
 class _InnerChance:
-    """Streams of the inner rounds: each belongs to one outer round, for the same inner position comes again."""
+    """Streams of the inner rounds: each belongs to one outer round, for the same inner position comes again.
+
+    Noise that the outer rule shares belongs to the position alone: inner tokens are drawn with the very numbers.
+    """
 
     def __init__(self, sequence: Sequence, owner: Drafter[Any]) -> None:
         self._sequence, self._owner = sequence, owner
 
     def at(self, position: int, purpose: str) -> Chance:
         outer = self._sequence
+        if outer.noise is not None and purpose == SHARED_NOISE:
+            return outer.chance.at(position, purpose)
         return outer.chance.at(len(outer.tokens), f"{self._owner.purpose}/{position}/{purpose}")
 
 
@@ -117,8 +123,6 @@ class Nested(Drafter[NestedState]):
     the budget's depth allows. With a fixed one as many as the budget says go up.
     """
 
-    proposal = Proposal(sampled=True)
-
     def __init__(self, model: Target, method: Method, handover: Handover = "fixed", least: int = 1) -> None:
         if not method.lossless:
             raise BadInput(
@@ -133,9 +137,14 @@ class Nested(Drafter[NestedState]):
                 "shows only its logits; choose another inner method"
             )
         self.model = model
+        self.proposal = Proposal(sampled=True, shares_noise=method.rule.shares_noise)
         self.handover, self.least = handover, least
         self.decoder = Decoder(model)
         self.method = replace(method, drafter=_Recorded(method.drafter, method.name))
+
+    @property
+    def remembers(self) -> bool:
+        return self.method.drafter.remembers
 
     def begin(self, sequence: Sequence) -> NestedState:
         return NestedState(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,11 @@ from outpace.methods.registry import Context
 class CombinationSettings(StrictModel):
     """What every combination is told: its parts, and their settings."""
 
-    parts: tuple[str, ...] = Field(min_length=1, max_length=16, description="names of methods, in order")
+    parts: tuple[str, ...] = Field(
+        min_length=1, max_length=16, description="methods in order; METHOD#NAME has a draft model or head of its own"
+    )
     settings: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description='settings of the parts by name: {"sam": {"min_match": 4}}'
+        default_factory=dict, description='settings of the parts: {"sam": {"min_match": 4}, "draft-model#small": {...}}'
     )
 
 
@@ -33,7 +36,10 @@ class Built:
 
 
 def build_parts(context: Context, settings: CombinationSettings) -> Built:
-    """Build the parts. Raises BadInput for unknown names, and for settings that belong to no part."""
+    """Build the parts. Raises BadInput for names that are unknown or given twice, and for settings of no part."""
+    twice = next((name for name, count in Counter(settings.parts).items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"'{twice}' is a part twice; tell the two apart by names: {twice}#ONE and {twice}#TWO")
     stray = next((name for name in settings.settings if name not in settings.parts), None)
     if stray is not None:
         raise BadInput(f"settings are given for '{stray}', which is none of the parts ({', '.join(settings.parts)})")

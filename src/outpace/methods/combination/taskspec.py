@@ -1,14 +1,17 @@
-"""Every prompt goes to the drafter that serves its kind best.
+"""Every text goes to the drafter that serves its kind best.
 
-``taskspec`` (Ge et al. 2025, arXiv 2505.08600) partitions prompts into tasks by clustering, gives each task a drafter,
-and routes prompts with a light classifier. There, the drafters are models trained on a task each; here they are any
-methods, and nothing is trained: clusters are found online from hashed bags of tokens, and which part serves a cluster
-is learned from the rewards of its rounds, a bandit a cluster. Rules that the user gives come first: a word of the
-prompt, and the part that then drafts. A prompt stays with its part: a draft model that drafts every other round would
-have to catch up each time (``metasd`` chooses every round).
+``taskspec`` (Ge et al. 2025, arXiv 2505.08600) partitions prompts and answers into tasks by clustering, gives each task
+a drafter, and routes prompts with a light classifier. There, the drafters are models trained on a task each; here they
+are any methods, and nothing is trained: clusters are found online from hashed bags of tokens, and which part serves a
+cluster is learned from the rewards of its rounds, a bandit a cluster. Rules that the user gives come first: a word of
+the text, and the part that then drafts.
 
-Clusters and rewards belong to the request's namespace. A request without one has no past, so it goes by the rules, and
-to the first part where none holds.
+Beside the paper: a request is routed anew after every ``window`` tokens of its answer, by these tokens, so that the
+route follows a text that goes from prose to code. Between two routes it stays with its part: a draft model that drafts
+every other round would have to catch up each time (``metasd`` chooses every round).
+
+Clusters and rewards belong to the request's namespace. A request without one has its own: it goes by the rules, to the
+first part where none holds, and after its first ``window`` tokens by what it has learned itself.
 """
 
 from __future__ import annotations
@@ -34,20 +37,25 @@ from outpace.methods.combination.parts import CombinationSettings, build_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 
-Rule = Callable[[Sequence], int | None]
-"""The part that a user's rules want for a prompt, or None."""
+Rule = Callable[[Seq[int]], int | None]
+"""The part that a user's rules want for the tokens of a text, or None."""
 
 
 @dataclass(slots=True)
 class RoutedState(RewardedState):
-    """``route``: the part that drafts, and the probability with which it was chosen."""
+    """``route``: the part that drafts, and the probability with which it was chosen. ``routed``: tokens of the sequence
+    that have had their say."""
 
     route: tuple[int, float] = field(kw_only=True)
     clusters: Clusters[Bandit] = field(kw_only=True)
+    routed: int = field(kw_only=True)
 
 
 class TaskSwitch(Rewarded[RoutedState]):
-    """Routes each request to one part when it begins. ``rule`` goes before what was learned."""
+    """Routes each request to one part, by its prompt and again by every ``window`` tokens of its answer (0: never).
+
+    ``rule`` goes before what was learned. What part drafts is a function of the tokens, and of rewards.
+    """
 
     def __init__(
         self,
@@ -58,24 +66,44 @@ class TaskSwitch(Rewarded[RoutedState]):
         reward: Reward = "length",
         rule: Rule = lambda _: None,
         most: int = 64,
+        window: int = 0,
     ) -> None:
         super().__init__(parts, names, target, reward)
         self.memory: Namespaces[Clusters[Bandit]] = Namespaces(clusters, most)
         self.rule = rule
+        self.window = window
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> RoutedState:
-        clusters = self.memory.open(sequence)
-        bandit = clusters.assign(sequence.tokens[: sequence.prompt_length])
-        wanted = self.rule(sequence)
-        route = self.draw(sequence, bandit) if wanted is None else (wanted, 1.0)
-        return RoutedState(sequence, parts, bandit=bandit, route=route, clusters=clusters)
+        clusters, prompt = self.memory.open(sequence), sequence.tokens[: sequence.prompt_length]
+        bandit = clusters.assign(prompt)
+        route = self._route(sequence, bandit, self.rule(prompt))
+        return RoutedState(
+            sequence, parts, bandit=bandit, route=route, clusters=clusters, routed=sequence.prompt_length
+        )
+
+    def _route(self, sequence: Sequence, bandit: Bandit, wanted: int | None) -> tuple[int, float]:
+        return self.draw(sequence, bandit) if wanted is None else (wanted, 1.0)
 
     def choose(self, state: RoutedState) -> tuple[int, float]:
+        tokens, latest = state.sequence.tokens, None
+        while self.window and state.routed + self.window <= len(tokens):
+            latest = tokens[state.routed : state.routed + self.window]
+            state.bandit = state.clusters.assign(latest)
+            state.routed += self.window
+        if latest is not None:
+            wanted = self.rule(latest)
+            if wanted is None:
+                wanted = self.rule(tokens[: state.sequence.prompt_length])
+            state.route = self._route(state.sequence, state.bandit, wanted)
         return state.route
+
+    def rewind(self, state: RoutedState, sequence: Sequence, kept: int) -> RoutedState:
+        state.routed = max(sequence.prompt_length, min(state.routed, kept))
+        return super().rewind(state, sequence, kept)
 
     def caches(self, state: RoutedState) -> tuple[CacheUse, ...]:
         clusters = state.clusters
-        use = CacheUse("clusters of prompts", len(clusters), clusters.most, clusters.evicted)
+        use = CacheUse("clusters of texts", len(clusters), clusters.most, clusters.evicted)
         return (use, *super().caches(state))
 
 
@@ -83,13 +111,18 @@ class TaskSwitchSettings(CombinationSettings):
     """Settings of ``taskspec``."""
 
     parts: tuple[str, ...] = Field(
-        ("sam", "recycling"), min_length=1, max_length=16, description="names of methods that prompts are routed to"
+        ("sam", "recycling"), min_length=1, max_length=16, description="names of methods that texts are routed to"
     )
     rules: dict[str, str] = Field(
-        default_factory=dict, description='words of a prompt and the part for it: {"translate": "recycling"}'
+        default_factory=dict,
+        description="words and the part for a text that holds them, the last window before the prompt: "
+        '{"translate": "recycling"}',
     )
-    clusters: int = Field(16, ge=1, le=1024, description="most kinds of prompts; the least recently used leave first")
-    likeness: float = Field(0.2, ge=0.0, le=1.0, description="cosine from which on a prompt is of a known kind")
+    window: int = Field(
+        64, ge=0, le=65536, description="tokens of the answer after which they route it anew; 0: by its prompt alone"
+    )
+    clusters: int = Field(16, ge=1, le=1024, description="most kinds of texts; the least recently used leave first")
+    likeness: float = Field(0.1, ge=0.0, le=1.0, description="cosine from which on a text is of a known kind")
     policy: Policy = Field("ucb", description="how a kind's part is chosen: ucb, thompson or exp3")
     reward: Reward = Field("length", description="accepted length, block divergence, or pace (see metasd)")
     discount: float = Field(1.0, gt=0.0, le=1.0, description="what a past reward still weighs a round later")
@@ -98,7 +131,7 @@ class TaskSwitchSettings(CombinationSettings):
 
 
 def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
-    """The user's rules: the first word, in their order, that the prompt's text holds. Raises BadInput."""
+    """The user's rules: the first word, in their order, that a text holds. Raises BadInput."""
     for word, part in settings.rules.items():
         if part not in settings.parts:
             raise BadInput(f"the rule for '{word}' names '{part}', which is none of the parts {list(settings.parts)}")
@@ -112,8 +145,8 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
         for word, part in settings.rules.items()
     ]
 
-    def rule(sequence: Sequence) -> int | None:
-        text = tokenizer.decode(sequence.tokens[: sequence.prompt_length])
+    def rule(tokens: Seq[int]) -> int | None:
+        text = tokenizer.decode(tokens)
         return next((part for pattern, part in known if pattern.search(text)), None)
 
     return rule
@@ -123,18 +156,18 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
     "taskspec",
     family="combination",
     paper="Ge et al. 2025, arXiv 2505.08600",
-    summary="An online classifier of prompts routes each to the part that served its like best.",
-    when_to_use="In a namespace with many prompts of a few kinds, served best by different parts. Without a namespace"
-    " it only "
-    "follows the rules.",
+    summary="An online classifier routes prompts and stretches of answers to the part that served their like best.",
+    when_to_use="In a namespace with many texts of a few kinds, served best by different parts. Without a namespace it "
+    "follows the rules, and learns within a long answer alone.",
     tiny={
         "parts": ("draft-model", "pld"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},
         "policy": "thompson",
+        "window": 2,
     },
 )
 def build(context: Context, settings: TaskSwitchSettings) -> Parts:
-    """A bandit over the parts for every cluster of prompts."""
+    """A bandit over the parts for every cluster of texts."""
     built = build_parts(context, settings)
     make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
     drafter = TaskSwitch(
@@ -145,5 +178,6 @@ def build(context: Context, settings: TaskSwitchSettings) -> Parts:
         settings.reward,
         word_rule(context, settings),
         settings.namespaces,
+        settings.window,
     )
     return Parts(drafter, CombinedController(built.controllers))

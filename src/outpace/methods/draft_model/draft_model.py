@@ -17,7 +17,7 @@ from pydantic import Field
 from outpace.controllers.fixed import Fixed
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel, top_k_tree
-from outpace.methods.registry import Context, Parts, draft_of, register
+from outpace.methods.registry import Context, Parts, register
 
 
 class DraftModelSettings(StrictModel):
@@ -44,6 +44,6 @@ class DraftModelSettings(StrictModel):
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:
     """The draft model that the caller named. Raises BadInput where there is none, or of another vocabulary size."""
-    draft = draft_of(context)
+    draft = context.draft()
     controller = Fixed(settings.num_draft_tokens, settings.topk, settings.max_nodes, settings.confidence)
     return Parts(top_k_tree(draft) if settings.topk > 1 else DraftModel(draft), controller)

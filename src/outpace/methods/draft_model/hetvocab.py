@@ -57,10 +57,10 @@ class HetvocabSettings(StrictModel):
 def build(context: Context, settings: HetvocabSettings) -> Parts:
     """The draft model that the caller named, whatever its tokenizer. Raises BadInput where it cannot draft."""
     controller = Fixed(settings.num_draft_tokens, confidence=settings.confidence)
-    models = context.models()
-    if not models or context.tokenizer is None:
-        raise BadInput("method 'hetvocab' needs a draft model and both tokenizers: give --draft-model NAME")
-    theirs, ours, model = models[0].tokenizer, context.tokenizer, models[0].target
+    choice = context.draft_choice()
+    if context.tokenizer is None:
+        raise BadInput("method 'hetvocab' needs the target's tokenizer beside the draft model's")
+    theirs, ours, model = choice.tokenizer, context.tokenizer, choice.target
     if settings.algorithm == "slem":
         return Parts(TextDrafter(model, theirs, ours, settings.steps), controller)
     words = vocabulary_map(ours, theirs, context.target.vocab_size, model.vocab_size)

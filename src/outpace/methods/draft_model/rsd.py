@@ -1,6 +1,7 @@
 """Recursive speculative decoding (``rsd``, Jeon et al. 2024, arXiv 2402.14160): trees sampled without replacement.
 
 Siblings are drawn by Gumbel-top-k with a constant branching per level, or as a stochastic beam. Every draw has its q.
+At temperature 0 the same tree is built of the likeliest tokens, and the beam is a beam search.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ class RsdSettings(TreeSettings):
     paper="Jeon et al. 2024, arXiv 2402.14160",
     needs=("draft model",),
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
-    when_to_use="Above temperature 0, with a fast draft model and a target whose forward costs little more for more "
-    "rows. At temperature 0 it drafts a chain, as draft-model does.",
+    when_to_use="With a fast draft model and a target whose forward costs little more for more rows.",
     tiny={"branching": (2, 1)},
 )
 def build(context: Context, settings: RsdSettings) -> Parts:

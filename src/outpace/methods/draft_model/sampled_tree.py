@@ -2,7 +2,7 @@
 
 ``sampled-tree``: siblings drawn with replacement, as in SpecInfer's multi-step speculative sampling (Miao et al. 2024,
 arXiv 2305.09781), or the likeliest tokens and one sampled from the rest (Hu et al. 2025, arXiv 2502.18779). See ``rsd``
-for siblings drawn without replacement.
+for siblings drawn without replacement. At temperature 0 all siblings are the likeliest tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SampledTreeSettings(TreeSettings):
     paper="Miao et al. 2024, arXiv 2305.09781; Hu et al. 2025, arXiv 2502.18779",
     needs=("draft model",),
     summary="A draft model's tree of siblings sampled with replacement, or the likeliest and one sampled.",
-    when_to_use="Above temperature 0, with a fast draft model. Where its distributions are peaked, independent draws "
-    "repeat, and rsd wastes fewer rows.",
+    when_to_use="With a fast draft model. Where its distributions are peaked, independent draws repeat, and rsd wastes "
+    "fewer rows.",
     tiny={"branching": (2, 1)},
 )
 def build(context: Context, settings: SampledTreeSettings) -> Parts:

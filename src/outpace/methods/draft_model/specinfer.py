@@ -4,7 +4,7 @@ Every draft model drafts a tree of its own; the trees are merged, equal nodes on
 forward (section 3, merge-based construction). Two ways to expand a node (section 3, expansion-based construction, and
 algorithm 2): ``sampled`` draws its children independently from that model's distribution, each with its true q, and
 multi-step speculative sampling tries them one after the other; ``top-k`` takes the likeliest, as deterministic draft
-tokens. A model of another vocabulary drafts the tokens that it shares with the target.
+tokens, as both do at temperature 0. A model of another vocabulary drafts the tokens that it shares with the target.
 
 The paper tunes its small models so that each is right where the others fail ("boost-tuning"); here they are used as
 they are.
@@ -17,48 +17,26 @@ from functools import partial
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
-from outpace.core.tree_distribution import TreeDistribution
 from outpace.core.validation import StrictModel
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
-from outpace.drafting.sampled_trees import SampledTreeBuilder, WithReplacement
+from outpace.drafting.sampled_trees import TopK, WithReplacement
 from outpace.methods.draft_model.tree_settings import Branching
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
 
 
-class TopK(SampledTreeBuilder):
-    """The ``branching[d]`` likeliest children of every node at depth d; deterministic at every temperature."""
-
-    def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
-        nodes = [node for node, _ in self._frontier]
-        ranking = distribution.processed(nodes)  # at temperature 0 the distribution is one-hot
-        self._ranking = dict(zip(nodes, ranking.unbind(0), strict=True))
-        return super()._level(distribution)
-
-    def _draw(self, at: int, p: Tensor, width: int) -> list[int]:
-        row = self._ranking[next(node for node, other in self._frontier if other == at)]
-        best = row.topk(min(width, len(row)))
-        known = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [self._tree.add(at, token) for token, value in known if value > float("-inf")]
-
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
-        raise NotImplementedError("the likeliest tokens are not drawn")
-
-
 class SpecInfer(Merge):
     """The merged trees of ``drafts``, each a model over the target's vocabulary, all of one shape."""
 
-    def __init__(self, drafts: Seq[Target], branching: Branching, *, sampled: bool) -> None:
+    def __init__(self, drafts: Seq[Target], branching: Branching, *, sampled: bool, names: Seq[str] = ()) -> None:
         builder = partial(WithReplacement if sampled else TopK, branching=branching)
         proposal = Proposal(tree=True, sampled=sampled)
-        names = [f"draft model {index}" for index in range(1, len(drafts) + 1)]
+        names = names or [f"draft model {index}" for index in range(1, len(drafts) + 1)]
         super().__init__([DraftModel(draft, builder, proposal) for draft in drafts], names)
 
 
@@ -68,7 +46,7 @@ class SpecInferSettings(StrictModel):
     branching: Branching = Field((2, 1, 1, 1), min_length=1, description="children of a node, level by level")
     max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
     expansion: Literal["sampled", "top-k"] = Field(
-        "sampled", description="children drawn with their q, or the likeliest tokens"
+        "sampled", description="children drawn with their q (at temperature 0 the likeliest), or the likeliest tokens"
     )
 
     @model_validator(mode="after")
@@ -92,10 +70,8 @@ class SpecInferSettings(StrictModel):
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:
     """All draft models that the caller named. Raises BadInput where there is none."""
-    drafts = context.drafts()
-    if not drafts:
-        raise BadInput("method 'specinfer' needs draft models: give --draft-model NAME, once for each")
-    drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled")
+    names, drafts = zip(*context.drafts(), strict=True)
+    drafter = SpecInfer(drafts, settings.branching, sampled=settings.expansion == "sampled", names=names)
     depth, width = len(settings.branching), max(settings.branching)
     controllers = [Fixed(depth, width, settings.max_nodes) for _ in drafts]
     return Parts(drafter, CombinedController(controllers, united=True))

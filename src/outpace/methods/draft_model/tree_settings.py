@@ -12,7 +12,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import SampledTreeBuilder
-from outpace.methods.registry import Context, Parts, draft_of
+from outpace.methods.registry import Context, Parts
 
 Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 """Children of a node, level by level."""
@@ -41,5 +41,5 @@ def sampled_tree_parts(
     settings: TreeSettings,
 ) -> Parts:
     """Drafter and controller of a method whose trees ``builder`` draws from the draft model."""
-    drafter = DraftModel(draft_of(context), partial(builder, branching=branching), proposal)
+    drafter = DraftModel(context.draft(), partial(builder, branching=branching), proposal)
     return Parts(drafter, Fixed(len(settings.branching), max(settings.branching), settings.max_nodes))

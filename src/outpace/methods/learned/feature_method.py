@@ -60,7 +60,7 @@ class FeatureMethod(FeatureDrafter):
         proposals = {
             "tree": Proposal(tree=settings.topk > 1),
             "sampled": Proposal(tree=True, sampled=True, replacement=False),
-            "chain": Proposal(sampled=True),
+            "chain": Proposal(sampled=True, shares_noise=True),
         }
         super().__init__(net, proposals[settings.mode], by_confidence if confident else by_rank)
         self._settings, self._confident = settings, confident

@@ -8,16 +8,54 @@ probability in the sub-graph is below a threshold, which follows the acceptance 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import Field
 
+from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.core.validation import StrictModel
 from outpace.drafting.layer_skips import Skips, read_skips
-from outpace.drafting.self_draft import AdaptiveSelfDraft, AdaptiveState, DraftExit, ExitSettings
+from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
 
 
-class LayerSkip(AdaptiveSelfDraft[AdaptiveState]):
+@dataclass(slots=True)
+class DraftExit:
+    """The confidence below which drafting stops, adapted (Zhang et al. 2023, arXiv 2309.08168, section 3.4).
+
+    After each round the acceptance rate is averaged, AR <- b1 AR + (1 - b1) accepted / drafted, and the threshold moves
+    towards itself plus or minus ``step``, g <- b2 g + (1 - b2) (g +- step): up while AR is at most ``wanted``, down
+    while it is above. A round without a draft changes nothing.
+    """
+
+    threshold: float = 0.6
+    wanted: float = 0.9
+    step: float = 0.01
+    rate_memory: float = 0.5
+    threshold_memory: float = 0.9
+    rate: float = 1.0
+
+    def learn(self, accepted: int, drafted: int) -> None:
+        """One round's draft tokens."""
+        if not drafted:
+            return
+        self.rate = self.rate_memory * self.rate + (1.0 - self.rate_memory) * accepted / drafted
+        moved = self.threshold + (self.step if self.rate <= self.wanted else -self.step)
+        kept = self.threshold_memory
+        self.threshold = min(1.0, max(0.0, kept * self.threshold + (1.0 - kept) * moved))
+
+
+@dataclass(slots=True)
+class LayerSkipState(SelfDraftState):
+    """A request with a threshold of its own."""
+
+    exit: DraftExit
+
+
+class LayerSkip(SelfDraft[LayerSkipState]):
     """Drafts through one fixed sub-graph. ``threshold``, ``wanted``, ``step``: every request's :class:`DraftExit`."""
 
     def __init__(
@@ -27,16 +65,26 @@ class LayerSkip(AdaptiveSelfDraft[AdaptiveState]):
         self.graph = graph
         self._exit = threshold, wanted, step
 
-    def begin(self, sequence: Sequence) -> AdaptiveState:
-        return AdaptiveState(sequence, DraftExit(*self._exit))
+    def begin(self, sequence: Sequence) -> LayerSkipState:
+        return LayerSkipState(sequence, DraftExit(*self._exit))
 
-    def sub_graph(self, state: AdaptiveState) -> SubGraph:
-        return self.graph
+    def plan(self, state: LayerSkipState, budget: Budget) -> tuple[SubGraph, Budget]:
+        return self.graph, stopping(budget, state.exit.threshold)
+
+    def learn(self, state: LayerSkipState, verdict: Verdict, drafted: DraftPass | None) -> None:
+        if drafted is not None:
+            state.exit.learn(len(drafted.tree.follow(verdict.committed)), len(drafted.tree))
 
 
-class LayerSkipSettings(ExitSettings):
-    """Settings of ``dv``."""
+class LayerSkipSettings(StrictModel):
+    """Settings of ``draft-verify``."""
 
+    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    confidence: float = Field(
+        0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
+    )
+    wanted: float = Field(0.9, ge=0.0, le=1.0, description="acceptance rate that the threshold is steered to")
+    step: float = Field(0.01, ge=0.0, le=1.0, description="how far a round moves the threshold; 0 keeps it")
     skips: str = Field(
         "", description="file of 'outpace tune draft-verify'; by default every other attention of the middle half"
     )

@@ -1,10 +1,11 @@
 """DEL: the exit layer and the draft length are chosen anew every round.
 
-``del`` (Entezari Zarch et al. 2025, arXiv 2504.05598): the first layers of the target draft, their residual stream put
-through the target's own norm and LM head (as LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710, exits). Every verifying
-forward passes all candidate exits anyway: their states on the accepted rows give *shadow tokens*, what each exit would
-have drafted there, and comparing them with the target's tokens estimates the acceptance rate a of **every** exit, used
-or not. The round then takes the exit l and length d with the most expected tokens per layer,
+``early-exit`` (Entezari Zarch et al. 2025, arXiv 2504.05598): the first layers of the target draft, their residual
+stream put through the target's own norm and LM head (as LayerSkip, Elhoushi et al. 2024, arXiv 2404.16710, exits).
+Every layer but the last is a candidate. A verifying forward passes all of them anyway: their states on the accepted
+rows give *shadow tokens*, what each exit would have drafted there, and comparing them with the target's tokens
+estimates the acceptance rate a of **every** exit, used or not. The round then takes the exit l and length d with the
+most expected tokens per layer,
 
     (1 - a^(d+1)) / (1 - a)  /  (d (l + h + r) + L + h)
 
@@ -12,15 +13,22 @@ where h is the LM head's cost in layers and r that of a further row of the verif
 on a CPU and with a large vocabulary neither is small), or drafts nothing where that gives more. The states still come
 then, so that it notices when an exit becomes worthwhile again. A draft also ends with the first token whose largest
 probability is below the middle between the averages behind right and wrong shadow tokens.
+
+What candidates cost: their states are copied from a forward that computes them anyway, and those of the prompt are not
+asked for. Each shadow token is a row of the LM head, which the paper takes to be free, and on a CPU thirty of them cost
+most of a step. So they are rationed: all exits are judged, on the same accepted tokens, as soon as the rounds since the
+last time have earned so many rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+import math
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -31,9 +39,12 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
+from outpace.targets.top import top_and_totals
 
 _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 2.0
+_FIRST_TOKENS = 4
+"""Accepted tokens of a request that exits are judged on before their rows of the LM head are rationed."""
 
 
 @dataclass(slots=True)
@@ -80,6 +91,8 @@ class EarlyExitState(SelfDraftState):
     """One request: its exits."""
 
     exits: list[ExitRecord]
+    rows: float
+    """Rows of the LM head that may be spent on shadow tokens."""
     idle: int = 0
     """Rounds since it last drafted."""
 
@@ -88,8 +101,8 @@ class EarlyExit(SelfDraft[EarlyExitState]):
     """Drafts through the first layers; ``exits`` are the layer counts to choose from, ascending.
 
     ``head`` and ``row``: costs in layers (h and r above). ``memory``: what stays of an estimate per token. ``rows``:
-    most accepted rows a round that shadow tokens are computed for; each costs an LM head for each exit. ``rest``: while
-    nothing is drafted, shadow tokens are computed every so many rounds. ``dynamic``: stop by confidence.
+    rows of the LM head that a round earns for shadow tokens, one for each exit and judged token; ``rest``: a round
+    without a draft earns this part of them. ``dynamic``: stop by confidence.
     """
 
     def __init__(
@@ -100,7 +113,7 @@ class EarlyExit(SelfDraft[EarlyExitState]):
         head: float = 0.0,
         row: float = 0.0,
         memory: float = 0.95,
-        rows: int = 2,
+        rows: int = 8,
         rest: int = 8,
         dynamic: bool = True,
     ) -> None:
@@ -112,8 +125,13 @@ class EarlyExit(SelfDraft[EarlyExitState]):
         self.rest = rest
         self.dynamic = dynamic
 
+    @property
+    def prefill_layers(self) -> tuple[int, ...]:
+        return ()  # exits are judged on the answer
+
     def begin(self, sequence: Sequence) -> EarlyExitState:
-        return EarlyExitState(sequence, [ExitRecord(layer) for layer in self.aux_hidden_state_layers])
+        exits = [ExitRecord(layer) for layer in self.aux_hidden_state_layers]
+        return EarlyExitState(sequence, exits, float(_FIRST_TOKENS * len(exits)))
 
     def plan(self, state: EarlyExitState, budget: Budget) -> tuple[SubGraph, Budget]:
         record, length = self.choice(state.exits, min(budget.depth, budget.max_nodes))
@@ -139,37 +157,56 @@ class EarlyExit(SelfDraft[EarlyExitState]):
 
     def learn(self, state: EarlyExitState, verdict: Verdict, drafted: DraftPass | None) -> None:
         """Compare shadow tokens of all exits on the accepted rows with the tokens that the target committed there."""
-        if state.idle % self.rest:
+        state.rows += self.rows / (self.rest if state.idle else 1)
+        # A stop token that comes first leaves nothing to compare with.
+        rows = verdict.rows[: min(len(verdict.committed), int(state.rows / len(state.exits)))]
+        if not rows:
             return
-        rows, scores, params = verdict.rows[: self.rows], verdict.scores, state.sequence.params
-        temperature = params.temperature
+        state.rows -= len(rows) * len(state.exits)
+        # One pass for all exits: few rows cost little more than one, which reads the head's weights.
+        states = torch.cat([verdict.scores.hidden_states[record.layer][rows] for record in state.exits])
+        shadow = self._shadow_tokens(state, verdict, rows, self.target.lm_head(states))
+        for index, (hit, confidence) in enumerate(shadow):
+            record = state.exits[index // len(rows)]
+            record.rate.add(hit, self.memory)
+            (record.confidence_right if hit > 0.5 else record.confidence_wrong).add(confidence, self.memory)
+
+    @staticmethod
+    def _shadow_tokens(
+        state: EarlyExitState, verdict: Verdict, rows: list[int], logits: Tensor
+    ) -> Iterator[tuple[float, float]]:
+        """For every exit and row, ``logits`` (exits * rows, V): the probability that a token drafted there is accepted,
+        and the largest probability of the row."""
+        temperature = state.sequence.params.temperature
         # Raw logits: penalties and the like would shift both sides alike, and the sampler has moved on.
-        target = None if params.greedy else (scores.logits[rows].float() / temperature).softmax(-1)
-        # One pass for all exits: it is reading the head's weights that takes the time.
-        states = torch.cat([scores.hidden_states[record.layer][rows] for record in state.exits])
-        logits = self.target.lm_head(states).float() / (temperature or 1.0)
-        for record, exit_ in zip(state.exits, logits.softmax(-1).view(len(state.exits), len(rows), -1), strict=True):
-            confidences, guesses = exit_.max(-1)
-            for index, token in enumerate(verdict.committed[: len(rows)]):
-                if target is None:
-                    hit = float(int(guesses[index]) == token)
-                else:  # the very probability that a draw from the exit is accepted
-                    hit = float(torch.minimum(exit_[index], target[index]).sum())
-                record.rate.add(hit, self.memory)
-                confidence = record.confidence_right if hit > 0.5 else record.confidence_wrong
-                confidence.add(float(confidences[index]), self.memory)
+        if state.sequence.params.greedy:
+            for index, (values, ids, total) in enumerate(top_and_totals(logits, 1)):
+                yield float(ids[0] == verdict.committed[index % len(rows)]), math.exp(values[0] - total)
+            return
+        target = (verdict.scores.logits[rows].float() / temperature).softmax(-1)
+        exits = (logits.float() / temperature).softmax(-1)
+        shared = torch.minimum(exits.view(-1, *target.shape), target).sum(-1).flatten()
+        yield from zip(shared.tolist(), exits.max(-1).values.tolist(), strict=True)
 
 
 class EarlyExitSettings(StrictModel):
-    """Settings of ``del``."""
+    """Settings of ``early-exit``."""
 
     num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
     exits: tuple[int, ...] | None = Field(
-        None, description="layers after which drafting may exit; by default quarters of the depth"
+        None, description="layers after which drafting may exit; by default every one but the last"
     )
-    rows: int = Field(2, ge=1, le=64, description="accepted tokens a round that every exit is judged on")
+    rows: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="rows of the LM head that a round earns for judging the exits; all are judged, on an accepted "
+        "token, when there is a row for each",
+    )
     memory: float = Field(0.95, ge=0.0, lt=1.0, description="what stays of an exit's record with each token")
-    rest: int = Field(8, ge=1, description="rounds between two estimates while no exit is worth drafting with")
+    rest: int = Field(
+        8, ge=1, description="a round in which no exit is worth drafting with earns this part of the rows"
+    )
     dynamic: bool = Field(True, description="stop a draft by confidence")
     head_cost: float | None = Field(None, ge=0.0, description="the LM head's cost in layers; by default from its size")
     row_cost: float = Field(
@@ -181,8 +218,7 @@ def exits_of(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
     """The candidate exits. Raises BadInput for layers that a draft cannot exit after."""
     count = target.num_layers
     if exits is None:
-        exits = tuple(count * quarter // 4 for quarter in (1, 2, 3))
-        exits = tuple(sorted({layer for layer in exits if 0 < layer < count}))
+        exits = tuple(range(1, count))
     wrong = next((layer for layer in exits if not 0 < layer < count), None)
     if wrong is not None or not exits:
         problem = "no exit is named" if wrong is None else f"cannot exit after {wrong} layers"

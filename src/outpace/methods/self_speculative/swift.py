@@ -1,10 +1,15 @@
 """SWIFT: the set of skipped sublayers is searched for while the text is being generated.
 
-``swift`` (Xia et al. 2025, arXiv 2410.06916): the target without a fixed share of its sublayers drafts, as in ``dv``,
-but which sublayers these are is found online. Every few rounds another set is tried on the last ``window`` tokens that
-the target generated: one parallel pass through the sub-graph, scored by the share of them that it predicts. Most sets
-are random, some come from Bayesian optimisation; the best one so far drafts. The search ends after ``steps`` sets,
-after ``patience`` sets without a better one, or when a set predicts ``enough``.
+``swift`` (Xia et al. 2025, arXiv 2410.06916): the target without a fixed share of its sublayers drafts, as in
+``draft-verify``, but which sublayers these are is found online. Every few rounds another set is tried on the first
+``window`` tokens of the answer, the same for all sets: one parallel pass through the sub-graph, scored by the share of
+them that it predicts. Most sets are random, some come from Bayesian optimisation; the best one so far drafts. The
+search ends after ``steps`` sets, after ``patience`` sets without a better one, or when a set predicts ``enough``.
+
+A draft is a chain, each token with siblings (:class:`~outpace.drafting.chain_with_siblings.ChainWithSiblings`); it ends
+with the first chain token whose probability is below a fixed threshold. Its length, its threshold and the numbers of
+siblings are those of the authors' code. They skip 0.45 of the sublayers and try a set every round, on models of 13
+billion parameters; the defaults here are for small ones, which bear less.
 
 What was learned belongs to the request's namespace. When a set is tried depends on counts of rounds and tokens, never
 on a clock, so that a seed reproduces a sampled answer.
@@ -13,25 +18,46 @@ on a clock, so that a seed reproduces a sampled answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field
 
 from outpace.acceptance.base import Verdict
+from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse
+from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
+from outpace.core.validation import StrictModel
+from outpace.drafting.chain_with_siblings import CandidateCounts, ChainWithSiblings
 from outpace.drafting.layer_skips import Mask, Skips
 from outpace.drafting.namespaces import Namespaces
-from outpace.drafting.self_draft import AdaptiveSelfDraft, AdaptiveState, DraftExit, DraftPass, ExitSettings
+from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.drafting.skip_search import MaskSearch
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, SubGraph, Target
 
+Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 
-class SwiftSettings(ExitSettings):
+
+class SwiftSettings(StrictModel):
     """Settings of ``swift``."""
 
+    num_draft_tokens: int = Field(25, ge=0, le=64, description="most steps of a draft, one token of the chain each")
+    confidence: float = Field(
+        0.8, ge=0.0, le=1.0, description="end a draft with the first chain token whose probability is lower"
+    )
+    candidates: Counts = Field(
+        (3, 5, 8, 10),
+        min_length=4,
+        max_length=4,
+        description="candidates of a step at temperature 0, where its chain token's probability is above 0.95, above "
+        "0.8, above 0.5, and lower",
+    )
+    sampled_candidates: Counts = Field(
+        (1, 3, 5, 10), min_length=4, max_length=4, description="as many at other temperatures"
+    )
     ratio: float = Field(
         0.2, gt=0.0, lt=1.0, description="share of the sublayers between first and last layer that are skipped"
     )
@@ -57,14 +83,16 @@ class SkipMemory:
 
 
 @dataclass(slots=True)
-class SwiftState(AdaptiveState):
+class SwiftState(SelfDraftState):
     """A request, and the memory of its namespace."""
 
     memory: SkipMemory
 
 
-class Swift(AdaptiveSelfDraft[SwiftState]):
+class Swift(SelfDraft[SwiftState]):
     """Drafts through the best sub-graph found so far, and looks for better ones."""
+
+    proposal = Proposal(tree=True, sampled=True, replacement=False)
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
         super().__init__(target)
@@ -81,6 +109,7 @@ class Swift(AdaptiveSelfDraft[SwiftState]):
         chosen = {self._free[index * len(self._free) // self._count] for index in range(self._count)}
         self._first: Mask = tuple(index in chosen for index in range(2 * layers))
         self.settings = settings
+        self.counts = CandidateCounts(settings.candidates, settings.sampled_candidates)
         self.memories = Namespaces(self._fresh_memory, settings.namespaces)
 
     def _fresh_memory(self) -> SkipMemory:
@@ -89,23 +118,22 @@ class Swift(AdaptiveSelfDraft[SwiftState]):
         return SkipMemory(search, Skips.of(self._first).graph, done=settings.steps == 0)
 
     def begin(self, sequence: Sequence) -> SwiftState:
-        settings = self.settings
-        return SwiftState(
-            sequence, DraftExit(settings.confidence, settings.wanted, settings.step), self.memories.open(sequence)
-        )
+        return SwiftState(sequence, self.memories.open(sequence))
 
     def caches(self, state: SwiftState) -> tuple[CacheUse, ...]:
         return (CacheUse("skip sets tried", len(state.memory.search.tries), self.settings.steps),)
 
-    def sub_graph(self, state: SwiftState) -> SubGraph:
-        return state.memory.graph
+    def plan(self, state: SwiftState, budget: Budget) -> tuple[SubGraph, Budget]:
+        return state.memory.graph, stopping(budget, self.settings.confidence)
+
+    def builder(self, state: SwiftState, budget: Budget) -> ChainWithSiblings:
+        return ChainWithSiblings(state.sequence, budget, self.chance(state.sequence), self.counts)
 
     def learn(self, state: SwiftState, verdict: Verdict, drafted: DraftPass | None) -> None:
-        super().learn(state, verdict, drafted)
         memory, sequence = state.memory, state.sequence
         memory.rounds += 1
         written = len(sequence.tokens) - sequence.prompt_length
-        if not memory.done and memory.rounds % self.settings.every == 0 and written >= self.settings.window:
+        if not memory.done and memory.rounds % self.settings.every == 0 and written > self.settings.window:
             self._try(memory, sequence)
 
     def _try(self, memory: SkipMemory, sequence: Sequence) -> None:
@@ -121,14 +149,16 @@ class Swift(AdaptiveSelfDraft[SwiftState]):
         memory.done = best >= settings.enough or memory.stale >= settings.patience or search.told >= settings.steps
 
     def matched(self, sequence: Sequence, graph: SubGraph) -> float:
-        """The share of the last ``window`` tokens that the sub-graph predicts, each from the tokens before it."""
-        start = len(sequence.tokens) - 1 - self.settings.window
-        kv = self.target.fork(sequence.kv, start)
-        past = Sequence(sequence.tokens[: start + 1], sequence.prompt_length, kv, sequence.sampler)
-        scores = self.target.score([(past, TokenTree.chain(sequence.tokens[start + 1 : -1]))], graph=graph)
+        """The share of ``window`` tokens, from the answer's second on, that the sub-graph predicts, each from all
+        tokens before it."""
+        first = sequence.prompt_length
+        expected = sequence.tokens[first + 1 : first + 1 + self.settings.window]
+        kv = self.target.fork(sequence.kv, first)
+        past = Sequence(sequence.tokens[: first + 1], first, kv, sequence.sampler)
+        scores = self.target.score([(past, TokenTree.chain(expected[:-1]))], graph=graph)
         self.target.close(kv)
         guesses = scores[0].logits.argmax(-1).tolist()
-        return sum(map(int.__eq__, guesses, sequence.tokens[start + 1 :])) / self.settings.window
+        return sum(map(int.__eq__, guesses, expected)) / len(expected)
 
 
 @register(
@@ -138,8 +168,12 @@ class Swift(AdaptiveSelfDraft[SwiftState]):
     summary="Skips sublayers to draft; the set is searched for while the text is generated.",
     when_to_use="For long outputs of deep models, long enough for the search to find a good set. Not on small models, "
     "nor for short answers without a namespace that keeps the set.",
-    tiny={"num_draft_tokens": 2, "confidence": 0.3, "window": 1, "every": 1, "ratio": 0.3, "interval": 1, "step": 0.5},
-)
+    tiny={
+        "num_draft_tokens": 2, "confidence": 0.5, "candidates": [1, 1, 2, 3], "sampled_candidates": [1, 1, 2, 1],
+        "window": 1, "every": 1, "ratio": 0.3, "interval": 1,
+    },
+)  # fmt: skip
 def build(context: Context, settings: SwiftSettings) -> Parts:
     """The target under sub-graphs that it finds itself."""
-    return Parts(Swift(context.target, settings), Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))
+    drafter, steps = Swift(context.target, settings), settings.num_draft_tokens
+    return Parts(drafter, Fixed(steps, topk=drafter.counts.most, max_nodes=steps * drafter.counts.most))

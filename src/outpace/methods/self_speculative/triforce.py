@@ -1,9 +1,12 @@
 """TriForce: for long contexts, the target drafts for itself while reading a part of its K/V, and is drafted for.
 
 ``triforce`` (Sun et al. 2024, arXiv 2404.11912) is a hierarchy of three. The *middle* level is the target's own weights
-reading sinks, recent tokens and the chunks of the context most like the latest tokens: nearly the target, at a cost
-that does not grow with the context. The *bottom* level drafts for the middle one: a small model that reads sinks and
-recent tokens only, or a lookup in the text. The whole target verifies the middle level's tokens.
+reading sinks, recent tokens and, in every layer and head, the chunks of the context whose mean keys have the largest
+products with its query: nearly the target, at a cost that does not grow with the context. The query is that of the
+latest token in a full forward, and the chunks are chosen anew after so many tokens; the authors choose them once, at
+the end of the prompt, and read all that follows, as is done here from one choice to the next. The *bottom* level drafts
+for the middle one: a small model that reads sinks and recent tokens only, or a lookup in the text. The whole target
+verifies the middle level's tokens.
 
 Lossless at both levels: the middle level's tokens are speculative samples, token by token, from its own processed
 distribution, and that distribution is the q row of each. How many are proposed is fixed before the first is drawn; the
@@ -15,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from outpace.acceptance.base import Verdict
 from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
@@ -31,14 +34,15 @@ from outpace.core.tree import DETERMINISTIC, ROOT, QRow, TokenTree
 from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom
-from outpace.drafting.context_chunks import Chunks
-from outpace.methods.registry import Context, Parts, draft_of, register
+from outpace.drafting.context_chunks import Chunks, streaming
+from outpace.drafting.draft_token import draft_token
+from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Scores, Sequence, SubGraph, Target, TreeScores
 
 
 @dataclass(slots=True)
 class TriForceState(DraftState):
-    """``chunks``: hidden states of the context. ``bottom``: the bottom drafter's state."""
+    """``chunks``: mean keys of the context. ``bottom``: the bottom drafter's state."""
 
     chunks: Chunks
     bottom: Any
@@ -69,26 +73,29 @@ class MiddleDraft:
 
     def judge(self, part: TreeScores) -> None:
         """Speculative sampling from the middle level's distribution, token by token, to a recovered or bonus token."""
-        accepted = True
+        accepted, sequence = True, self.state.sequence
         while accepted:
             if part.distribution.dead_end(self.at):
                 self.wanted = len(self.chain)  # nothing can follow: stop before the draw that cannot be made
                 return
             drawn = self.run.draws_at(self.at)
-            if self.state.sequence.params.greedy:
+            if sequence.params.greedy:
                 token = part.argmax(self.at)
                 accepted = bool(drawn) and drawn[0].token == token
                 self.chain.add(len(self.chain) - 1, token)
             else:
                 p = rest = part.p(self.at)
                 accepted = False
-                if drawn:
+                if sequence.noise is not None:  # the middle level's own token, whatever the bottom drafted
+                    token = draft_token(sequence, len(self.chain), p, self.inner)
+                    accepted = bool(drawn) and drawn[0].token == token
+                elif drawn:
                     token, row = drawn[0].token, drawn[0].q_row
                     q = None if row == DETERMINISTIC else self.run.q_rows[row].dense(len(p)).to(p.device)
                     accepted = self.inner.bernoulli(acceptance_probability(p, q, token))
                     residual, total = residual_distribution(p, q, token)
                     rest = residual if total > 0.0 else p
-                if not accepted:
+                if not accepted and sequence.noise is None:
                     token = self.inner.categorical(rest)
                 self.chain.add(len(self.chain) - 1, token, QRow(p))
             self.at = self.run.add(self.at, token)
@@ -98,10 +105,10 @@ class TriForce(Drafter[TriForceState]):
     """Three levels. ``inner``: most tokens that the bottom drafts at a time.
 
     ``sink``, ``window``, ``retrieved``: first, latest and retrieved tokens that the middle level reads, the last in
-    chunks of ``chunk``, chosen by the hidden states that enter ``layer``.
+    chunks of ``chunk``, which are chosen anew every ``every`` tokens.
     """
 
-    proposal = Proposal(sampled=True)
+    proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
 
     def __init__(
@@ -110,18 +117,18 @@ class TriForce(Drafter[TriForceState]):
         bottom: BottomDrafter[Any],
         *,
         inner: int = 4,
-        chunk: int = 32,
+        chunk: int = 8,
         sink: int = 16,
         window: int = 256,
         retrieved: int = 512,
-        layer: int = 1,
+        every: int = 64,
     ) -> None:
         self.target = target
         self.bottom = bottom
         self.inner = inner
         self.chunk = chunk
         self.sink, self.window, self.retrieved = sink, window, retrieved
-        self.aux_hidden_state_layers = (layer,) if retrieved else ()
+        self.every = every
 
     def begin(self, sequence: Sequence) -> TriForceState:
         return TriForceState(sequence, Chunks(self.chunk), self.bottom.begin(sequence))
@@ -129,15 +136,8 @@ class TriForce(Drafter[TriForceState]):
     def end(self, state: TriForceState) -> None:
         self.bottom.end(state.bottom)
 
-    def on_prefill(self, state: TriForceState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        for states in hidden_states.values():
-            state.chunks.add(position, states)
-
-    def observe(self, state: TriForceState, verdict: Verdict) -> None:
-        if self.aux_hidden_state_layers:
-            state.chunks.add(verdict.scores.length - 1, verdict.hidden_states(self.aux_hidden_state_layers))
-
     def propose_batch(self, states: Seq[TriForceState], budgets: Seq[Budget]) -> list[TokenTree]:
+        self._choose(states)
         drafts: list[MiddleDraft] = []
         kv: dict[int, Tensor] = {}
         for state, budget in zip(states, budgets, strict=True):
@@ -155,10 +155,27 @@ class TriForce(Drafter[TriForceState]):
         self._run(drafts, kv)
         return [draft.chain for draft in drafts]
 
+    def _choose(self, states: Seq[TriForceState]) -> None:
+        """Choose the chunks of requests whose context has become long, or has grown since they were chosen."""
+        due = []
+        for state in states:
+            length, chunks = self.target.length(state.sequence.kv), state.chunks
+            grown = chunks.chosen_at < 0 or length - chunks.chosen_at >= self.every
+            if self.retrieved and grown and length > self.sink + self.window + self.retrieved:
+                due.append((state, length))
+        if not due:
+            return
+        queries = self.target.queries([state.sequence for state, _ in due])
+        for (state, length), mine in zip(due, queries, strict=True):
+            state.chunks.grow(length, partial(self.target.keys, state.sequence.kv))
+            state.chunks.choose(mine, length, self.sink, self.window, self.retrieved)
+
     def read(self, state: TriForceState) -> Tensor | None:
-        """The committed positions that the middle level reads this round, ascending; None: all."""
+        """The committed positions that the middle level reads this round, as ``SubGraph.kv`` has them; None: all."""
         length = self.target.length(state.sequence.kv)
-        return state.chunks.positions(length, self.sink, self.window, self.retrieved)
+        if not self.retrieved:
+            return streaming(length, self.sink, self.window)
+        return None if state.chunks.chosen_at < 0 else state.chunks.positions(length, self.sink)
 
     def _run(self, drafts: Seq[MiddleDraft], kv: Mapping[int, Tensor]) -> None:
         """Bottom and middle by turns, all requests together, until every draft has its tokens."""
@@ -192,19 +209,10 @@ class TriForceSettings(StrictModel):
     retrieved: int = Field(
         512, ge=0, description="tokens that the middle level reads in chunks chosen from the context"
     )
-    chunk: int = Field(32, ge=1, description="tokens of a chunk")
+    chunk: int = Field(8, ge=1, description="tokens of a chunk")
+    every: int = Field(64, ge=1, description="tokens after which chunks are chosen anew, by one more forward")
     window: int = Field(256, ge=1, description="latest tokens that the middle level reads, and the draft model")
     sink: int = Field(16, ge=0, description="first tokens that both read")
-    layer: int | None = Field(
-        None, ge=0, description="layer whose input states choose the chunks; by default the middle one"
-    )
-
-
-def _names_a_model(context: Context) -> bool:
-    try:
-        return bool(context.models())
-    except BadInput:
-        return False
 
 
 @register(
@@ -216,20 +224,19 @@ def _names_a_model(context: Context) -> bool:
     "Not on short ones, where a forward costs the same whatever it reads.",
     tiny={
         "num_draft_tokens": 2, "bottom": "model", "inner": 1, "retrieved": 1, "chunk": 1, "window": 1, "sink": 1,
-        "layer": 2,
+        "every": 1,
     },
 )  # fmt: skip
 def build(context: Context, settings: TriForceSettings) -> Parts:
     """The target, and a draft model where one was named."""
     target = context.target
-    layer = target.num_layers // 2 if settings.layer is None else settings.layer
-    if layer > target.num_layers:
-        raise BadInput(f"there is no layer {layer} to take states from: the model has {target.num_layers}")
-    with_model = settings.bottom == "model" or (settings.bottom == "auto" and _names_a_model(context))
-    draft = draft_of(context) if with_model else None
+    with_model = settings.bottom == "model" or (settings.bottom == "auto" and bool(context.bindings.draft_models))
+    draft = context.draft() if with_model else None
     if draft is not None and not draft.whole:
         if settings.bottom == "model":
-            raise BadInput("a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup")
+            raise BadInput(
+                "a draft LM or a draft model of another vocabulary cannot read a part of its K/V; choose bottom=lookup"
+            )
         draft = None
     bottom = LookupBottom() if draft is None else StreamingBottom(draft, settings.sink, settings.window)
     drafter = TriForce(
@@ -240,6 +247,6 @@ def build(context: Context, settings: TriForceSettings) -> Parts:
         sink=settings.sink,
         window=settings.window,
         retrieved=settings.retrieved,
-        layer=layer,
+        every=settings.every,
     )
     return Parts(drafter, Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens))

@@ -52,7 +52,7 @@ class PartRecord(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal")),
         *((name, c_void_p) for name in ("store", "side", "positions", "seen_start", "seen", "subset")),
-        ("subset_count", c_int32),
+        *((name, c_int32) for name in ("subset_count", "subset_by_head")),
     ]
 
 
@@ -67,6 +67,7 @@ class ForwardRecord(Structure):
         ("taps", c_int32),
         *((name, c_void_p) for name in ("tap_layers", "tap_rows")),
         ("tap_normed", c_int32),
+        ("queries", c_void_p),
         ("logits", c_void_p),
         ("logit_stride", c_int64),
     ]

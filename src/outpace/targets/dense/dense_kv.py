@@ -38,6 +38,14 @@ class DenseKV(KVStore):
         grown[..., :used] = self.data[..., :used]
         self.data, self.capacity = grown, capacity
 
+    def keys(self, start: int, stop: int) -> Tensor:
+        first, last = start // LANES, -(-stop // LANES)
+        span = slice(first * LANES * self.width, last * LANES * self.width)
+        layers, _, heads, _ = self.data.shape
+        blocks = self.data[:, 0, :, span].float().view(layers, heads, last - first, self.width, LANES)
+        rows = blocks.transpose(-1, -2).reshape(layers, heads, -1, self.width)
+        return rows[:, :, start - first * LANES : stop - first * LANES]
+
     def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
         """Commit these rows of K/V, (layers, 2, kv_heads, n, width or head size) in any precision."""
         self.reserve(len(rows))

@@ -31,6 +31,8 @@ from outpace.targets.threads import torch_at_rest
 
 _FIRST_POSITIONS = 2048
 _UNITS = 64
+_BLOCK = 32
+"""Inputs that the kernels read at once."""
 
 
 class DenseTarget(RowTarget):
@@ -60,6 +62,7 @@ class DenseTarget(RowTarget):
         self.context_length, self.context_note = spec.context_length, spec.context_note
         self.prefill_chunk = prefill_chunk
         self._embeddings_of = None if embeddings_of is None else embeddings_of.native
+        self._heads = spec.heads
         self._kv_shape = (self.num_layers, 2, spec.kv_heads)
         self._kv_dtype = KV_DTYPES[precision]
         self._width = -(-spec.head_size // LANES) * LANES
@@ -131,6 +134,10 @@ class DenseTarget(RowTarget):
         # Rows of logits begin on a whole register; the padding is not shown.
         width = -(-self.vocab_size // LANES) * LANES
         out = torch.empty(rows, width) if logits else None
+        queries = None
+        if plan.queries is not None:
+            queries = torch.empty(self.num_layers, rows, self._heads, self._width)
+            plan.queries.update((layer, queries[layer]) for layer in range(plan.start, plan.stop))
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
             tokens=_integers(tokens, kept) if states is None and inputs is None else None,
@@ -145,6 +152,7 @@ class DenseTarget(RowTarget):
             tap_layers=_integers(list(plan.hidden_states), kept),
             tap_rows=ctypes.addressof(pointers),
             tap_normed=plan.normed,
+            queries=None if queries is None else queries.data_ptr(),
             logits=None if out is None else out.data_ptr(),
             logit_stride=width,
         )
@@ -175,8 +183,11 @@ class DenseTarget(RowTarget):
             record.side = part.side_kv.data_ptr()
         record.store, record.capacity = store.data.data_ptr(), store.capacity
         if part.subset is not None:
-            chosen = sorted(part.subset.tolist())
-            record.subset, record.subset_count = _integers(chosen or [0], kept), len(chosen)
+            chosen = part.subset.to(torch.int32).contiguous()
+            kept.append(chosen)
+            # An empty one has no address, and none would mean all positions.
+            record.subset = chosen.data_ptr() or _integers([0], kept)
+            record.subset_count, record.subset_by_head = part.committed, part.subset.dim() > 1
 
     def _rotate_up_to(self, positions: int) -> None:
         """Rotation tables for at least this many positions."""
@@ -187,7 +198,9 @@ class DenseTarget(RowTarget):
         for index, rotation in enumerate(self._rotations):
             self.native.set_rotation(index, *rotation(where))
 
-    def runner_for(self, spec: DecoderSpec) -> DenseTarget:
+    def runner_for(self, spec: DecoderSpec) -> DenseTarget | None:
+        if spec.second_norm is not None and spec.hidden % _BLOCK:
+            return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of.
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
 

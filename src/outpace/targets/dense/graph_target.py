@@ -116,7 +116,7 @@ class GraphTarget(RowTarget):
         hidden = self.decoder.run(plan, self._states(plan, tokens, embeddings), lanes, turns, second)
         for part, lane in zip(parts, lanes, strict=True):
             if part.tree is not None:
-                first = _committed(part)
+                first = part.committed
                 part.side_kv = lane.cache[..., first : first + len(part.positions), :].clone()
         return self.decoder.logits(hidden) if logits else None
 
@@ -140,17 +140,21 @@ class GraphTarget(RowTarget):
     def _lane(self, part: SequenceRows, tokens: Seq[int]) -> Lane:
         """The part's rows over its K/V in place, or over a copy of the committed positions that may be read."""
         store: TorchKV = part.store
-        committed, total = _committed(part), len(part.positions)
+        committed, total = part.committed, len(part.positions)
         data = store.reserve(total).data
         extent = -(-(committed + total) // _EXTENT) * _EXTENT
         cache = data[..., :extent, :]
         if part.subset is not None:
             cache = data.new_zeros(*data.shape[:3], extent, data.shape[4])
             chosen = part.subset.to(self.device)
-            cache[..., :committed, :] = data[..., chosen, :]
+            if chosen.dim() == 1:
+                cache[..., :committed, :] = data[..., chosen, :]
+            else:
+                cache[..., :committed, :] = torch.take_along_dim(data, chosen[:, None, :, :, None], 3)
         lane = Lane.empty(cache, part.new_rows, total)
         if part.subset is not None:
-            lane.columns[:committed] = part.subset
+            lane.columns = lane.columns.expand(*part.subset.shape[:-1], -1).clone()
+            lane.columns[..., :committed] = part.subset
         if part.earlier_kv is not None:
             cache[..., committed : committed + part.earlier_rows, :] = part.earlier_kv
         if part.tree is None:
@@ -188,9 +192,4 @@ def _is_plain(plan: ForwardPlan, layers: int) -> bool:
     part = plan.parts[0]
     alone = len(plan.parts) == 1 and part.tree is not None and part.earlier_kv is None and part.subset is None
     full = plan.start == 0 and plan.stop == layers and not plan.skip_attention and not plan.skip_mlp
-    return alone and full and plan.states is None and not plan.wanted
-
-
-def _committed(part: SequenceRows) -> int:
-    """How many committed rows the part may read."""
-    return int(part.store.length) if part.subset is None else len(part.subset)
+    return alone and full and plan.states is None and not plan.wanted and plan.queries is None

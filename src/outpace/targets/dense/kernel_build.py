@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import OutpaceError, shortened
 from outpace.models.gguf_cache import cache_dir
 from outpace.models.placement import cpu_flags
 
@@ -120,4 +120,4 @@ def _run(command: list[str]) -> None:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
-        raise NotAvailable(f"the compiler '{command[0]}' does not build the kernels: {first.strip()[:200]}")
+        raise NotAvailable(f"the compiler '{command[0]}' does not build the kernels: {shortened(first)}")

@@ -18,8 +18,9 @@ NOT_SEEN = float("-inf")
 class Lane:
     """Rows over ``cache``, (layers, 2, kv_heads, extent, head_size), read in place and written behind the offset.
 
-    ``columns`` (extent,): positions of what is committed. ``numbers`` holds, in this order, the offset (how much of the
-    cache is committed), the positions of old and new rows, and the tokens of the new ones. ``seen`` (new, old + new).
+    ``columns``: positions of what is committed, (extent,) or (layers, kv_heads, extent). ``numbers`` holds, in this
+    order, the offset (how much of the cache is committed), the positions of old and new rows, and the tokens of the new
+    ones. ``seen`` (new, old + new).
     """
 
     cache: Tensor
@@ -70,17 +71,22 @@ class Lane:
         return self.numbers[:1] + torch.arange(self.seen.shape[1], device=self.numbers.device)
 
     def masks(self, windows: list[int], groups: int, dtype: torch.dtype) -> list[Tensor]:
-        """An additive mask for each window (0: none), (new * groups, extent): the query heads of a row in turn."""
-        rows, extent = len(self.seen), len(self.columns)
+        """An additive mask for each window (0: none), (new * groups, extent): the query heads of a row in turn.
+
+        (layers, kv_heads, new * groups, extent) for windows where every head reads other columns.
+        """
+        rows, extent = len(self.seen), self.columns.shape[-1]
         slots = self.slots()
         index = torch.arange(extent, device=self.columns.device)
         visible = (index < self.numbers[:1]).expand(rows, extent).clone().index_copy_(1, slots, self.seen)
-        at = self.columns.clone().index_copy_(0, slots, self._positions)
-        reach = self.positions[:, None] - at
+        at = self.columns.clone()
+        at.index_copy_(-1, slots, self._positions.expand(*at.shape[:-1], -1))
+        reach = self.positions[:, None] - at[..., None, :]
         made = []
         for window in windows:
             shown = visible & (reach < window) if window else visible
-            mask = torch.full((rows, 1, extent), NOT_SEEN, dtype=dtype, device=shown.device)
-            mask.masked_fill_(shown[:, None], 0.0)
-            made.append(mask.expand(rows, groups, extent).reshape(rows * groups, extent))
+            others = shown.shape[:-2]
+            mask = torch.full((*others, rows, 1, extent), NOT_SEEN, dtype=dtype, device=shown.device)
+            mask.masked_fill_(shown.unsqueeze(-2), 0.0)
+            made.append(mask.expand(*others, rows, groups, extent).reshape(*others, rows * groups, extent))
         return made

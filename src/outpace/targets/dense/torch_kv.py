@@ -89,6 +89,10 @@ class TorchKV(KVStore):
         return larger
 
     @torch.inference_mode()
+    def keys(self, start: int, stop: int) -> Tensor:
+        return self.reserve(0).data[:, 0, :, start:stop].float()
+
+    @torch.inference_mode()
     def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
         """Commit these rows of K/V, (layers, 2, kv_heads, n, head_size) in any precision."""
         stop = self.length + len(rows)

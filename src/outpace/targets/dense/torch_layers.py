@@ -138,7 +138,7 @@ class TorchDecoder:
                 if index == 0 and self.second_norm is not None:
                     assert second is not None
                     inputs = torch.cat([_norm(second, self.second_norm, self.epsilon), inputs], dim=-1)
-                found = self._attention(index, layer, inputs, views, turns)
+                found = self._attention(index, layer, inputs, views, turns, plan)
                 hidden = hidden + self._after(found, layer, "post1")
             if index not in plan.skip_mlp:
                 found = self._mlp(layer, _norm(hidden, layer.norms.get("norm2"), self.epsilon))
@@ -160,7 +160,9 @@ class TorchDecoder:
         """Sandwich norms have one on the way back as well."""
         return _norm(found, layer.norms[name], self.epsilon) if name in layer.norms else found
 
-    def _attention(self, index: int, layer: _Layer, rows: Tensor, views: list[_View], turns: Tensor) -> Tensor:
+    def _attention(
+        self, index: int, layer: _Layer, rows: Tensor, views: list[_View], turns: Tensor, plan: ForwardPlan
+    ) -> Tensor:
         heads = layer.qkv(rows).view(len(rows), -1, self.head_size)
         turning, values = heads[:, : -self.kv_heads], heads[:, -self.kv_heads :]
         if layer.turning is not None:
@@ -169,12 +171,15 @@ class TorchDecoder:
             turning = turning.to(rows.dtype)
         turning = rotate(turning, turns[layer.rotation])
         queries, keys = turning[:, : self.heads], turning[:, self.heads :]
+        if plan.queries is not None:
+            plan.queries[index] = queries
         found = []
         for view in views:
             kept = view.cache[index]
             kept[0].index_copy_(1, view.slots, keys[view.rows].transpose(0, 1))
             kept[1].index_copy_(1, view.slots, values[view.rows].transpose(0, 1))
-            found.append(self._attend(queries[view.rows], kept, view.masks[layer.mask]))
+            mask = view.masks[layer.mask]
+            found.append(self._attend(queries[view.rows], kept, mask if mask.dim() == 2 else mask[index]))
         return layer.out(found[0] if len(found) == 1 else torch.cat(found))
 
     def _attend(self, queries: Tensor, kept: Tensor, mask: Tensor) -> Tensor:
@@ -190,7 +195,7 @@ class TorchDecoder:
             found = torch.matmul(logits.softmax(-1, dtype=torch.float32).to(kept.dtype), kept[1])
         else:
             found = functional.scaled_dot_product_attention(
-                folded[None], kept[:1], kept[1:], attn_mask=mask[None, None], scale=self.scale
+                folded[None], kept[:1], kept[1:], attn_mask=mask[None], scale=self.scale
             )[0]
         return found.view(self.kv_heads, rows, -1, self.head_size).transpose(0, 1).reshape(rows, -1)
 

@@ -49,5 +49,4 @@ class Ours:
             more = decoder.step()
             emit(generation.tokens[told:])
             told = len(generation.tokens)
-        if generation.error is not None:
-            raise generation.error
+        generation.raise_error()

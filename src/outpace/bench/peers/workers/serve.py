@@ -115,8 +115,8 @@ def _library(path: str) -> Any:
 
 def _one_line(error: BaseException) -> str:
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-    half = _LONGEST // 2  # of a long one the middle goes: libraries put the reason last, or first
-    return said if len(said) <= _LONGEST else f"{said[:half]} ... {said[-half:]}"
+    half = _LONGEST // 2  # of a long one whole words in the middle go: libraries put the reason last, or first
+    return said if len(said) <= _LONGEST else f"{said[:half].rpartition(' ')[0]} ... {said[-half:].partition(' ')[2]}"
 
 
 def _reset_peak_memory() -> None:

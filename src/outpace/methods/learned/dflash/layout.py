@@ -23,11 +23,11 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.head_config import HeadConfig
 from outpace.heads.layouts.base import D2T, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package, load_pickle
 from outpace.heads.layouts.reading import (
     decoder_shapes,
+    head_config,
     layer_ids,
     number,
     options_of,
@@ -112,7 +112,8 @@ class ZLabLayout(Layout):
         block = number({**special, **config}, "block_size", where, None, 2)
         shapes = decoder_shapes(config, target, where)
         options = {"layers": shapes["layers"], "block": block, "causal": _is_causal(special, config, where)}
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, config.get("_name_or_path")),
             aux_hidden_state_layers=layer_ids(special, "target_layer_ids", where, shift=1),
@@ -120,7 +121,7 @@ class ZLabLayout(Layout):
             options=options_of(self.kind, options, where),
             **shapes,
         )
-        found = renamed({name: name for name in weight_names(known)}, files.tensors, (EMBEDDING, LM_HEAD), where)
+        found = renamed({name: name for name in weight_names(known, where)}, files.tensors, (EMBEDDING, LM_HEAD), where)
         if _MASK not in found:
             found[_MASK] = _mask_row(special.get("mask_token_id"), None, target, where)
         return StoredHead(known, {**found, D2T: torch.arange(target.vocab_size)})

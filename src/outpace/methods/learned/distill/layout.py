@@ -16,11 +16,18 @@ from torch import Tensor
 
 from outpace.core.files import read_json
 from outpace.heads.base import Head
-from outpace.heads.head_config import HeadConfig
 from outpace.heads.incompatible import IncompatibleHead
 from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package
-from outpace.heads.layouts.reading import decoder_shapes, options_of, refused, renamed, target_facts, weight_names
+from outpace.heads.layouts.reading import (
+    decoder_shapes,
+    head_config,
+    options_of,
+    refused,
+    renamed,
+    target_facts,
+    weight_names,
+)
 from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.writing import LM_HEAD, bf16, decoder_config, embedding, whole_rows
 from outpace.targets.base import Target
@@ -54,7 +61,8 @@ class LlamaLayout(Layout):
         except IncompatibleHead as error:
             raise IncompatibleHead(f"{error}; a model of its own is used with --draft-model", error.check) from error
         ids = _draft_tokens(where, target)
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, None),
             aux_hidden_state_layers=(),
@@ -62,7 +70,7 @@ class LlamaLayout(Layout):
             options=options_of(self.kind, {"layers": shapes["layers"], "pruned": False}, where),
             **shapes,
         )
-        called = {name: f"model.{name}" for name in weight_names(known)}
+        called = {name: f"model.{name}" for name in weight_names(known, where)}
         found = renamed(called, tensors, (_EMBEDDING, LM_HEAD), where)
         rows = tensors.get(LM_HEAD, tensors.get(_EMBEDDING) if config.get("tie_word_embeddings") else None)
         if rows is None:

@@ -15,10 +15,17 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.head_config import HeadConfig
 from outpace.heads.layouts.base import D2T, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package, load_pickle
-from outpace.heads.layouts.reading import decoder_shapes, options_of, refused, renamed, target_facts, weight_names
+from outpace.heads.layouts.reading import (
+    decoder_shapes,
+    head_config,
+    options_of,
+    refused,
+    renamed,
+    target_facts,
+    weight_names,
+)
 from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.speculators import TYPE
 from outpace.heads.layouts.writing import EMBEDDING, LM_HEAD, bf16, decoder_config, embedding
@@ -57,7 +64,8 @@ class EagleLayout(Layout):
         config, where = files.config, files.path
         tensors = {name.removeprefix("model."): value for name, value in files.tensors.items()}
         ids = _token_map(where, target)
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, config.get("_name_or_path")),
             aux_hidden_state_layers=(target.num_layers,),
@@ -67,7 +75,7 @@ class EagleLayout(Layout):
         )
         if known.layers != 1:
             raise refused(where, f"has {known.layers} layers; eagle has one here")
-        found = renamed({name: name for name in weight_names(known)}, tensors, (EMBEDDING, LM_HEAD), where)
+        found = renamed({name: name for name in weight_names(known, where)}, tensors, (EMBEDDING, LM_HEAD), where)
         return StoredHead(known, {**found, D2T: ids}, {D2T: MAP}, embedding=tensors.get(EMBEDDING))
 
 

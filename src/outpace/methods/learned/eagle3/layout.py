@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.head_config import HeadConfig, low_middle_high
+from outpace.heads.head_config import low_middle_high
 from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package
 from outpace.heads.layouts.reading import (
     decoder_shapes,
+    head_config,
     layer_ids,
     number,
     options_of,
@@ -76,7 +77,8 @@ class Eagle3Layout(Layout):
         elif isinstance(nested, Mapping) and _LAYERS in nested:
             layers = layer_ids(nested, _LAYERS, where, shift=1)
         ids = vocabulary(tensors, config, target, where)
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, config.get("_name_or_path")),
             aux_hidden_state_layers=tuple(sorted(layers)),
@@ -85,7 +87,7 @@ class Eagle3Layout(Layout):
             **decoder_shapes(config, target, where),
         )
         middle = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
-        called = {name: name.replace("layers.0.", middle) for name in weight_names(known)} | {ROWS: LM_HEAD}
+        called = {name: name.replace("layers.0.", middle) for name in weight_names(known, where)} | {ROWS: LM_HEAD}
         found = renamed(called, tensors, ("d2t", "t2d", EMBEDDING), where)
         return StoredHead(known, {**found, D2T: ids}, {**called, D2T: "d2t"}, embedding=tensors.get(EMBEDDING))
 

@@ -18,10 +18,19 @@ from torch import Tensor
 
 from outpace.heads.base import Head
 from outpace.heads.draft_vocabulary import map_problem
-from outpace.heads.head_config import HeadConfig, shapes
+from outpace.heads.head_config import shapes
 from outpace.heads.layouts.base import D2T, ROWS, About, Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles, Package
-from outpace.heads.layouts.reading import number, options_of, refused, renamed, same_size, target_facts, weight_names
+from outpace.heads.layouts.reading import (
+    head_config,
+    number,
+    options_of,
+    refused,
+    renamed,
+    same_size,
+    target_facts,
+    weight_names,
+)
 from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.writing import bf16, whole_rows
 from outpace.targets.base import Target
@@ -71,7 +80,8 @@ class MedusaLayout(Layout):
         layers = number(config, "medusa_num_layers", where, config.get("num_hidden_layers", 1))
         tensors = _plain(files.tensors, layers)
         ids = tensors.get(_MAP, torch.arange(target.vocab_size))
-        known = HeadConfig(
+        known = head_config(
+            where,
             kind=self.kind,
             target=target_facts(target, config.get("base_model_name_or_path")),
             aux_hidden_state_layers=(target.num_layers,),
@@ -80,7 +90,7 @@ class MedusaLayout(Layout):
             options=options_of(self.kind, {"heads": heads, "layers": layers}, where),
             **shapes(target.hidden_size, "base"),
         )
-        called = {name: _theirs(name) for name in weight_names(known)}
+        called = {name: _theirs(name) for name in weight_names(known, where)}
         rows = [f"{index}.{layers}.weight" for index in range(heads)]
         found = {**renamed(called, tensors, (_MAP, *rows), where), D2T: ids}
         for name in called:  # a block may have no bias

@@ -32,7 +32,7 @@ struct outpace_part {
     const int32_t* positions;                   // (old + rows)
     const int32_t *seen_start, *seen;           // per new row: which rows of the tree it sees
     const int32_t* subset;                      // committed positions to read, ascending; null for all
-    int32_t subset_count;
+    int32_t subset_count, subset_by_head;       // (count) for all heads alike, or (layers, kv_heads, count)
 };
 
 struct outpace_forward {
@@ -48,6 +48,7 @@ struct outpace_forward {
     const int32_t* tap_layers;                  // ascending
     float* const* tap_rows;                     // each (rows, hidden)
     int32_t tap_normed;                         // whether the last layer's output is tapped behind the final norm
+    float* queries;                             // (layers, rows, heads, width) rotated queries of layers that run; or null
     float* logits;                              // (rows, logit_stride) or null
     int64_t logit_stride;
 };

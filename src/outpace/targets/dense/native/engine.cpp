@@ -396,6 +396,10 @@ class Forward {
         const outpace_part& part = job.part[p];
         return &space().keys[keys_at[p] + size_t(kv) * round_up(part.old + part.rows, LANES) * m.width];
     }
+    // The committed positions that a head may read.
+    const int32_t* chosen(const outpace_part& part, int index, int kv) const {
+        return part.subset + (part.subset_by_head ? (size_t(index) * m.kv_heads + kv) * part.subset_count : 0);
+    }
     T* gathered(int p, int which, int kv) {
         size_t one = size_t(round_up(job.part[p].subset_count, LANES)) * m.width;
         return &space().subset[subset_at[p] + (size_t(which) * m.kv_heads + kv) * one];
@@ -428,6 +432,10 @@ class Forward {
         for (int h = 0; h < m.heads; ++h)
             rotate(l, from + projected(l, h * m.head_size), l.norms[OUTPACE_QUERY_NORM], position,
                    &s.q[(size_t(row) * m.heads + h) * m.width]);
+        if (job.queries) {
+            const size_t count = size_t(m.heads) * m.width;
+            std::memcpy(job.queries + (size_t(index) * job.rows + row) * count, &s.q[row * count], sizeof(float) * count);
+        }
         for (int kv = 0; kv < m.kv_heads; ++kv) {
             T *key, *value;
             if (part.causal) {  // the key goes to its place below; its row of values serves as room until then
@@ -462,7 +470,7 @@ class Forward {
     void gather(int thread, int index, int p) {
         const outpace_part& part = job.part[p];
         for (int i = thread; i < part.subset_count * m.kv_heads; i += pool->size) {
-            const int kv = i % m.kv_heads, to = i / m.kv_heads, from = part.subset[to];
+            const int kv = i % m.kv_heads, to = i / m.kv_heads, from = chosen(part, index, kv)[to];
             const T* key = slab(part, index, 0, kv) + size_t(from / LANES) * m.width * LANES + from % LANES;
             T* place_at = gathered(p, 0, kv) + size_t(to / LANES) * m.width * LANES + to % LANES;
             for (int d = 0; d < m.width; ++d) place_at[size_t(d) * LANES] = key[size_t(d) * LANES];
@@ -486,7 +494,8 @@ class Forward {
             one.limit = part.causal ? part.committed + local + 1 : visible;
             if (l.window > 0) {
                 int oldest = position - l.window + 1;
-                if (part.subset) one.low = int(std::lower_bound(part.subset, part.subset + visible, oldest) - part.subset);
+                const int32_t* read = part.subset ? chosen(part, index, kv) : nullptr;
+                if (read) one.low = int(std::lower_bound(read, read + visible, oldest) - read);
                 else one.low = std::max(0, std::min(oldest, one.limit));
             }
             if (!part.causal) {

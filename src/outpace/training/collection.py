@@ -1,0 +1,81 @@
+"""The data of one training: as many tokens as were asked for, or as many as there is time for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outpace.training.data import Collected, Collector
+from outpace.training.shards import Shards
+from outpace.training.time_plan import TimePlan, TrainingSpeed
+from outpace.training.training_progress import Report, TrainingProgress
+
+TOKENS = 1_000_000
+"""Tokens of answers, where neither they nor a time are given."""
+
+
+def collect(
+    collector: Collector,
+    shards: Shards,
+    tokens: int | None,
+    plan: TimePlan,
+    speed: Callable[[], TrainingSpeed],
+    report: Report,
+) -> Collected:
+    """Collect ``tokens`` of answers; None: as the plan has time for, else ``TOKENS``. Never longer than the plan says.
+
+    ``speed`` measures how fast a head learns from what there is. After Ctrl-C what is on disk is kept, and the same
+    call goes on.
+    """
+    try:
+        if tokens is None and plan.bounded:
+            collected = _as_time_allows(collector, plan, speed, report)
+        else:
+            collected = _until(collector, TOKENS if tokens is None else tokens, report)
+    except KeyboardInterrupt:
+        kept = shards.answer_tokens()
+        found = f"{kept:,} tokens of answers are kept in {shards.folder}"
+        report(TrainingProgress("stopped", kept, tokens or kept, found))
+        raise
+    removed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(collected.removed.items()))
+    found = f"{collected.tokens:,} tokens of {collected.prompts:,} answers in {shards.folder}"
+    found += f"; prompts left out: {removed}" if removed else ""
+    if tokens is not None and collected.tokens < tokens and plan.data_over():
+        found += f"; --max-minutes ended it before {tokens:,} tokens"
+    report(TrainingProgress("collected", collected.tokens, collected.tokens, found))
+    return collected
+
+
+def _until(collector: Collector, tokens: int, report: Report) -> Collected:
+    def watch(now: Collected) -> None:
+        report(TrainingProgress("data", now.tokens, tokens, now.doing))
+
+    return collector.run(watch, tokens)
+
+
+def _as_time_allows(
+    collector: Collector, plan: TimePlan, speed: Callable[[], TrainingSpeed], report: Report
+) -> Collected:
+    """A short start measures how fast prompts are answered and how fast a head learns; the plan follows from both."""
+    state, rate = collector.state, 0.0
+
+    def more(tokens: int) -> bool:
+        """Collect up to so many tokens, and measure how fast; False when there were no more to be had."""
+        nonlocal rate
+        before, began = state.tokens, plan.clock()
+        _until(collector, tokens, report)
+        rate = (state.tokens - before) / max(plan.clock() - began, 1e-9) or rate
+        return state.tokens > before
+
+    if not state.tokens:
+        more(1)  # the smallest block
+    if not plan.left:
+        return state
+    training = speed()
+    plan.divide(state.tokens, rate, training)
+    expected = plan.prediction(state.tokens, state.prompts, rate, training)
+    report(TrainingProgress("plan", state.tokens, state.tokens, expected))
+    going = True
+    while going and not plan.data_over():
+        # By the speed so far; larger blocks are faster, so that there may be time for another.
+        going = more(state.tokens + max(1, round(plan.data_left * rate)))
+    return state

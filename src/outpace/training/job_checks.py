@@ -1,0 +1,51 @@
+"""What is refused before a training begins: amounts, shares and folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.core.errors import BadInput
+from outpace.heads import checkpoint
+from outpace.training.run_state import STATE
+
+
+def check_amounts(
+    tokens: int | None,
+    rank: int,
+    vocabulary: int,
+    max_minutes: float | None,
+    epochs: float | None,
+    cache_bytes: float | None,
+) -> None:
+    """Raise BadInput for an amount out of range."""
+    for option, value, least in (("--tokens", tokens, 1), ("--rank", rank, 0), ("--vocabulary", vocabulary, 0)):
+        if value is not None and value < least:
+            raise BadInput(f"{option} must be at least {least}, not {value}")
+    for option, amount in (("--max-minutes", max_minutes), ("--epochs", epochs)):
+        if amount is not None and not amount > 0.0:
+            raise BadInput(f"{option} must be above 0, not {amount:g}")
+    if cache_bytes is not None and not 0.0 <= cache_bytes < float("inf"):
+        raise BadInput(f"--cache-bytes must be a number of bytes, not {cache_bytes:g}")
+
+
+def check_shares(self_written: float | None, passages: float, prompts: bool) -> None:
+    """Raise BadInput for shares of prompts that cannot be had; ``prompts``: whether some were given."""
+    if self_written is not None and not 0.0 <= self_written <= 1.0:
+        raise BadInput(f"--self-written must be between 0 and 1, not {self_written:g}")
+    if not 0.0 <= passages < 1.0:
+        raise BadInput(f"--passages must be at least 0 and below 1, not {passages:g}: passages come from other answers")
+    if self_written == 0.0 and not prompts:
+        raise BadInput("--self-written 0 leaves no prompts; give --prompts FILE")
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raise BadInput for a folder that cannot be written, or that holds what nobody asked to go on with."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write to {folder}: {error.strerror or error}") from None
+    if (folder / STATE).exists():
+        if not resume:
+            raise BadInput(f"{folder} holds a run already; go on with it (--resume), or give another folder")
+    elif (folder / checkpoint.WEIGHTS).exists():
+        raise BadInput(f"{folder} holds a head already; give another folder")
