@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=256)
     parser.add_argument("--chunk", type=int, default=8)
     parser.add_argument("--sink", type=int, default=16)
-    parser.add_argument("--every", type=int, default=64)
+    parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--length", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeat", type=int, default=2)

@@ -122,7 +122,7 @@ class TriForce(Drafter[TriForceState]):
         sink: int = 16,
         window: int = 256,
         retrieved: int = 512,
-        every: int = 64,
+        every: int = 4,
     ) -> None:
         self.target = target
         self.bottom = bottom
@@ -211,7 +211,7 @@ class TriForceSettings(StrictModel):
         512, ge=0, description="tokens that the middle level reads in chunks chosen from the context"
     )
     chunk: int = Field(8, ge=1, description="tokens of a chunk")
-    every: int = Field(64, ge=1, description="tokens after which chunks are chosen anew, by one more forward")
+    every: int = Field(4, ge=1, description="tokens after which chunks are chosen anew, by one more forward")
     window: int = Field(256, ge=1, description="latest tokens that the middle level reads, and the draft model")
     sink: int = Field(16, ge=0, description="first tokens that both read")
 
