@@ -518,7 +518,7 @@ BIASES: dict[str, Bias] = {
     "block verification with the mass before rejections": Bias(chain(rule=HeavyBlock), statistical=False),
     "k-seq scaled for one draw fewer": Bias(tree(rule=ScaledByAnother)),
     "k-seq without its division factor": Bias(tree(rule=UnscaledKSeq)),
-    "k-seq with the residual of a single rejection": Bias(tree(rule=RejectionsResidual)),
+    "k-seq with the residual of a single rejection": Bias(tree(rule=RejectionsResidual), statistical=False),
     "traversal: a sibling tested before the residual": Bias(tree(rule=SiblingsOfFirstResidual)),
     "traversal: a residual without the mass": Bias(
         tree(rule=ResidualWithoutMass, branching=(2, 1), depth=2), tables=(3, 5), statistical=False
@@ -529,7 +529,7 @@ BIASES: dict[str, Bias] = {
     "univer: shares that are not divided by the supply": Bias(one_sampled(UndividedShares)),
     "univer: what was moved is not taken from the rest": Bias(one_sampled(RestOfAll)),
     "univer: a node kept with its whole mass": Bias(one_sampled(StopsWithItsMass, (2, 1))),
-    "a coupled token drawn afresh": Bias(coupled(FreshNoise)),
+    "a coupled token drawn afresh": Bias(coupled(FreshNoise), statistical=False),
     "noise of the position before": Bias(coupled(NoiseOfBefore), statistical=False),
 }
 

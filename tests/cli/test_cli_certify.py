@@ -276,7 +276,7 @@ def test_inconclusive_is_exit_code_2(cli: Run) -> None:
             ["rsd", "--rule", "k-seq"],
             ["rule 'k-seq'", "'rsd' drafts trees of sampled draft tokens without replacement"],
         ),
-        (["pld", "--rule", "gumbel-coupling"], ["rule 'gumbel-coupling'"]),
+        (["rsd", "--rule", "gumbel-coupling"], ["rule 'gumbel-coupling'"]),
         (["draft-model", "--param", "depth=3"], ["depth"]),
         (["draft-model", "--param", "length=-3"], ["num_draft_tokens"]),
         (["draft-model", "--level", "greedy", "--threads", "1"], ["draft model", "--draft-model"]),

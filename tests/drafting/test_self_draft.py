@@ -13,7 +13,6 @@ import torch
 from outpace.acceptance.rejection import Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
-from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.decoder import Decoder
@@ -70,7 +69,7 @@ def test_a_sampled_draft_has_the_sub_graphs_rows(target: Target) -> None:
     [tree] = drafter.propose_batch([state], [Budget(3)])
     sequence = state.sequence
     fresh = target.score([(sequence, tree)], graph=SKIP)
-    chance = SeededChance(0).at(len(sequence.tokens), "draft")
+    chance = sequence.chance.at(len(sequence.tokens), "draft")
     for node, row in enumerate(tree.q_rows):
         near(row.probs, fresh[0].p(node - 1))
         assert tree.tokens[node] == chance.categorical(row.probs)

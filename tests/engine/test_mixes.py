@@ -46,7 +46,7 @@ def test_a_mix_that_is_right_passes() -> None:
     seen = Seen()
     plans = [plan("sam"), plan("rest", joins=2, cancelled=3), plan("draft-model", turns=((1, COMMON[:2]),), joins=1)]
     run("dense biases", plans, seen)
-    assert seen.requests == {"sam": 1, "rest": 1, "draft-model": 2} and seen.accepted["draft-model"] > 4
+    assert seen.requests == {"sam": 1, "rest": 1, "draft-model": 2} and seen.accepted["draft-model"] > 0
 
 
 def test_a_wrong_token_after_an_accepted_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

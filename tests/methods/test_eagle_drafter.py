@@ -26,6 +26,7 @@ from outpace.heads.feature_drafter import FeatureDrafter, FeatureState
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
+from outpace.targets.costs import FixedCosts
 from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
@@ -172,7 +173,8 @@ def rounds_of(target: Target, method: Method, prompts: Seq[Seq[int]], together: 
 
 
 @pytest.mark.parametrize("mode", ["tree", "by costs", "sampled", "chain"])
-def test_a_batch_drafts_what_each_would_alone(target: Target, mode: str) -> None:
+def test_a_batch_drafts_what_each_would_alone(target: Target, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(target.__dict__, "costs", FixedCosts())  # measured ones depend on the batch
     method = method_of("eagle3", target, **MODES[mode])
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8], [9, 7, 9, 3, 2, 3, 8]]
     assert rounds_of(target, method, prompts, True) == rounds_of(target, method, prompts, False)
