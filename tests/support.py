@@ -451,3 +451,24 @@ class Pieces:
 
 
 BYTES = Pieces([bytes([value]) for value in range(256)])
+
+
+class Releasing(TableTarget):
+    """Counts K/V that are open."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.held: dict[int, list[int]] = {}
+
+    def open(self) -> list[int]:
+        kv: list[int] = []
+        self.held[id(kv)] = kv
+        return kv
+
+    def fork(self, kv: Any, length: int | None = None) -> list[int]:
+        twin = super().fork(kv, length)
+        self.held[id(twin)] = twin
+        return twin
+
+    def close(self, kv: Any) -> None:
+        assert self.held.pop(id(kv)) is kv, "closed twice"

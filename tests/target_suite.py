@@ -135,8 +135,8 @@ def kept_layers(model: Any, layers: range) -> Any:
 Build = Callable[[Any], Target]
 
 
-class TreeScoring:
-    """Ragged trees in a batch, commits, forks: for every architecture. Subclasses set ``build``."""
+class PerArchitecture:
+    """A model of every architecture, and a target of a copy. Subclasses set ``build``."""
 
     build: Build
     architectures: tuple[str, ...] = tuple(ARCHITECTURES)
@@ -150,6 +150,10 @@ class TreeScoring:
     def case(self, architecture: str) -> tuple[Any, Target]:
         model = tiny_model(architecture)
         return copy.deepcopy(model), type(self).build(model)
+
+
+class TreeScoring(PerArchitecture):
+    """Ragged trees in a batch, commits, forks."""
 
     def test_trees_score_as_sequences_and_commits_as_prefill(self, case: tuple[Any, Target]) -> None:
         model, target = case
@@ -290,24 +294,11 @@ def attention_by_hand(model: Any, tokens: list[int], positions: list[int], seen:
     return Attended(logits, queries, keys)
 
 
-class KVChoice:
-    """Keys, queries, and subsets of K/V that differ from layer to layer and head to head: for every architecture.
+class KVChoice(PerArchitecture):
+    """Keys, queries, and subsets of K/V that differ from layer to layer and head to head.
 
     Against the model's own forward with attention written out.
     """
-
-    build: Build
-    architectures: tuple[str, ...] = tuple(ARCHITECTURES)
-
-    @classmethod
-    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
-        if "architecture" in metafunc.fixturenames:
-            metafunc.parametrize("architecture", cls.architectures)
-
-    @pytest.fixture
-    def case(self, architecture: str) -> tuple[Any, Target]:
-        model = tiny_model(architecture)
-        return copy.deepcopy(model), type(self).build(model)
 
     @staticmethod
     def causal(count: int, heads: int) -> Tensor:

@@ -4,11 +4,10 @@ paper says."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.certify.exact import NEIGHBOURS, Setting, certify_exact, tiny_context
@@ -35,13 +34,7 @@ PARAMS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Toy targets are too small to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def coupled(name: str, draft: int = 2, **settings: Any) -> Method:

@@ -7,7 +7,7 @@ deeper and wider trees, the couplings, and how much each rule accepts, with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product as every
 
 import numpy as np
@@ -58,13 +58,7 @@ PARAMS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Toy targets are too small to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rule(name: str) -> AcceptanceRule:

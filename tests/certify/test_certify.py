@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from datetime import date
 from typing import Any
 
@@ -59,13 +59,7 @@ SEED = int(os.environ.get("OUTPACE_SEED") or date.today().strftime("%Y%m%d"))
 KEYS = {"method", "lossless", "level", "p_value", "max_abs_error", "detectable_bias", "first_difference"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Toy targets are too small to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cells(sampling: str, seeds: Seq[int] = (8, 9), length: int = 3) -> list[Setting]:

@@ -41,6 +41,7 @@ from support import (
     Path,
     Pieces,
     Q,
+    Releasing,
     Toy,
     both,
     certain_tree,
@@ -362,27 +363,6 @@ def test_cancelling() -> None:
     assert stays.tokens == alone(stays.request, tokenizer=Pieces([b"x"] * VOCAB)).tokens
     stays.cancel()
     assert stays.finish_reason == "length", "what has ended stays as it ended"
-
-
-class Releasing(TableTarget):
-    """Counts K/V that are open."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.held: dict[int, list[int]] = {}
-
-    def open(self) -> list[int]:
-        kv: list[int] = []
-        self.held[id(kv)] = kv
-        return kv
-
-    def fork(self, kv: Any, length: int | None = None) -> list[int]:
-        twin = super().fork(kv, length)
-        self.held[id(twin)] = twin
-        return twin
-
-    def close(self, kv: Any) -> None:
-        assert self.held.pop(id(kv)) is kv, "closed twice"
 
 
 def test_every_cache_is_released_once() -> None:

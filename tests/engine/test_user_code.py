@@ -26,6 +26,7 @@ from outpace.targets.table import TableTarget, random_table
 from support import (
     BYTES,
     Q,
+    Releasing,
     autoregressive_distribution,
     both,
     certain_tree,
@@ -92,27 +93,6 @@ class Misbehaving(Counting):
 
 
 WORDS = {how: words for how, (_, words) in PROCESS.items()} | {"advance": "raised RuntimeError in advance: stuck"}
-
-
-class Releasing(TableTarget):
-    """Notes which K/V are open."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.held: dict[int, list[int]] = {}
-
-    def open(self) -> list[int]:
-        kv: list[int] = []
-        self.held[id(kv)] = kv
-        return kv
-
-    def fork(self, kv: Any, length: int | None = None) -> list[int]:
-        twin = super().fork(kv, length)
-        self.held[id(twin)] = twin
-        return twin
-
-    def close(self, kv: Any) -> None:
-        assert self.held.pop(id(kv)) is kv, "closed twice"
 
 
 def decoded(requests: Seq[Request], tokenizer: Tokenizer | None = None, seed: int = 3) -> list[Generation]:
