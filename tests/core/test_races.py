@@ -54,6 +54,16 @@ def test_equal_and_proportional_weights_have_one_winner() -> None:
         assert probability(((p, x), (tuple(3 * one for one in p), y))) == pytest.approx(expected, abs=1e-9)
 
 
+def test_certain_winners() -> None:
+    """top-k 1, or top-p on a sharp row, leaves one token: alone, beside another certain one, and beside an open race."""
+    first, last, p = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.2, 0.3, 0.5)
+    assert probability(((first, 0),)) == 1.0
+    assert probability(((last, 2), (first, 0))) == pytest.approx(1.0)
+    assert probability(((last, 2), (last, 2))) == pytest.approx(1.0)
+    for x in range(3):
+        assert probability(((last, 2), (p, x))) == pytest.approx(p[x])
+
+
 def test_the_enumeration_runs_the_races_of_a_stream_with_one_noise() -> None:
     p, q = (torch.tensor(row, dtype=torch.float64) for row in ROWS[3][:2])
 

@@ -25,8 +25,10 @@ def probability(races: tuple[Race, ...]) -> float:
     [(weights, winner), *others] = races
     if not others:
         return float(weights[winner] / math.fsum(weights))
-    conditions = np.unique(np.array([row for race in races for row in _conditions(*race)]), axis=0)
     size = len(weights)
+    # No row at all where every race has one index with a weight: its winner is certain.
+    rows = np.array([row for race in races for row in _conditions(*race)]).reshape(-1, size)
+    conditions = np.unique(rows, axis=0)
     # Coordinates of the simplex: all times but the last, which is 1 less their sum.
     slopes, offsets = conditions[:, :-1] - conditions[:, -1:], conditions[:, -1]
     slopes = np.vstack([slopes, -np.eye(size - 1), np.ones(size - 1)])
