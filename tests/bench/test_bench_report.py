@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from outpace.bench import bench_report, columns
-from outpace.bench.bench_report import BenchReport, headline
+from outpace.bench.bench_report import BenchReport
 from outpace.bench.columns import COLUMNS, Column
 from outpace.bench.method_records import Measured
 from outpace.bench.page import render
@@ -122,31 +122,3 @@ def test_no_methods_no_prompts_no_problem() -> None:
     empty = BenchReport.empty()
     Page(render(empty.report()))
     assert "No results" in str(empty)
-
-
-def row(name: str, speedup: float, interval: list[float] | None, **more: Any) -> dict[str, Any]:
-    same = {"same": 40, "of": 42, "near_ties": 2}
-    return {"method": name, "speedup": speedup, "speedup_ci95": interval, "identical": same, "error": None} | more
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            [row("sam", 1.42, [1.31, 1.55]), row("pld", 1.1, [1.0, 1.2])],
-            "sam: 1.42x the speed of autoregressive decoding [1.31, 1.55], identical answers on 40 of 42 prompts, "
-            "2 near ties",
-        ),
-        (
-            [row("pld", 0.9, [0.8, 0.95])],
-            "no method was faster than autoregressive decoding here; the best was pld: 0.90x",
-        ),
-        ([row("pld", 1.05, [0.97, 1.12])], "no clear gain"),
-        ([row("pld", 1.05, None, identical=None, lossless=False)], "answers may differ"),
-        ([row("pld", 1.05, None, identical=None, lossless=True)], "same output distribution"),
-        ([row("pld", 3.0, None, error="broke")], "No method could be measured"),
-        ([], "nothing to compare"),
-    ],
-)
-def test_the_headline_says_what_was_found(rows: list[dict[str, Any]], said: str) -> None:
-    assert said in headline({"methods": [row("none", 1.0, [1.0, 1.0]), *rows]})

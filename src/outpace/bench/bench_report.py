@@ -11,6 +11,7 @@ from outpace.bench.columns import COLUMNS, table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, percent, times
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
 from outpace.bench.results import Results
+from outpace.bench.verdict import answers, verdict, wide_intervals
 from outpace.core.metrics import PHASES
 from outpace.core.version import __version__
 
@@ -39,7 +40,7 @@ class BenchReport(Results):
         model = {key: value for key, value in result["model"].items() if key != "location"}  # a report may be shared
         return Report(
             command="outpace bench",
-            headline=headline(result),
+            headline=verdict(result),
             model=result["model"].get("name", ""),
             version=result["version"],
             facts=_facts(result),
@@ -70,36 +71,6 @@ def interval(row: Row) -> str:
     return "" if row["method"] == "none" else bounds(row["speedup_ci95"])
 
 
-def headline(result: Mapping[str, Any]) -> str:
-    """The result in one sentence."""
-    if not result["methods"]:
-        return "No results."
-    measured = [row for row in drafted(result) if row["speedup"] is not None and not row["error"]]
-    if not measured:
-        alone = not drafted(result)
-        return "Autoregressive decoding alone: nothing to compare." if alone else "No method could be measured."
-    best = max(measured, key=lambda row: float(row["speedup"]))
-    pace = f"{best['method']}: {times(best['speedup'])} the speed of autoregressive decoding {interval(best)}".rstrip()
-    if best["speedup"] < 1:
-        pace = f"no method was faster than autoregressive decoding here; the best was {pace}"
-    elif best["speedup_ci95"] and best["speedup_ci95"][0] <= 1:
-        pace += ", no clear gain"
-    return f"{pace}, {_answers(best)}"
-
-
-def _answers(row: Row) -> str:
-    if row["identical"]:
-        return f"identical answers on {_agreement(row['identical'])}"
-    return "same output distribution" if row["lossless"] else "answers may differ (lossy)"
-
-
-def _agreement(found: Mapping[str, int]) -> str:
-    """40 of 42 prompts, 2 near ties."""
-    ties = found["near_ties"]
-    noted = "" if found["same"] == found["of"] else f", {ties} near tie{'' if ties == 1 else 's'}"
-    return f"{found['same']} of {found['of']} {'prompt' if found['of'] == 1 else 'prompts'}{noted}"
-
-
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader should know before believing the table."""
     found = [] if result["complete"] else ["Interrupted: only the prompts that every method finished are counted."]
@@ -124,6 +95,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         )
     if skipped := result["settings"].get("skipped_turns"):
         found.append(f"{skipped} turns had no room left in the context and were left out.")
+    if wide := wide_intervals(result):
+        found.append(wide)
     return found
 
 
@@ -146,7 +119,7 @@ def _tiles(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Tile]:
         Tile(
             row["method"],
             times(row["speedup"]),
-            [interval(row), "failed" if row["error"] else _answers(row)],
+            [interval(row), "failed" if row["error"] else answers(row)],
             palette[row["method"]],
         )
         for row in best
