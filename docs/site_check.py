@@ -1,7 +1,7 @@
 """Checks of the built site: every link, anchor and image exists, and no page loads anything from another host.
 
-mkdocs checks the links of Markdown; this reads the HTML, so that links of generated tables, raw HTML and the theme count
-too. It runs at the end of every build, and a page that fails ends the build.
+mkdocs checks the links of Markdown. This reads the HTML, so links of generated tables, raw HTML and the theme count too.
+It runs at the end of every build, and a problem fails the build.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def problems(site: Path) -> list[str]:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """mkdocs calls this when the site is written. Raises PluginError, which ends the build, for a site with problems."""
+    """mkdocs calls this when the site is written. Raises PluginError, which fails the build, if it has problems."""
     from mkdocs.exceptions import PluginError
 
     if found := problems(Path(config["site_dir"]).resolve()):

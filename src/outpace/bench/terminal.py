@@ -19,7 +19,7 @@ def print_report(report: Report, console: Console) -> None:
         if table.terminal:
             console.print(Text(f"\n{table.title}".rstrip(), style="bold"))
             console.print(_drawn(table.only("terminal")))
-            if legend := "; ".join(f"{one.title}: {one.legend}" for one in table.headings if one.legend):
+            if legend := table.only("terminal").legend:
                 console.print(Text(legend, style="dim"))
     for note in report.notes:
         console.print(f"[yellow]note[/] {escape(note)}")
