@@ -287,9 +287,8 @@ def test_the_verdict_says_which_is_faster() -> None:
     assert verdict([0.5, 0.9]).startswith("llama-cpp-python plain was faster than outpace: ")
     for unclear in ([0.9, 1.2], None):
         assert verdict(unclear).startswith("outpace sam int4 and llama-cpp-python plain were level within the noise: ")
-    assert verdict([1.2, 2.0]).endswith(
-        "[1.20, 2.00] the decode rate of llama-cpp-python plain, the fastest of the others."
-    )
+    ending = "[1.20, 2.00] the decode rate of llama-cpp-python plain, the fastest of the others."
+    assert verdict([1.2, 2.0]).endswith(ending)
 
 
 def test_nothing_measured_is_said_in_words() -> None:
