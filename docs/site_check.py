@@ -1,6 +1,6 @@
 """Checks of the built site: every link, anchor and image exists, and no page loads anything from another host.
 
-mkdocs checks the links of Markdown. This reads the HTML, so links of generated tables, raw HTML and the theme count too.
+mkdocs checks the links of Markdown. This reads the HTML, so it covers generated tables, raw HTML and the theme.
 It runs at the end of every build, and a problem fails the build.
 """
 
