@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -42,6 +43,22 @@ def test_the_readme_s_ten_lines_run(
     shown = capsys.readouterr().out
     assert "tokens a round" in shown
     assert len(shown) > 60
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["docs/quickstart.md", "docs/python.md"])
+def test_the_first_examples_of_the_guides_run(
+    name: str, smollm2: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outpace, "load", lambda model: smollm2, raising=False)
+    exec(compile(block(name), name, "exec"), {})
+    assert len(capsys.readouterr().out) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_are_valid_python(page: Path) -> None:
+    for code in re.findall(r"^```py(?:thon)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        compile(code, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_every_figure_is_defined() -> None:
