@@ -24,9 +24,9 @@ class NoDraft(Drafter[None]):
     "none",
     family="baseline",
     paper="-",
-    summary="Autoregressive decoding, one token a forward.",
-    when_to_use="Where draft tokens are hardly ever accepted, and in batches that already use the whole machine: every "
-    "draft token costs time there.",
+    summary="Autoregressive decoding: one token per forward pass, without a draft.",
+    when_to_use="Texts whose draft tokens are hardly ever accepted, and batches that already use the whole "
+    "machine: there every draft token costs time.",
 )
 def build(context: Context, settings: NoSettings) -> Parts:
     """Autoregressive decoding has no settings."""

@@ -19,7 +19,7 @@ class BpdSettings(StrictModel):
     """Settings of ``bpd``."""
 
     num_draft_tokens: int | None = Field(
-        None, ge=0, le=16, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=16, description="draft tokens per round; by default from measured costs and acceptance"
     )
 
 
@@ -27,10 +27,10 @@ class BpdSettings(StrictModel):
     "bpd",
     family="trained",
     paper="Stern et al. 2018, arXiv 1811.03115",
-    summary="One feed-forward layer on the target's last state predicts the next tokens at once, a chain.",
+    summary="One feed-forward layer on the target's last hidden state predicts the next tokens at once, as a chain.",
     head="bpd",
-    when_to_use="Where medusa is used, on machines where scoring more than a few tokens is expensive. Elsewhere more "
-    "of a tree is accepted.",
+    when_to_use="As medusa, on machines where scoring more than a few tokens is expensive. Elsewhere trees have "
+    "longer accepted lengths.",
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: BpdSettings) -> Parts:
