@@ -16,6 +16,7 @@ import typer
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.machine import usable_cpus
+from outpace.core.names import did_you_mean
 from outpace.core.text import check_text
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
@@ -201,11 +202,15 @@ def settings_by_method(
         method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
-            raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
+            near = did_you_mean(method, known) or f"chosen: {', '.join(known)}"
+            raise BadInput(f"--param {pair}: method '{method}' is not among the chosen ones; {near}")
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
-            raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}' (settings of {have})")
+            near = did_you_mean(setting, {one: meant for name in wanted for one, meant in known[name].items()})
+            raise BadInput(
+                f"--param {pair}: no chosen method has the setting '{setting}'; {near}{near and ' '}(settings of {have})"
+            )
         for name in takers:
             settings[name][known[name][setting]] = _value(pair, text)
     return settings

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import describe
+from outpace.core.names import normalised
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters, teacher_of
 from outpace.heads.head_config import HeadConfig, TargetFacts
@@ -170,11 +171,13 @@ def train(
 
 def kind_and_method(named: str) -> tuple[str, str]:
     """The kind of head that was named, itself or by a method that drafts with it; and a method to use it with."""
-    if named not in kinds():
+    kind = next((one for one in kinds() if normalised(one) == normalised(named)), None)
+    if kind is None:
         for info in methods():
-            if info.head is not None and named in (info.name, *info.aliases):
+            if info.head is not None and normalised(named) in map(normalised, (info.name, *info.aliases)):
                 return info.head, info.name
-    return named, (drafting_with(named) or [named])[0]
+        kind = named
+    return kind, (drafting_with(kind) or [kind])[0]
 
 
 @dataclass(frozen=True, slots=True)
