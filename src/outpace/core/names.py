@@ -8,8 +8,8 @@ from difflib import SequenceMatcher
 
 from outpace.core.errors import BadInput
 
-_NEAR = 0.6
-"""Share of equal characters from which on a name is near, as difflib's own default."""
+_NEAR = 0.7
+"""Share of equal characters from which on a name is near."""
 _MOST = 3
 _SHORTEST = 3  # letters that the beginnings of two names must have in common
 _WORD = re.compile(r"[-_ ]")
