@@ -131,7 +131,7 @@ def bench_refuses(folder: Path) -> list[tuple[list[str], str]]:
         (["--html", str(folder / "no" / "where.html")], "there is no folder"),
         (["--json", str(folder / "same"), "--html", str(folder / "same")], "both name"),
         (["--param", "nonsense=1"], "no chosen method"),
-        (["--param", "draft-model.length=1"], "not among those chosen"),
+        (["--param", "draft-model.length=1"], "not among the chosen ones"),
         (["--rule", "greedy", "--temperature", "1"], "temperature 0"),
     ]
 
