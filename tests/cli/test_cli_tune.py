@@ -1,4 +1,4 @@
-"""outpace tune: a file that is complete after every try, goes on where it was, and is read by dv."""
+"""outpace tune: a file that is complete after every try, that --resume continues, and that draft-verify reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_found_is_kept_and_used(run: Run, prompts: Path, tmp_path: Path)
     assert json.loads(used.out)["text"] == json.loads(plain.out)["text"]
 
 
-def test_the_same_command_goes_on(run: Run, prompts: Path, tmp_path: Path) -> None:
+def test_a_search_is_continued(run: Run, prompts: Path, tmp_path: Path) -> None:
     file = tmp_path / "skips.json"
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), *SHORT)
     run(*command, "--trials", "4")
@@ -94,7 +94,7 @@ def test_bad_input_is_said_in_one_line(
 
     monkeypatch.setattr(outpace.loading, "load", no_model)
     file = tmp_path / "skips.json"
-    refused(run("tune", "pld", "--out", str(file)), "'pld' is not tuned")
+    refused(run("tune", "pld", "--out", str(file)), "'pld' cannot be tuned")
     refused(run("tune", "dv", "--out", str(tmp_path / "no" / "x.json")), "no folder")
     refused(run("tune", "dv", "--out", str(file), "--trials", "0"), "--trials")
     refused(run("tune", "dv", "--out", str(file), "--length", "0"), "--num-draft-tokens")

@@ -225,7 +225,7 @@ def test_the_command_line_names_draft_models(cli: Run, monkeypatch: pytest.Monke
     told = cli("generate", "abc abc", "--method", "merge", "--param", f"parts={parts}", "--param",
                f"settings={settings}", *argv, "--explain")  # fmt: skip
     assert told.code == 0, told.err
-    assert "Who drafted: draft-model#small in" in told.out and "draft-model#large in" in told.out
+    assert "Drafted by: draft-model#small in" in told.out and "draft-model#large in" in told.out
     assert loads == ["smollm2", "other"], "a model with two names is loaded once"
     labels = "draft-model#small,draft-model#large"
     more = ["--param", "draft-model#small.num_draft_tokens=1", "--limit", "1", "--json", "-"]

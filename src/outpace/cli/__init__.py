@@ -51,7 +51,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Language models generate faster by speculative decoding, with the same output distribution."""
+    """Faster text generation by speculative decoding, with an unchanged output distribution."""
     if version:
         print(f"outpace {outpace.__version__}")
         raise typer.Exit

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outpace.model import Model
     from outpace.targets.base import Sequence
 
-_HELP = "/exit ends, /reset forgets the conversation, Ctrl-C stops an answer"
+_HELP = "/exit quits, /reset starts a new conversation, Ctrl-C stops an answer"
 
 
 @grouped()
@@ -42,7 +42,7 @@ def chat(
     namespace: opt.Namespace = None,
     sampling: opt.Sampling,
 ) -> None:
-    """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
+    """Chat with the model. The K/V of earlier turns is reused. If input is piped, each line is one turn."""
     opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     machine.check()
@@ -62,8 +62,8 @@ def chat(
     )
     if not loaded.tokenizer.has_chat_template:
         err().print(
-            f"[yellow]warning[/]: '{escape(loaded.name)}' has no chat template and may not be made for conversations: "
-            "the turns are joined as lines of 'User: ...' and 'Assistant: ...'",
+            f"[yellow]warning[/]: '{escape(loaded.name)}' has no chat template and may not be a chat model: "
+            "turns are joined as lines of 'User: ...' and 'Assistant: ...'",
             soft_wrap=True,
         )
     interactive = sys.stdin.isatty()
@@ -88,16 +88,16 @@ def _turn(talk: _Conversation, line: str, interactive: bool) -> None:
         raise EOFError
     if command == "/reset":
         talk.reset()
-        err().print("[dim]the conversation is forgotten")
+        err().print("[dim]new conversation")
     elif command.startswith("/") and interactive:
-        err().print(f"[dim]no such command. {_HELP}.")
+        err().print(f"[dim]unknown command. {_HELP}.")
     else:
         try:
             talk.answer(line, interactive)
         except BadInput as error:
             if not interactive:
                 raise
-            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts afresh)")
+            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts a new conversation)")
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -168,13 +168,13 @@ class _Conversation:
             if not interactive:
                 raise
             print(flush=True)
-            err().print("[dim]interrupted before the answer began; the question is forgotten")
+            err().print("[dim]interrupted before the first token; the question is dropped")
             return
         print(flush=True)
         generation.raise_error()
         self._keep(generation.sequence)
         self.messages = [*messages, {"role": "assistant", "content": generation.text}]
-        kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens kept" if before and reused else ""
+        kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens reused" if before and reused else ""
         err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
         if interrupt.pressed and not interactive:
             raise KeyboardInterrupt

@@ -29,7 +29,7 @@ datastore = typer.Typer(name="datastore", add_completion=False)
 
 @datastore.callback(invoke_without_command=True)
 def root(context: typer.Context) -> None:
-    """Build a datastore: text that the methods rest and sam copy from."""
+    """Build a datastore: a corpus that the methods rest and sam copy from."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -38,14 +38,16 @@ def root(context: typer.Context) -> None:
 def build(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", help="UTF-8 text, a document a file, or .jsonl, documents by line."),
+        typer.Argument(
+            metavar="FILES...", help="UTF-8 text files, one document each, or .jsonl files, one document per line."
+        ),
     ],
-    target: Annotated[Path, option("--out", "-o", value="PATH", text="Where to write the datastore.")],
+    target: Annotated[Path, option("--out", "-o", value="PATH", text="Datastore file to write.")],
     model: opt.ModelName = "smollm2",
-    depth: Annotated[int, option(value="N", text="Longest context that can be matched.")] = 32,
+    depth: Annotated[int, option(value="N", text="Maximum length of a match, in tokens.")] = 32,
     json: opt.Json = False,
 ) -> None:
-    """Tokenise files for a model, index them and write one file. Ctrl-C leaves nothing behind."""
+    """Tokenize text files for a model, index them, and write the datastore. Ctrl-C leaves no file behind."""
     check_writable(target)
     if any(file.exists() and file.resolve() == target.resolve() for file in files):
         raise BadInput(f"--out names '{target}', which is one of the files to read; choose another place")
@@ -90,8 +92,8 @@ class _Stages:
 
 
 @datastore.command()
-def info(path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")], json: opt.Json = False) -> None:
-    """Check that a datastore is whole, and say what it holds."""
+def info(path: Annotated[Path, typer.Argument(metavar="PATH", help="Datastore file.")], json: opt.Json = False) -> None:
+    """Verify a datastore and show its contents."""
     from outpace.datastore.store import open_datastore
 
     _say(open_datastore(path).header, path, json)
@@ -113,7 +115,7 @@ def _say(header: Header, path: Path, json: bool, **more: float) -> None:
         return
     rows = [
         ("datastore", f"[bold cyan]{escape(str(path))}[/]"),
-        ("tokenised for", escape(header.model) or "an unnamed model"),
+        ("tokenized for", escape(header.model) or "an unnamed model"),
         ("documents", f"{facts['documents']:,}"),
         ("tokens", f"{facts['tokens']:,}"),
         ("longest match", f"{header.depth} tokens"),

@@ -29,20 +29,22 @@ INTERRUPTED = 130
 
 
 def option(*flags: str, value: str | None = None, panel: str | None = None, text: str) -> Any:
-    """An option's declaration. ``value``: what stands for its value in the help. ``panel``: the help's group."""
-    return typer.Option(*flags, metavar=value, rich_help_panel=panel, help=text)
+    """An option's declaration. ``value``: what stands for its value in the help; flags have none. ``panel``: its group."""
+    return typer.Option(*flags, metavar=value or "", rich_help_panel=panel, help=text)
 
 
 DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
 
-ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
+ModelName = Annotated[
+    str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file, or 'smollm2' (embedded).")
+]
 DraftModel = Annotated[
     list[str] | None,
     option(
         value="MODEL",
         panel=DRAFTING,
-        text="Smaller model, or a draft-lm head, for methods that draft with one; may be repeated. NAME=MODEL names it "
-        "(METHOD#NAME). [dim]\\[default: a shipped draft-lm][/]",
+        text="Draft model, or folder of a draft-lm head, for methods that use one. NAME=MODEL names it for "
+        "METHOD#NAME. May be repeated. [dim]\\[default: the shipped draft-lm, if any][/]",
     ),
 ]
 Head = Annotated[
@@ -50,23 +52,24 @@ Head = Annotated[
     option(
         value="DIR",
         panel=DRAFTING,
-        text="Trained head, for methods that draft with one; may be repeated. NAME=DIR names it, for METHOD#NAME. "
-        "[dim]\\[default: shipped ones][/]",
+        text="Trained head, for methods that use one. NAME=DIR names it for METHOD#NAME. May be repeated. "
+        "[dim]\\[default: the shipped heads][/]",
     ),
 ]
 MethodName = Annotated[
-    str, option("--method", value="NAME", panel=DRAFTING, text="How to draft; see: outpace methods.")
+    str, option("--method", value="NAME", panel=DRAFTING, text="Speculation method; see: outpace methods.")
 ]
 Reference = Annotated[
-    list[Path] | None, option(value="FILE", panel=DRAFTING, text="Text that drafters may copy from; may be repeated.")
+    list[Path] | None,
+    option(value="FILE", panel=DRAFTING, text="Text file that drafters may copy from; may be repeated."),
 ]
 Namespace = Annotated[
     str | None,
     option(
         value="NAME",
         panel=DRAFTING,
-        text="Keep what methods learn from one prompt for the next, under this name; in a chat it is the "
-        "conversation's own where none is given.",
+        text="Keep what a method learns across requests, under this name. [dim]\\[default: nothing is kept; in chat, "
+        "as long as the conversation lasts][/]",
     ),
 ]
 Param = Annotated[
@@ -74,14 +77,18 @@ Param = Annotated[
     option(
         value="KEY=VALUE",
         panel=DRAFTING,
-        text="A method's setting (num_draft_tokens, topk, depth, max_nodes, ...), or METHOD.KEY=VALUE for one method; "
-        "may be repeated. See: outpace methods NAME.",
+        text="Setting of the methods (num_draft_tokens, topk, depth, max_nodes, ...); METHOD.KEY=VALUE for one method. "
+        "May be repeated. See: outpace methods NAME.",
     ),
 ]
-System = Annotated[str | None, option(value="TEXT", text="System message of the conversation.")]
-Stop = Annotated[list[str] | None, option(value="TEXT", text="End the answer before this text; may be repeated.")]
-MaxNewTokens = Annotated[int, option("--max-new-tokens", "-n", value="N", text="Length limit of an answer.")]
-IgnoreEos = Annotated[bool, option("--ignore-eos", text="Go on to the length limit.")]
+System = Annotated[str | None, option(value="TEXT", text="System message.")]
+Stop = Annotated[list[str] | None, option(value="TEXT", text="Stop before this text; may be repeated.")]
+MaxNewTokens = Annotated[
+    int, option("--max-new-tokens", "-n", value="N", text="Maximum number of tokens in an answer.")
+]
+IgnoreEos = Annotated[
+    bool, option("--ignore-eos", text="Ignore end-of-sequence tokens: every answer has --max-new-tokens tokens.")
+]
 
 
 def resume_option(panel: str | None = None) -> Any:
@@ -90,35 +97,45 @@ def resume_option(panel: str | None = None) -> Any:
 
 
 Resume = Annotated[bool, resume_option()]
-Json = Annotated[bool, option("--json", text="Print JSON.")]
+Json = Annotated[bool, option("--json", text="Print JSON instead of text.")]
 Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
 FixedCosts = Annotated[
     bool,
     option(
         "--fixed-costs",
         panel=MACHINE,
-        text="Choose draft lengths by nominal costs and read no clock: a seed then repeats a sampled answer on any "
-        "machine. [dim]\\[default: costs measured on this machine, once][/]",
+        text="Choose draft lengths by nominal costs instead of measured ones, so that a seed gives the same sampled "
+        "answer on every machine. [dim]\\[default: costs measured once on this machine][/]",
     ),
 ]
-Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="CPU threads to compute with.")]
+Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="Number of CPU threads.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen: the fields of SamplingParams that a command line can give."""
 
-    temperature: Annotated[float, option("--temperature", "-t", value="X", panel=SAMPLING, text="0 is greedy.")] = 0.0
-    top_k: Annotated[int, option(value="N", panel=SAMPLING, text="Keep the N likeliest tokens; 0 is off.")] = 0
-    top_p: Annotated[float, option(value="X", panel=SAMPLING, text="Keep the smallest set of mass X; 1 is off.")] = 1.0
+    temperature: Annotated[
+        float,
+        option("--temperature", "-t", value="X", panel=SAMPLING, text="Sampling temperature; 0 is greedy decoding."),
+    ] = 0.0
+    top_k: Annotated[int, option(value="N", panel=SAMPLING, text="Keep the N most likely tokens; 0 is off.")] = 0
+    top_p: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Keep the smallest set of total probability X; 1 is off.")
+    ] = 1.0
     min_p: Annotated[
-        float, option(value="X", panel=SAMPLING, text="Keep tokens of at least X times the top probability.")
+        float,
+        option(value="X", panel=SAMPLING, text="Keep tokens with at least X times the highest probability; 0 is off."),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, option(value="X", panel=SAMPLING, text="Above 1 discourages repeats; 1 is off.")
+        float, option(value="X", panel=SAMPLING, text="Values above 1 discourage repetition; 1 is off.")
     ] = 1.0
-    presence_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off every token already used.")] = 0.0
-    frequency_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off a token for each use of it.")] = 0.0
+    presence_penalty: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Subtracted from the logit of every token that has occurred.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Subtracted from a token's logit for each occurrence.")
+    ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
         option(value="TOKEN=BIAS", panel=SAMPLING, text="Add BIAS to a token id's logit; may be repeated."),
@@ -146,9 +163,14 @@ class PromptFile:
 
     prompts: Annotated[
         Path | None,
-        option(value="FILE", text="Spec-Bench questions, JSONL or plain text. [dim]\\[default: embedded][/]"),
+        option(
+            value="FILE",
+            text="Prompts: Spec-Bench questions, JSONL, JSON or plain text. [dim]\\[default: embedded set][/]",
+        ),
     ] = None
-    limit: Annotated[int | None, option(value="N", text="Use N prompts, taken from all categories in turn.")] = None
+    limit: Annotated[int | None, option(value="N", text="Use only N prompts, taken from all categories in turn.")] = (
+        None
+    )
 
     def read(self) -> list[Prompt]:
         """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""

@@ -39,8 +39,8 @@ class TrainingOptions:
         option(
             value="FILE",
             panel=_DATA,
-            text="JSON lines, a prompt a line, or a data set of the hub (NAME:CONFIG:SPLIT); may be repeated. Without "
-            "one the model writes its users' turns itself.",
+            text="Prompts: JSON lines, or a data set of the hub (NAME:CONFIG:SPLIT). May be repeated. "
+            "[dim]\\[default: the model writes the prompts itself][/]",
         ),
     ] = None
     tokens: Annotated[
@@ -48,12 +48,16 @@ class TrainingOptions:
         option(
             value="N",
             panel=_DATA,
-            text="Tokens of answers to train on. Default: 1000000, or with --max-minutes as many as there is time for.",
+            text="Answer tokens to train on. [dim]\\[default: 1000000; with --max-minutes, as many as fit][/]",
         ),
     ] = None
     self_written: Annotated[
         float | None,
-        option(value="SHARE", panel=_DATA, text="Of prompts that the model writes; default: what --prompts lack."),
+        option(
+            value="SHARE",
+            panel=_DATA,
+            text="Share of prompts that the model writes. [dim]\\[default: what --prompts lacks][/]",
+        ),
     ] = None
     passages: Annotated[
         float,
@@ -62,27 +66,35 @@ class TrainingOptions:
             "--readings",
             value="SHARE",
             panel=_DATA,
-            text="Of prompts about passages, as summaries; the passages are its answers.",
+            text="Share of prompts about a passage, such as summaries; passages are earlier answers.",
         ),
     ] = 0.2
     exclude: Annotated[
         list[Path] | None,
-        option(value="FILE", panel=_DATA, text="Prompts to keep out, as those of outpace bench are; may be repeated."),
+        option(
+            value="FILE",
+            panel=_DATA,
+            text="Prompts to exclude, in addition to those of outpace bench. May be repeated.",
+        ),
     ] = None
     data: Annotated[
         Path | None,
-        option(value="DIR", panel=_DATA, text="Where conversations are kept, for other heads too; default: in --out."),
+        option(
+            value="DIR", panel=_DATA, text="Folder of conversations; heads can share it. [dim]\\[default: in --out][/]"
+        ),
     ] = None
     cache_bytes: Annotated[
         float | None,
-        option(value="N", panel=_DATA, text="Disk for hidden states; default: 20e9, or half of what is free."),
+        option(
+            value="N",
+            panel=_DATA,
+            text="Disk space for hidden states. [dim]\\[default: 20e9, or half of what is free][/]",
+        ),
     ] = None
     max_minutes: Annotated[
         float | None,
         option(
-            value="M",
-            panel=_TRAINING,
-            text="End data and training together after M minutes, half of them for data at most.",
+            value="M", panel=_TRAINING, text="Time limit for data and training together; data takes at most half of it."
         ),
     ] = None
     epochs: Annotated[
@@ -90,22 +102,33 @@ class TrainingOptions:
         option(
             value="X",
             panel=_TRAINING,
-            text="Passes over the data. Default: 1; without --tokens as many as --max-minutes has time for.",
+            text="Passes over the data. [dim]\\[default: 1; with --max-minutes but not --tokens, as many as fit][/]",
         ),
     ] = None
     resume: Annotated[bool, opt.resume_option(_TRAINING)] = False
-    size: Annotated[str, option(value="SIZE", panel=_TRAINING, text="tiny, small, base or large.")] = "base"
+    size: Annotated[
+        str, option(value="SIZE", panel=_TRAINING, text="Size of the head: tiny, small, base or large.")
+    ] = "base"
     vocabulary: Annotated[
         int | None,
-        option(value="N", panel=_TRAINING, text="Tokens it can draft; 0: all. Default: 8192, all with --rank."),
+        option(
+            value="N",
+            panel=_TRAINING,
+            text="Number of tokens that it can draft; 0: all. [dim]\\[default: 8192; with --rank, all][/]",
+        ),
     ] = None
-    rank: Annotated[int, option(value="R", panel=_TRAINING, text="Of a low-rank LM head; 0: the target's.")] = 0
+    rank: Annotated[
+        int, option(value="R", panel=_TRAINING, text="Rank of a low-rank LM head; 0: the target's LM head.")
+    ] = 0
 
 
 @grouped()
 def train(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: eagle3, medusa, draft-lm, ...")],
-    output: Annotated[Path, option("--out", "-o", value="DIR", text="Where the head is written.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help="Kind of head, or a method that uses one: eagle3, medusa, draft-lm, ..."),
+    ],
+    output: Annotated[Path, option("--out", "-o", value="DIR", text="Folder for the trained head.")],
     machine: Machine,
     training: TrainingOptions,
     param: opt.Param = None,
@@ -121,7 +144,7 @@ def train(
     options = opt.settings_by_method(param, {name: {field: field for field in fields}})[name]
     machine.check()
     if kind != name:
-        err().print(f"[dim]{kind} drafts with the head of {name}: training that")
+        err().print(f"[dim]{kind} drafts with a head of kind {name}: training one")
     with _Watch() as watch:
         try:
             made = outpace.train(
@@ -179,23 +202,22 @@ def _show(made: TrainedHead, model: str) -> None:
     console = out()
     about, folder = made.provenance, str(made.folder)
     figures = about["held_out"]
-    measured = f"held-out loss {figures['loss']:.3f}" if figures else "nothing was held out to measure it on"
+    measured = f"held-out loss {figures['loss']:.3f}" if figures else "no held-out data"
     console.print(
         f"[bold cyan]{made.kind}[/]  {about['parameters'] / 1e6:.1f} M parameters, {about['steps']:,} steps in "
         f"{about['seconds'] / 60:.1f} minutes, {measured}"
     )
-    console.print(f"  the head is in {escape(folder)}", soft_wrap=True)
+    console.print(f"  head: {escape(folder)}", soft_wrap=True)
     trial = about["trial"]
-    accepted = f"{trial['accepted']:.2f} of {trial['draft_tokens']} draft tokens accepted a round"
+    accepted = f"{trial['accepted']:.2f} of {trial['draft_tokens']} draft tokens accepted per round"
     tried = f"{accepted} on {trial['prompts']} prompts"
     if not trial["gains"]:
         console.print(
-            f"  [yellow]it does not make decoding faster yet[/]: {tried}; train another on more data (--tokens, "
-            "--max-minutes, --prompts)",
+            f"  [yellow]no speed-up yet[/]: {tried}; train on more data (--tokens, --max-minutes, --prompts)",
             soft_wrap=True,
         )
         return
     console.print(f"  {tried}", soft_wrap=True)
     name = "" if model == "smollm2" else f"--model {shlex.quote(model)} "
     command = f"outpace generate '...' {name}--method {made.method} --head {shlex.quote(folder)}"
-    console.print(f"  [dim]use it: {escape(command)}", soft_wrap=True)
+    console.print(f"  [dim]to use it: {escape(command)}", soft_wrap=True)

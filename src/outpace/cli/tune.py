@@ -1,4 +1,4 @@
-"""``outpace tune``: fit a method to a model and to your prompts, once, and keep what was found in a file."""
+"""``outpace tune``: fit a method to a model and to your prompts, and keep the result in a file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ if TYPE_CHECKING:
 
 @grouped(limit=8)
 def tune(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="The method to tune: draft-verify.")],
-    output: Annotated[Path, option("--out", "-o", value="FILE", text="Where to keep what is found.")],
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Method to tune: draft-verify.")],
+    output: Annotated[Path, option("--out", "-o", value="FILE", text="File for the result.")],
     machine: Machine,
     *,
     prompts: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
-    length: Annotated[int, option("--num-draft-tokens", "--length", value="N", text="Most draft tokens a round.")] = 8,
-    trials: Annotated[int, option(value="N", text="Sets to try, those of a file included.")] = 100,
+    length: Annotated[
+        int, option("--num-draft-tokens", "--length", value="N", text="Maximum number of draft tokens per round.")
+    ] = 8,
+    trials: Annotated[int, option(value="N", text="Number of sets to try, including those of a resumed run.")] = 100,
     resume: opt.Resume = False,
     json: opt.Json = False,
     seed: opt.Seed = 0,
 ) -> None:
-    """Search for the sublayers that a method skips. Ctrl-C keeps what was found; --resume continues the search."""
+    """Search for the best sublayers to skip while drafting. Ctrl-C keeps the results; --resume continues the search."""
     from outpace.methods.registry import find, methods
 
     info = find(method)
     if "skips" not in info.setting_names():
         tuned = ", ".join(one.name for one in methods() if "skips" in one.setting_names())
-        raise BadInput(f"method '{info.name}' is not tuned beforehand; this is for {tuned}")
+        raise BadInput(f"method '{info.name}' cannot be tuned; methods that can: {tuned}")
     opt.check_length(max_new_tokens)
     for flag, value in (("trials", trials), ("num-draft-tokens", length)):
         if value < 1:
@@ -103,13 +105,11 @@ def _show(method: str, found: dict[str, Any], trials: int, output: Path) -> None
     console = out()
     ratio = found["tokens_per_second"] / found["plain_tokens_per_second"]
     console.print(
-        f"[bold cyan]{method}[/]  {ratio:.2f}x the rate of autoregressive decoding expected, after {trials} sets"
+        f"[bold cyan]{method}[/]  {ratio:.2f}x the speed of autoregressive decoding expected, after {trials} sets"
     )
     console.print(f"  attention skipped in layers {found['attention']}, MLP in layers {found['mlp']}", soft_wrap=True)
-    console.print(f"  best with {found['length']} draft tokens a round")
+    console.print(f"  best with {found['length']} draft tokens per round")
     if ratio < 1.0:
-        console.print(
-            "  [yellow]autoregressive decoding is faster on this model and machine than any set that was tried[/]"
-        )
+        console.print("  [yellow]no set was faster than autoregressive decoding on this model and machine[/]")
     settings = f"--param skips={output} --param num_draft_tokens={found['length']}"
-    console.print(f"  [dim]use it: outpace generate ... --method {method} {settings}", soft_wrap=True)
+    console.print(f"  [dim]to use it: outpace generate ... --method {method} {settings}", soft_wrap=True)

@@ -76,9 +76,17 @@ def headline(result: Mapping[str, Any]) -> str:
     """The comparison in one sentence."""
     found = result["ratio_to_best_peer"]
     if found["overall"] is None:
-        return "Nothing to compare: " + ("no peer" if found["ours"] else "no row of outpace's") + " could be measured."
-    pace = f"{found['ours']}: {times(found['overall'])} the decode rate of {found['peer']}"
-    return f"{pace} {bounds(found['ci95'])}".rstrip()
+        return (
+            "Nothing to compare: "
+            + ("no other library" if found["ours"] else "no row of outpace")
+            + " could be measured."
+        )
+    pace = f"{times(found['overall'])} {bounds(found['ci95'])}".rstrip()
+    level = found["ci95"] and found["ci95"][0] <= 1 <= found["ci95"][1]
+    return (
+        f"The fastest row of outpace ({found['ours']}) has {pace} the decode rate of the fastest other library "
+        f"({found['peer']}){': they are level within the noise' if level else ''}."
+    )
 
 
 def _comparisons(result: Mapping[str, Any]) -> list[tuple[str, Row, str]]:
@@ -86,7 +94,7 @@ def _comparisons(result: Mapping[str, Any]) -> list[tuple[str, Row, str]]:
     return [
         ("best against best", result["ratio_to_best_peer"], "decode rate, above 1 outpace is faster"),
         ("no speculation on either side", result["plain_ratio"], "decode rate, above 1 outpace is faster"),
-        ("time to first token", result["ttft_ratio"], "wait, below 1 outpace is sooner"),
+        ("time to first token", result["ttft_ratio"], "wait, below 1 outpace is faster"),
     ]
 
 
@@ -94,7 +102,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader should know before believing the table."""
     found = [] if result["complete"] else ["Interrupted: only the prompts that every row finished are counted."]
     found += result["notes"]
-    found += [f"{one['name']} is left out: {one['why']}; to install: {one['install']}" for one in result["skipped"]]
+    found += [f"{one['name']} was skipped: {one['why']}; to install: {one['install']}" for one in result["skipped"]]
     best = next((row for row in result["ours"] if label(row) == result["ratio_to_best_peer"]["ours"]), None)
     for row in (*result["ours"], *result["peers"]):
         if row["error"]:
@@ -102,7 +110,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             pace = f" after {row['prompts']} prompts ({number(rate)} tok/s)" if rate else ""
             found.append(f"{label(row)} failed{pace}: {row['error']}")
             if rate and best and row in result["peers"] and rate > best["decode_tokens_per_second"]:
-                found.append(f"{label(row)} was faster than {label(best)} until it failed.")
+                found.append(f"{label(row)} was faster than {label(best)} before it failed.")
     return found
 
 
@@ -151,7 +159,7 @@ def _ratios(result: Mapping[str, Any]) -> Table:
     for name, cell in cells.items() if len(cells) > 1 else ():
         pair = f"{result['ratio_to_best_peer']['ours']} / {cell['peer'] or UNDEFINED}"
         rows.append([Cell(f"in {name}"), *_ratio(cell["ratio"], cell["ci95"]), Cell(pair)])
-    return Table("outpace over the best of the others, by task the best there", headings, rows)
+    return Table("outpace relative to the fastest other library (by task: the fastest there)", headings, rows)
 
 
 def _ratio(ratio: float | None, ci95: list[float] | None, *, lower_is_better: bool = False) -> tuple[Cell, Cell]:
