@@ -39,7 +39,7 @@ def test_built_and_looked_at(cli: Run, notes: Path, tmp_path: Path) -> None:
     looked = json.loads(cli("datastore", "info", str(out), "--json").out)
     assert looked == {key: value for key, value in said.items() if key != "seconds"}
     shown = cli("datastore", "info", str(out)).out
-    assert "tokenised for" in shown and "toy" in shown
+    assert "tokenized for" in shown and "toy" in shown
     assert "built in" in cli("datastore", "build", str(notes), "--out", str(out)).out
 
 
@@ -98,6 +98,7 @@ def test_interrupted_it_leaves_nothing(cli: Run, notes: Path, tmp_path: Path, mo
     monkeypatch.setattr(outpace.loading, "load_tokenizer", lambda name, **_: Slow())
     ran = cli("datastore", "build", str(notes), "--out", str(tmp_path / "store"))
     assert ran.code == 130
+    assert ran.err.splitlines()[-1] == f"interrupted: nothing was written to {tmp_path / 'store'}"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -51,7 +51,7 @@ def test_every_method_says_the_same_and_the_text_is_the_json_s(cli: Run) -> None
     assert answer(cli, "--method", "sam", "-n", "60")["tokens"] == plain
     shown = cli("generate", PROMPT, "-n", "60")
     assert shown.out == "".join(WORDS[token] for token in plain) + "\n"
-    assert "tokens a round" in shown.err
+    assert "tokens/round" in shown.err
 
 
 def test_standard_input_is_the_prompt(cli: Run) -> None:

@@ -51,15 +51,15 @@ def test_auto_is_what_generates_and_it_says_who_drafted(cli: Run, head: str) -> 
     told = json.loads(cli("generate", PROMPT, "-n", "20", "--json").out)
     assert (told["metrics"]["method"], set(told["metrics"]["drafting_parts"])) == ("auto", {"sam"})
     shown = cli("generate", PROMPT, "-n", "30", "--explain", "--head", head).out
-    assert re.search(r"Who drafted: sam in \d+, eagle3 in \d+ of \d+ rounds", shown)
-    assert "Who drafted" not in cli("generate", PROMPT, "-n", "20", "--explain", "--method", "sam").out
+    assert re.search(r"Drafted by: sam in \d+, eagle3 in \d+ of \d+ rounds", shown)
+    assert "Drafted by" not in cli("generate", PROMPT, "-n", "20", "--explain", "--method", "sam").out
 
 
 def test_a_chat_keeps_what_the_head_reads(cli: Run, head: str) -> None:
     lines = "one\ntwo\nthree\n"
     ran = cli("chat", "-n", "12", "--head", head, stdin=lines)
     assert ran.out == cli("chat", "-n", "12", "--method", "none", stdin=lines).out
-    kept = re.findall(r"(\d+) of (\d+) prompt tokens kept", ran.err)
+    kept = re.findall(r"(\d+) of (\d+) prompt tokens reused", ran.err)
     assert len(kept) == 2
     for reused, prompt in kept:
         assert 0 < int(prompt) - int(reused) <= len("u three\na ") + 2

@@ -39,7 +39,7 @@ def test_explain(real: Run) -> None:
 def test_chat_keeps_what_it_computed(real: Run) -> None:
     ran = real("chat", "-n", "8", stdin="My name is Ada.\nWhat is my name?\n")
     assert ran.code == 0
-    assert "prompt tokens kept" in ran.err.splitlines()[-1]
+    assert "prompt tokens reused" in ran.err.splitlines()[-1]
 
 
 def test_bench(real: Run) -> None:

@@ -1,4 +1,4 @@
-"""outpace tune: a file that is complete after every try, goes on where it was, and is read by dv."""
+"""outpace tune: a file that is complete after every try, that --resume continues, and that draft-verify reads."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_what_is_found_is_kept_and_used(run: Run, prompts: Path, tmp_path: Path)
     assert json.loads(used.out)["text"] == json.loads(plain.out)["text"]
 
 
-def test_the_same_command_goes_on(run: Run, prompts: Path, tmp_path: Path) -> None:
+def test_a_search_is_continued(run: Run, prompts: Path, tmp_path: Path) -> None:
     file = tmp_path / "skips.json"
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), *SHORT)
     run(*command, "--trials", "4")
     first = json.loads(file.read_text())
-    ran = run(*command, "--trials", "7", "--json")
+    ran = run(*command, "--resume", "--trials", "7", "--json")
     assert json.loads(ran.out)["trials"] == 7
     record = json.loads(file.read_text())
     assert record["trials"][:4] == first["trials"]
     assert record["costs"] == first["costs"]
     done = file.read_text()
-    assert run(*command, "--trials", "7").code == 0
+    assert run(*command, "--resume", "--trials", "7").code == 0
     assert file.read_text() == done
-    refused(run(*command, "--trials", "8", "--seed", "1"), "another seed")
+    refused(run(*command, "--resume", "--trials", "8", "--seed", "1"), "another seed")
 
 
 def test_an_interrupt_keeps_what_was_found(
@@ -78,10 +78,11 @@ def test_an_interrupt_keeps_what_was_found(
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), "--trials", "9", *SHORT)
     ran = run(*command)
     assert ran.code == 130
-    assert "the same command goes on" in " ".join(ran.err.split())
+    assert ran.err.splitlines()[-1] == f"interrupted: 3 of 9 sets done, kept in {file}; continue with --resume"
     assert len(json.loads(file.read_text())["trials"]) == 3
     monkeypatch.setattr(tune, "write_whole", write)
-    assert run(*command).code == 0
+    refused(run(*command), "continue it with --resume")
+    assert run(*command, "--resume").code == 0
     assert len(json.loads(file.read_text())["trials"]) == 9
 
 
@@ -93,7 +94,7 @@ def test_bad_input_is_said_in_one_line(
 
     monkeypatch.setattr(outpace.loading, "load", no_model)
     file = tmp_path / "skips.json"
-    refused(run("tune", "pld", "--out", str(file)), "'pld' is not tuned")
+    refused(run("tune", "pld", "--out", str(file)), "'pld' cannot be tuned")
     refused(run("tune", "dv", "--out", str(tmp_path / "no" / "x.json")), "no folder")
     refused(run("tune", "dv", "--out", str(file), "--trials", "0"), "--trials")
     refused(run("tune", "dv", "--out", str(file), "--length", "0"), "--num-draft-tokens")

@@ -89,21 +89,21 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         same = row["identical"]
         if same and row["lossless"] and same["same"] + same["near_ties"] < same["of"]:
             wrong = same["of"] - same["same"] - same["near_ties"]
-            found.append(f"{row['method']}: {wrong} different answers that are not near ties. That should not happen.")
+            found.append(f"{row['method']}: {wrong} different answers that are not near ties. This is a defect.")
     repeats = result["methods"][0]["repeated_ngrams"] if result["methods"] else None
     if repeats is not None and repeats > _LOOPING:
         found.append(
-            f"{percent(repeats)} of the 4-grams of autoregressive decoding's answers repeat earlier ones: the answers "
-            "loop, which favours methods that copy."
+            f"{percent(repeats)} of the 4-grams of autoregressive decoding's answers repeat earlier ones: such "
+            "repetition favours methods that copy."
         )
     found += result["settings"].get("notes", [])
     if name := result["settings"].get("namespace"):
         found.append(
-            f"Namespace '{name}': each method kept what it learned from prompt to prompt, so that the figures depend "
-            "on the order of the prompts."
+            f"Namespace '{name}': each method kept what it learned from prompt to prompt, so the figures depend on "
+            "the order of the prompts."
         )
     if skipped := result["settings"].get("skipped_turns"):
-        found.append(f"{skipped} turns had no room left in the context and were left out.")
+        found.append(f"{skipped} turns did not fit into the context and were skipped.")
     if wide := wide_intervals(result):
         found.append(wide)
     return found
@@ -143,8 +143,8 @@ def _tables(result: Mapping[str, Any]) -> list[Table]:
     found = [table_of("All figures", [one for one in COLUMNS if one.table == "figures"], rows)]
     if methods:
         kept = result["settings"].get("namespace")
-        where = f"in namespace '{kept}'" if kept else "before they end with it"
-        lead = f"Caches when the last request ended, {where}." if any(row["caches"] for row in methods) else ""
+        where = f" (namespace '{kept}')" if kept else ""
+        lead = f"Caches at the end of the last request{where}." if any(row["caches"] for row in methods) else ""
         columns = [one for one in COLUMNS if one.table == "drafting" or one.key == "method"]
         found.append(table_of("Drafting", columns, methods, lead))
     if methods and len(categories(result)) > 1:

@@ -14,6 +14,7 @@ from outpace.bench.method_records import Measured, MethodRecords
 from outpace.bench.report import Cell, Heading, Row, Table, gain
 from outpace.bench.statistics import speedup, speedup_interval
 from outpace.core.metrics import ratio
+from outpace.methods import bindings
 
 Source = TypeVar("Source")
 
@@ -124,7 +125,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         measure=lambda one: one.identical,
         title="identical",
         cell=_identical,
-        legend="answers that are those of autoregressive decoding, ≈ near ties",
+        legend="prompts with the answer of autoregressive decoding (≈: near ties)",
         definition="Prompts whose answers are those of autoregressive decoding, token by token (temperature 0 only). "
         "≈ counts near ties: the first difference lies between tokens whose logits differ by no more than rounding "
         "explains.",
@@ -133,7 +134,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "time_split",
         title="time split",
         cell=lambda row: split(row["time_split"]),
-        legend="draft/score/accept/other in per cent",
+        legend="% of decoding time for draft/score/accept/other",
         definition="Share of the decoding time in draft/score/accept/other, in per cent. Score: the target's forward.",
     ),
     Column(
@@ -145,6 +146,8 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "together.",
     ),
     Column(key="error", measure=lambda one: one.of.error),
+    Column(key="label", measure=lambda one: bindings.split(one.of.label)[1] or None),
+    Column(key="settings", measure=lambda one: dict(one.of.settings)),
     Column(key="family", measure=lambda one: one.of.method.family or None),
     Column(
         key="repeated_ngrams",
@@ -161,7 +164,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         table="drafting",
         title="rounds",
         cell=lambda row: percent(row["drafting_rounds"]),
-        legend="those with a draft",
+        legend="share with a draft",
         definition="Share of the rounds in which anything was drafted.",
     ),
     _metric(
@@ -169,7 +172,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         table="drafting",
         title="tok/round",
         cell=lambda row: number(row["drafting_acceptance_length"], 2),
-        legend="tokens committed in such a round",
+        legend="tokens committed in a round with a draft",
         definition="Tokens committed per round in which anything was drafted.",
     ),
     _metric(
@@ -185,7 +188,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         table="drafting",
         title="parts",
         cell=lambda row: parts(row["drafting_parts"]),
-        legend="who drafted, in which share of the rounds",
+        legend="share of rounds in which each part drafted",
         definition="Share of the rounds in which each part drafted, of methods that choose among parts.",
     ),
     Column(
@@ -201,14 +204,14 @@ COLUMNS: tuple[Column[Measured], ...] = (
         cell=lambda row: _each_cache(
             row, lambda cache: f"{number(cache['entries'], 0)} of {number(cache['bound'], 0)}"
         ),
-        legend="entries of caches",
+        legend="cache entries and their limit",
         definition="Entries of the method's caches when the last request ended, and their bound.",
     ),
     Column(
         table="drafting",
         title="evicted",
         cell=lambda row: _each_cache(row, lambda cache: number(cache["evicted"], 0)),
-        definition="Entries that had to leave a full cache, the least recently used first.",
+        definition="Entries evicted from a full cache, least recently used first.",
     ),
 )
 

@@ -40,6 +40,21 @@ def verdict(result: Mapping[str, Any]) -> str:
     return found + (f"; {exceptions}" if exceptions else "") + partly + "."
 
 
+def head_verdict(found: Mapping[str, Any]) -> str:
+    """One sentence about what :func:`outpace.evaluate_head` returned: whether decoding is faster with the head."""
+    names, shapes = found["settings"]["methods"], ("tree", "chain")  # not those of a fixed size, nor baselines
+    used = [row for row in found["drafters"] if row["drafter"] in names and row["shape"] in shapes and row["speedup"]]
+    if not used:
+        return "No method could be measured with this head."
+    best = max(used, key=lambda row: float(row["speedup"]))
+    if found["gains"]:
+        return f"{best['drafter']} is faster with this head: {_speed(best)}."
+    return (
+        f"No method is faster with this head than autoregressive decoding beyond the noise; the best is "
+        f"{best['drafter']}: {_figure(best)}. Train it on more data (outpace train --tokens, --max-minutes)."
+    )
+
+
 def wide_intervals(result: Mapping[str, Any]) -> str | None:
     """How many prompts would narrow the intervals that are wide; None where none is, or nothing can be said.
 
@@ -55,7 +70,7 @@ def wide_intervals(result: Mapping[str, Any]) -> str | None:
         return None
     name, (half, prompts) = max(wide.items(), key=lambda item: item[1][0])
     needed = _rounded_up(prompts * (half / WANTED) ** 2)
-    others = f" (and {len(wide) - 1} more above ±{WIDE:.0%})" if len(wide) > 1 else ""
+    others = f" ({len(wide) - 1} more above ±{WIDE:.0%})" if len(wide) > 1 else ""
     return (
         f"Wide interval: the speed-up of {name} is known to ±{half:.0%} after {prompts} prompts{others}; about "
         f"{needed:,} prompts would give ±{WANTED:.0%}."
@@ -160,5 +175,5 @@ def _half_width(row: Row) -> float:
 
 def _rounded_up(value: float) -> int:
     """To two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    unit: int = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / unit) * unit

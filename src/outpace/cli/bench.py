@@ -18,20 +18,32 @@ from outpace.core.errors import BadInput
 def bench(
     machine: Machine,
     methods: Annotated[
-        str, option(value="A,B,C", text="Methods to compare; autoregressive decoding (none) always runs.")
+        str,
+        option(value="A,B,C", text="Methods to compare, as METHOD or METHOD#LABEL; none (autoregressive) always runs."),
     ] = "none,pld,sam,auto",
+    sweep: Annotated[
+        list[str] | None,
+        option(
+            value="KEY=V1,V2,...",
+            panel=opt.DRAFTING,
+            text="Run a method once for each value of a setting (METHOD.KEY=V1,V2,...; KEY alone: every method "
+            "that has it). May be repeated: every combination is a row.",
+        ),
+    ] = None,
     *,
     questions: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
     ignore_eos: opt.IgnoreEos = False,
-    batch_size: Annotated[int, option("--batch-size", "-b", value="N", text="Requests decoded together.")] = 1,
+    batch_size: Annotated[
+        int, option("--batch-size", "-b", value="N", text="Number of requests decoded together.")
+    ] = 1,
     outputs: Outputs,
     drafting: Drafting,
     reference: opt.Reference = None,
     namespace: opt.Namespace = None,
     sampling: opt.Sampling,
 ) -> None:
-    """Compare methods: same model, same prompts, runs interleaved, answers checked."""
+    """Compare methods on this machine: same model and prompts, interleaved runs, answers checked."""
     opt.check_length(max_new_tokens)
     if batch_size < 1:
         raise BadInput(f"--batch-size must be at least 1, not {batch_size}")
@@ -43,9 +55,13 @@ def bench(
         prompts, params = questions.read(), sampling.params()
         names = opt.names(methods)
         settings = drafting.settings(["none", *names] if names else [], params)
+        if sweep:
+            from outpace.bench.sweep import swept
+
+            settings = swept(settings, opt.sweeps(sweep))
         loaded = machine.load()
         needs = drafting.load(machine)
-        with advancing() as advance:
+        with advancing("benchmark") as advance:
             report = outpace.bench(
                 loaded,
                 settings,

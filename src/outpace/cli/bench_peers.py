@@ -19,14 +19,14 @@ from outpace.core.machine import usable_cpus
 def bench_peers(
     model: opt.ModelName = "smollm2",
     methods: Annotated[
-        str, option(value="A,B", text="outpace's methods; autoregressive decoding (none) always runs.")
+        str, option(value="A,B", text="Methods of outpace to run; none (autoregressive) always runs.")
     ] = "none,sam,auto",
     peers: Annotated[
-        str | None, option(value="X,Y", text="Libraries to compare with. [dim]\\[default: installed][/]")
+        str | None, option(value="X,Y", text="Libraries to compare with. [dim]\\[default: all that are installed][/]")
     ] = None,
     dtypes: Annotated[
         str | None,
-        option(value="D,E", text="outpace's precisions. [dim]\\[default: bfloat16, and int4 for GGUF, else int8][/]"),
+        option(value="D,E", text="Precisions of outpace. [dim]\\[default: bfloat16, and int4 for GGUF, else int8][/]"),
     ] = None,
     *,
     prompts: opt.PromptFile,
@@ -36,17 +36,19 @@ def bench_peers(
     outputs: Outputs,
     vllm_python: Annotated[
         str | None,
-        option(value="PATH", text="An interpreter that has vLLM. [dim]\\[default: .peers/vllm/bin/python][/]"),
+        option(value="PATH", text="Python interpreter that has vLLM. [dim]\\[default: .peers/vllm/bin/python][/]"),
     ] = None,
-    timeout: Annotated[float, option(value="S", text="Seconds a library may take to load, or for one answer.")] = 900.0,
+    timeout: Annotated[
+        float, option(value="S", text="Seconds that a library may take to load, and per answer.")
+    ] = 900.0,
     threads: opt.Threads = None,
 ) -> None:
-    """Compare with other libraries: same prompts and threads, greedy, each in a process of its own, in turn."""
+    """Compare outpace with other libraries: same prompts and threads, greedy, one process per library."""
     opt.check_length(max_new_tokens)
     if timeout <= 0:
         raise BadInput(f"--timeout must be above 0 seconds, not {timeout:g}")
     if draft_model and len(draft_model) > 1:
-        raise BadInput(f"one draft model is compared with at a time, not {len(draft_model)}: leave out all but one")
+        raise BadInput(f"--draft-model can be given only once here, not {len(draft_model)} times")
     drafting = Drafting(draft_model=draft_model, head=head)
     Machine(model, threads).check()
     drafting.check()
@@ -78,7 +80,7 @@ def bench_peers(
             err().print(f"[yellow]note[/] {note}")
         for one in comparison.plan.skipped:
             err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
-        with advancing() as advance:
+        with advancing("comparison") as advance:
             report = comparison.run(advance)
     except KeyboardInterrupt:
         from outpace.bench.peers.peers_report import PeersReport

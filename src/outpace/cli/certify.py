@@ -1,4 +1,4 @@
-"""``outpace certify``: is a method lossless? Exit code 0 yes, 1 no, 2 could not tell."""
+"""``outpace certify``: is a method lossless? Exit code 0: yes; 1: no; 2: inconclusive."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import outpace
 from outpace.certify import LEVELS, check_options, check_params
 from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
-from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
+from outpace.core.progress import stage
 
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
 
@@ -24,20 +24,22 @@ def certify(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="The method to certify; see: outpace methods.")],
     machine: Machine,
     level: Annotated[
-        str, option(value="LEVEL", text="exact (toy targets), statistical or greedy (--model).")
+        str, option(value="LEVEL", text="exact (on small built-in targets), statistical or greedy (on --model).")
     ] = "exact",
-    samples: Annotated[int, option(value="N", text="Tokens (statistical) or runs to draw.")] = 5000,
-    alpha: Annotated[float, option(value="A", text="Chance of refusing a lossless method.")] = 0.01,
+    samples: Annotated[int, option(value="N", text="Number of tokens (statistical) or runs (exact) to sample.")] = 5000,
+    alpha: Annotated[float, option(value="A", text="Probability of rejecting a lossless method.")] = 0.01,
     *,
     prompts: opt.PromptFile,
-    cells: Annotated[int | None, option(value="N", text="Only N cells of the exact matrix, picked by --seed.")] = None,
+    cells: Annotated[
+        int | None, option(value="N", text="Test only N cells of the exact matrix, selected by --seed.")
+    ] = None,
     drafting: Drafting,
     sampling: opt.Sampling,
     json: opt.Json = False,
 ) -> None:
-    """Say whether a method leaves the output distribution untouched.
+    """Test whether a method is lossless, that is, keeps the model's output distribution.
 
-    Without sampling options: in all settings of the exact matrix, at temperature 1 (statistical), or at 0 (greedy).
+    Without sampling options: all settings of the exact matrix, temperature 1 (statistical) or 0 (greedy).
     """
     check_options(level, samples, alpha, cells)
     params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=LEVELS[level])
@@ -55,7 +57,7 @@ def certify(
         import torch
 
         torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
-    with bar("certifying") as shown:
+    with stage("certification", unit={"exact": "cells", "statistical": "tokens", "greedy": "prompts"}[level]) as at:
         certificate = outpace.certify(
             method,
             level=level,
@@ -66,7 +68,7 @@ def certify(
             settings=chosen.popitem()[1],
             rule=drafting.rule,
             cells=cells,
-            on_progress=shown.move,
+            on_progress=lambda done, total, doing: at.move(done, total, "" if doing == level else doing),
             **loaded,
         )
     if json:
@@ -85,7 +87,9 @@ def _show(certificate: Certificate) -> None:
     console.print(f"[bold cyan]{certificate.method}[/]  {mark[certificate.lossless]}  ({level})", soft_wrap=True)
     console.print(f"  {certificate.verdict}")
     if certificate.detectable_bias is not None:
-        console.print(f"  [dim]a bias of {certificate.detectable_bias:.3g} would have been found nine times in ten")
+        console.print(
+            f"  [dim]a bias of {certificate.detectable_bias:.3g} would have been detected with 90 % probability"
+        )
     if certificate.first_difference is not None:
         console.print(f"  [dim]first difference: {certificate.first_difference}")
     failed = [check for check in certificate.checks if check.passed is False]

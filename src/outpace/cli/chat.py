@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.generate import status
 from outpace.cli.grouping import grouped
-from outpace.cli.interrupt import interruptible
+from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from outpace.api.conversation import Conversation
     from outpace.model import Model
 
-_HELP = "/exit ends, /reset forgets the conversation, Ctrl-C stops an answer"
+_HELP = "/exit quits, /reset starts a new conversation, Ctrl-C stops an answer"
 
 
 @grouped()
@@ -38,7 +37,7 @@ def chat(
     namespace: opt.Namespace = None,
     sampling: opt.Sampling,
 ) -> None:
-    """Talk with the model. Earlier turns are not computed again. Piped lines are one turn each."""
+    """Chat with the model. The K/V of earlier turns is reused. If input is piped, each line is one turn."""
     opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     machine.check()
@@ -57,8 +56,8 @@ def chat(
     )
     if not loaded.tokenizer.has_chat_template:
         err().print(
-            f"[yellow]warning[/]: '{escape(loaded.name)}' has no chat template and may not be made for conversations: "
-            "the turns are joined as lines of 'User: ...' and 'Assistant: ...'",
+            f"[yellow]warning[/]: '{escape(loaded.name)}' has no chat template and may not be a chat model: "
+            "turns are joined as lines of 'User: ...' and 'Assistant: ...'",
             soft_wrap=True,
         )
     interactive = sys.stdin.isatty()
@@ -71,7 +70,7 @@ def chat(
         return
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        raise typer.Exit(opt.INTERRUPTED) from None
+        raise Interrupted("the conversation is over") from None
 
 
 def _turn(model: Model, talk: Conversation, line: str, interactive: bool) -> None:
@@ -83,16 +82,16 @@ def _turn(model: Model, talk: Conversation, line: str, interactive: bool) -> Non
         raise EOFError
     if command == "/reset":
         talk.reset()
-        err().print("[dim]the conversation is forgotten")
+        err().print("[dim]new conversation")
     elif command.startswith("/") and interactive:
-        err().print(f"[dim]no such command. {_HELP}.")
+        err().print(f"[dim]unknown command. {_HELP}.")
     else:
         try:
             _answer(model, talk, line, interactive)
         except BadInput as error:
             if not interactive:
                 raise
-            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts afresh)")
+            err().print(f"[red]error:[/] {escape(str(error))} [dim](/reset starts a new conversation)")
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -132,11 +131,11 @@ def _answer(model: Model, talk: Conversation, question: str, interactive: bool) 
         if not interactive:
             raise
         print(flush=True)
-        err().print("[dim]interrupted before the answer began; the question is forgotten")
+        err().print("[dim]interrupted before the first token; the question is dropped")
         return
     print(flush=True)
     talk.answered(question, generation)
-    kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens kept" if before and reused else ""
+    kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens reused" if before and reused else ""
     err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
     if interrupt.pressed and not interactive:
         raise KeyboardInterrupt

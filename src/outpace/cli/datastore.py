@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,20 +12,24 @@ import typer
 from rich.markup import escape
 
 from outpace.cli import options as opt
-from outpace.cli.bars import bar
+from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
 from outpace.cli.output import check_writable, fact_table, out, print_json
 from outpace.core.errors import BadInput
+from outpace.core.progress import Stage, stage
 
 if TYPE_CHECKING:
     from outpace.datastore.layout import Header
+
+_STAGES = {"reading": ("reading text", "B"), "sorting": ("sorting", "entries"), "writing": ("writing", "B")}
+"""Names of the stages of a build, and in what they are counted."""
 
 datastore = typer.Typer(name="datastore", add_completion=False)
 
 
 @datastore.callback(invoke_without_command=True)
 def root(context: typer.Context) -> None:
-    """Build a datastore: text that the methods rest and sam copy from."""
+    """Build a datastore: a corpus that the methods rest and sam copy from."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -32,14 +38,16 @@ def root(context: typer.Context) -> None:
 def build(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", help="UTF-8 text, a document a file, or .jsonl, documents by line."),
+        typer.Argument(
+            metavar="FILES...", help="UTF-8 text files, one document each, or .jsonl files, one document per line."
+        ),
     ],
-    target: Annotated[Path, option("--out", "-o", value="PATH", text="Where to write the datastore.")],
+    target: Annotated[Path, option("--out", "-o", value="PATH", text="Datastore file to write.")],
     model: opt.ModelName = "smollm2",
-    depth: Annotated[int, option(value="N", text="Longest context that can be matched.")] = 32,
+    depth: Annotated[int, option(value="N", text="Maximum length of a match, in tokens.")] = 32,
     json: opt.Json = False,
 ) -> None:
-    """Tokenise files for a model, index them and write one file. What is interrupted leaves nothing."""
+    """Tokenize text files for a model, index them, and write the datastore. Ctrl-C leaves no file behind."""
     check_writable(target)
     if any(file.exists() and file.resolve() == target.resolve() for file in files):
         raise BadInput(f"--out names '{target}', which is one of the files to read; choose another place")
@@ -51,22 +59,41 @@ def build(
     first = next(pieces, None)  # what cannot be read is said before a tokenizer is loaded for it
     tokenizer = outpace.loading.load_tokenizer(model)
     began = time.perf_counter()
-    with bar("building") as shown:
+    stages = _Stages()
+    with stages.open, _leaving_nothing(target):
         texts = (piece for part in ([] if first is None else [first], pieces) for piece in part)
         header = build_datastore(
-            target,
-            tokenise(texts, tokenizer),
-            tokenizer.fingerprint,
-            model,
-            depth=depth,
-            advance=lambda what, done, total: shown.move(done, total, what),
+            target, tokenise(texts, tokenizer), tokenizer.fingerprint, model, depth=depth, advance=stages.advance
         )
     _say(header, target, json, seconds=time.perf_counter() - began)
 
 
+@contextmanager
+def _leaving_nothing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"nothing was written to {target}") from None
+
+
+class _Stages:
+    """Shows the stages of a build, one after the other."""
+
+    def __init__(self) -> None:
+        self.open = ExitStack()
+        self._at: Stage | None = None
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        name, unit = _STAGES[what]
+        if self._at is None or self._at.name != name:
+            self.open.close()
+            self._at = self.open.enter_context(stage(name, total, unit))
+        self._at.move(done, total)
+
+
 @datastore.command()
-def info(path: Annotated[Path, typer.Argument(metavar="PATH", help="A datastore.")], json: opt.Json = False) -> None:
-    """Check that a datastore is whole, and say what it holds."""
+def info(path: Annotated[Path, typer.Argument(metavar="PATH", help="Datastore file.")], json: opt.Json = False) -> None:
+    """Verify a datastore and show its contents."""
     from outpace.datastore.store import open_datastore
 
     _say(open_datastore(path).header, path, json)
@@ -88,7 +115,7 @@ def _say(header: Header, path: Path, json: bool, **more: float) -> None:
         return
     rows = [
         ("datastore", f"[bold cyan]{escape(str(path))}[/]"),
-        ("tokenised for", escape(header.model) or "an unnamed model"),
+        ("tokenized for", escape(header.model) or "an unnamed model"),
         ("documents", f"{facts['documents']:,}"),
         ("tokens", f"{facts['tokens']:,}"),
         ("longest match", f"{header.depth} tokens"),

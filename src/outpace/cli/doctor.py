@@ -1,4 +1,4 @@
-"""``outpace doctor``: what is here, how fast it is, and what to install."""
+"""``outpace doctor``: what is installed, how fast this machine is, and what to install."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli import options as opt
-from outpace.cli.output import out, print_json, waiting
+from outpace.cli.output import out, print_json
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 PACKED = ("float32", "bfloat16", "int8")
@@ -18,15 +19,15 @@ PACKED = ("float32", "bfloat16", "int8")
 
 ForgetCosts = Annotated[
     bool,
-    opt.option("--forget-costs", text="Remove the measured costs of all models: they are measured anew when needed."),
+    opt.option("--forget-costs", text="Delete the measured costs of all models; they are measured again when needed."),
 ]
 
 
 def doctor(json: opt.Json = False, forget_costs: ForgetCosts = False) -> None:
-    """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
+    """Check this machine: versions, threads, memory bandwidth, matmul throughput, models."""
     if forget_costs:
         _forget()
-    with waiting("measuring for a few seconds"):
+    with stage("measuring this machine", brief=True):
         found = examine()
     if json:
         print_json(found)
@@ -56,7 +57,7 @@ def examine() -> dict[str, Any]:
     models, advice = _embedded()
     advice += missing
     if peaks["bfloat16"] < peaks["float32"]:
-        advice.append("bfloat16 computes slower than float32 here: try --dtype float32")
+        advice.append("bfloat16 is slower than float32 on this machine: try --dtype float32")
     return {
         "machine": machine.describe(),
         "measured": {
@@ -117,7 +118,7 @@ def _print(found: dict[str, Any]) -> None:
     table.add_row("", "")
     for model in found["models"]:
         table.add_row(
-            f"model {model['name']}", escape(Path(model["path"]).name) if model["found"] else "[yellow]not here"
+            f"model {model['name']}", escape(Path(model["path"]).name) if model["found"] else "[yellow]not installed"
         )
     console = out()
     console.print(table)

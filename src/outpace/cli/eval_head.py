@@ -12,11 +12,13 @@ from rich.table import Table
 
 import outpace
 from outpace.bench.figure_text import bounds, number, percent, times
+from outpace.bench.verdict import head_verdict
 from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
+from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
-from outpace.cli.output import err, out, print_json, typed
+from outpace.cli.output import out, print_json, typed
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 
@@ -26,27 +28,25 @@ _DEPTHS = 6
 
 @grouped()
 def eval_head(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A trained head: the --out of outpace train.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a trained head.")],
     machine: Machine,
     *,
     prompts: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
     method: Annotated[
-        str | None, option(value="NAME", text="Draft with this method. [dim]\\[default: all that take the head][/]")
+        str | None, option(value="NAME", text="Use only this method. [dim]\\[default: all that use such a head][/]")
     ] = None,
     baselines: Annotated[
-        bool, option("--baselines", text="Measure the untrained head and a bigram table beside it.")
+        bool, option("--baselines", text="Also measure the untrained head and a bigram table.")
     ] = False,
     data: Annotated[
         Path | None,
         option(
             value="FOLDER",
-            text="Conversations that the table is fitted on. [dim]\\[default: the answers to the very prompts][/]",
+            text="Conversations to fit the bigram table on. [dim]\\[default: answers to the same prompts][/]",
         ),
     ] = None,
-    record: Annotated[
-        bool, option("--record", text="Keep the measured figures with the head, in its training.json.")
-    ] = False,
+    record: Annotated[bool, option("--record", text="Store the figures in the head's training.json.")] = False,
     param: opt.Param = None,
     sampling: opt.Sampling,
     json: opt.Json = False,
@@ -54,14 +54,14 @@ def eval_head(
     """Measure a head: accepted length by position and by task, draft time, speed-up."""
     opt.check_length(max_new_tokens)
     if data is not None and not baselines:
-        raise BadInput("--data is for the bigram table of --baselines; give both")
+        raise BadInput("--data is for the bigram table of --baselines; give --baselines too")
     from outpace.bench.head_subjects import choose_methods
     from outpace.heads.head_folder import open_head
 
     names = choose_methods(open_head(folder).kind, method)
     machine.check()
     params, questions = sampling.params(), prompts.read()
-    with advancing() as advance:
+    with advancing("evaluation") as advance:
         found = outpace.evaluate_head(
             machine.load,
             folder,
@@ -80,8 +80,7 @@ def eval_head(
     else:
         _show(found, out())
     if not found["complete"]:
-        err().print("[yellow]interrupted[/]: the figures are of the prompts that were finished")
-        raise typer.Exit(opt.INTERRUPTED)
+        raise Interrupted.partial(found["drafters"][0]["prompts"], found["settings"]["prompts"])
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -106,18 +105,13 @@ def _show(found: dict[str, Any], console: Console) -> None:
         console.print(_by_category(rows, categories))
     for key, said in _NOTES.items():
         console.print(f"[dim]{key}: {said}", soft_wrap=True)
-    if not found["gains"]:
-        console.print(
-            "[yellow]it does not pay[/]: no method was faster with this head than autoregressive decoding; train it on "
-            "more data (outpace train --tokens, --max-minutes)",
-            soft_wrap=True,
-        )
+    console.print(escape(head_verdict(found)), style="bold", soft_wrap=True)
 
 
 _NOTES = {
-    "tree, chain": "as many draft tokens as measured costs suggest; of 60 and of 6: that many in every round",
+    "tree, chain": "number of draft tokens chosen by measured costs; tree of 60, chain of 6: fixed",
     "tok/fwd": "tokens committed per forward of the target; autoregressive decoding has 1",
-    "accepted at depth": "share of all rounds in which a draft token at this depth was accepted",
+    "accepted at depth": "share of rounds in which the draft token at this depth was accepted",
 }
 
 

@@ -16,11 +16,11 @@ STYLE = {ACCEPTED: "green", BONUS: "bold cyan", CORRECTION: "yellow", PLAIN: "",
 # Signs beside the colours: the same picture without a colour terminal, and for eyes that do not tell red from green.
 SIGN = {ACCEPTED: "✓", BONUS: "+", CORRECTION: "→", PLAIN: "·", REJECTED: "✗"}
 _MEANING = {
-    ACCEPTED: "drafted, and what the target says too",
-    BONUS: "the target's next token after a draft that was right to its end",
-    CORRECTION: "the target's token in place of a wrong draft",
+    ACCEPTED: "drafted, and accepted by the target",
+    BONUS: "the target's token after a fully accepted draft",
+    CORRECTION: "the target's token in place of a rejected one",
     PLAIN: "the target's token in a round without a draft",
-    REJECTED: "drafted in vain",
+    REJECTED: "drafted, and rejected",
 }
 
 
@@ -100,7 +100,7 @@ class Explainer:
         own = Counter(kind for turn in generation.rounds for kind in kinds(turn) if kind != ACCEPTED)
         ending = " (the end included)" if metrics.committed > metrics.tokens else ""
         text = Text(f"{metrics.committed} tokens{ending} in {metrics.rounds} rounds, ")
-        text.append(f"{metrics.committed / metrics.rounds:.2f} a round", style="bold").append(". ")
+        text.append(f"{metrics.committed / metrics.rounds:.2f} per round", style="bold").append(". ")
         if metrics.drafted:
             share = metrics.accepted / metrics.drafted
             text.append(f"{metrics.accepted} of {metrics.drafted} drafted tokens accepted ({share:.0%}). ")
@@ -109,10 +109,10 @@ class Explainer:
         self._console.print(text)
         if metrics.parts:
             shown = ", ".join(f"{name} in {count}" for name, count in metrics.parts.items())
-            self._console.print(Text(f"Who drafted: {shown} of {metrics.rounds} rounds.", style="dim"))
+            self._console.print(Text(f"Drafted by: {shown} of {metrics.rounds} rounds.", style="dim"))
         depths = metrics.figures()["per_position_acceptance"]
         if depths:
             shown = "  ".join(f"{depth}: {share:.0%}" for depth, share in enumerate(depths[:10], start=1))
             self._console.print(
-                Text(f"Rounds in which the draft's token was accepted, by depth:  {shown}", style="dim")
+                Text(f"Share of rounds in which the draft token was accepted, by depth:  {shown}", style="dim")
             )

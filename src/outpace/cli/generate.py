@@ -13,7 +13,7 @@ from rich.table import Table
 
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
-from outpace.cli.interrupt import interruptible
+from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @grouped()
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say to the model; - reads standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     machine: Machine,
     system: opt.System = None,
-    raw: Annotated[bool, option("--raw", text="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, option("--raw", text="Continue the text as is, without the chat template.")] = False,
     max_new_tokens: opt.MaxNewTokens = 256,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
     explain: Annotated[
-        bool, option("--explain", text="Show what was drafted, accepted and rejected, round by round.")
+        bool, option("--explain", text="Show drafted, accepted and rejected tokens, round by round.")
     ] = False,
     json: Annotated[bool, option("--json", text="Print one JSON object instead of the text.")] = False,
     method: opt.MethodName = "auto",
@@ -45,10 +45,11 @@ def generate(
     reference: opt.Reference = None,
     sampling: opt.Sampling,
     logprobs: Annotated[
-        int | None, option(value="N", panel=opt.SAMPLING, text="Log-probabilities, and those of the N likeliest.")
+        int | None,
+        option(value="N", panel=opt.SAMPLING, text="Print log-probabilities, with the N most likely alternatives."),
     ] = None,
 ) -> None:
-    """Generate one answer. Speculation makes it faster; its distribution stays the model's."""
+    """Generate one answer by speculative decoding: faster, with the model's own output distribution."""
     question = read_prompt(prompt, raw)
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
@@ -83,7 +84,7 @@ def generate(
             from outpace.core.metrics import RequestMetrics
 
             print_json({"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False})
-        raise typer.Exit(opt.INTERRUPTED) from None
+        raise Interrupted("before the first token") from None
     if not complete:
         raise typer.Exit(opt.INTERRUPTED)
 
@@ -143,7 +144,7 @@ def read_prompt(prompt: str, raw: bool) -> str:
         prompt = text if raw else text.removesuffix("\n")  # the newline is the shell's, not the question's
     check_text(prompt, "the prompt")
     if not prompt.strip():
-        raise BadInput("the prompt is empty; write one, or give - and pipe it in")
+        raise BadInput("the prompt is empty; give a text, or - to read it from standard input")
     return prompt
 
 
@@ -186,9 +187,9 @@ def status(generation: Generation) -> str:
     if figures["decode_tokens_per_second"]:
         parts.append(f"{figures['decode_tokens_per_second']:.1f} tokens/s")
     if figures["mean_acceptance_length"]:
-        parts.append(f"{figures['mean_acceptance_length']:.2f} tokens a round")
+        parts.append(f"{figures['mean_acceptance_length']:.2f} tokens/round")
     if figures["ttft_ms"]:
-        parts.append(f"first after {figures['ttft_ms']:.0f} ms")
+        parts.append(f"first token after {figures['ttft_ms']:.0f} ms")
     if (drawn := seed(generation)) is not None:
         parts.append(f"seed {drawn}")
     return ", ".join(parts)
@@ -196,8 +197,8 @@ def status(generation: Generation) -> str:
 
 def _print_logprobs(model: Model, generation: Generation) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("token", "logprob", "likeliest"):
-        table.add_column(heading, no_wrap=heading != "likeliest")
+    for heading in ("token", "logprob", "most likely"):
+        table.add_column(heading, no_wrap=heading != "most likely")
     show = model.tokenizer.token_text
     for one in generation.logprobs:
         top = "  ".join(f"{show(token)!r} {logprob:.2f}" for token, logprob in one.top)

@@ -20,22 +20,27 @@ from outpace.core.errors import BadInput
 if TYPE_CHECKING:
     from outpace.certify.validate_head import Report
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A head: what outpace train wrote, or another layout.")]
-NewFolder = Annotated[Path, option("--out", "-o", value="DIR", text="Where to write it: a new folder.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a head, in the layout of outpace or of another engine.")
+]
+NewFolder = Annotated[Path, option("--out", "-o", value="DIR", text="Folder to create.")]
 
 
 @grouped()
 def export_head(
     folder: Folder,
     output: NewFolder,
-    layout: Annotated[str, option(value="NAME", text="speculators (vLLM), eagle, medusa, or hf (transformers).")],
+    layout: Annotated[
+        str, option(value="NAME", text="Layout to write: speculators (vLLM), eagle, medusa, or hf (transformers).")
+    ],
     machine: Machine,
     verifier: Annotated[
-        str | None, option(value="NAME", text="What the engine calls the model; default: its hub id.")
+        str | None,
+        option(value="NAME", text="Name of the model in the exported files. [dim]\\[default: its hub id][/]"),
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Write a head as other engines load it, with all that it borrows from its model."""
+    """Convert a head to another engine's layout, including the weights that it shares with its model."""
     from outpace.heads.exchange import HUB
 
     machine.check()
@@ -46,12 +51,12 @@ def export_head(
 
 @grouped()
 def import_head(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A head in another engine's layout.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a head in another engine's layout.")],
     output: NewFolder,
     machine: Machine,
     json: opt.Json = False,
 ) -> None:
-    """Read a head of another engine's layout and keep it as outpace has it: small, and bound to its model."""
+    """Convert a head from another engine's layout to that of outpace."""
     machine.check()
     head = outpace.import_head(machine.load, folder, output)
     _written(output, {"kind": head.kind, "layout": "outpace", "model": machine.model}, json)
@@ -61,10 +66,10 @@ def import_head(
 def validate_head(
     folder: Folder,
     machine: Machine,
-    max_new_tokens: Annotated[int, option(value="N", text="How long an answer is decoded with it.")] = 32,
+    max_new_tokens: Annotated[int, option(value="N", text="Number of tokens to decode with it.")] = 32,
     json: opt.Json = False,
 ) -> None:
-    """Check a head of any layout: keys, shapes, vocabulary, layers, fingerprint, and an answer decoded with it."""
+    """Check a head: keys, shapes, vocabulary, layers, fingerprint, and an answer decoded with it."""
     opt.check_length(max_new_tokens)
     if not folder.is_dir():
         raise BadInput(f"there is no head at '{folder}': no such folder")

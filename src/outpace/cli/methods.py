@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method and its settings.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this method and its settings.")] = None,
     json: opt.Json = False,
 ) -> None:
-    """List the methods, or show one with its settings."""
+    """List all methods, or show one with its settings."""
     from outpace.methods.registry import find, methods as registered
 
     infos = registered() if name is None else [find(name)]
@@ -47,9 +47,9 @@ def _list(infos: list[MethodInfo]) -> None:
             table.add_row(f"  {info.name}", escape(info.summary) + mark)
     out().print(table)
     err().print(
-        "\n[dim]The output distribution is that of autoregressive decoding, except with methods marked lossy. "
-        "What a method needs may be shipped for the model. When to use each, and its settings: outpace methods NAME. "
-        "METHOD#NAME drafts with the draft model or head of that name: --draft-model NAME=MODEL, --head NAME=DIR"
+        "\n[dim]All methods keep the output distribution of autoregressive decoding, except those marked lossy. Draft "
+        "models and heads are shipped for some models. When to use a method, and its settings: outpace methods NAME. "
+        "METHOD#NAME uses the draft model or head of that name (--draft-model NAME=MODEL, --head NAME=DIR)."
     )
 
 
@@ -75,7 +75,7 @@ def _show(info: MethodInfo) -> None:
     console.print(f"[bold cyan]{info.name}[/]  {escape(info.summary)}")
     facts = (
         ("when to use", info.when_to_use),
-        ("needs", _needs_and_shipped(info) or "nothing beside the model"),
+        ("needs", _needs_and_shipped(info) or "nothing but the model"),
         ("aliases", ", ".join(info.aliases)),
         ("family", info.family),
         ("paper", info.paper),
@@ -85,7 +85,7 @@ def _show(info: MethodInfo) -> None:
     console.print(fact_table((label, escape(value)) for label, value in facts if value))
     fields = info.settings.model_fields
     if not fields:
-        console.print("\nIt has no settings.")
+        console.print("\nNo settings.")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("--param", "default", "meaning"):

@@ -16,6 +16,7 @@ import typer
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.machine import usable_cpus
+from outpace.core.names import did_you_mean
 from outpace.core.text import check_text
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
@@ -28,20 +29,22 @@ INTERRUPTED = 130
 
 
 def option(*flags: str, value: str | None = None, panel: str | None = None, text: str) -> Any:
-    """An option's declaration. ``value``: what stands for its value in the help. ``panel``: the help's group."""
-    return typer.Option(*flags, metavar=value, rich_help_panel=panel, help=text)
+    """An option's declaration. ``value``: what stands for its value in the help; flags have none. ``panel``: its group."""
+    return typer.Option(*flags, metavar=value or "", rich_help_panel=panel, help=text)
 
 
 DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
 
-ModelName = Annotated[str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file or 'smollm2'.")]
+ModelName = Annotated[
+    str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file, or 'smollm2' (embedded).")
+]
 DraftModel = Annotated[
     list[str] | None,
     option(
         value="MODEL",
         panel=DRAFTING,
-        text="Smaller model, or a draft-lm head, for methods that draft with one; may be repeated. NAME=MODEL names it "
-        "(METHOD#NAME). [dim]\\[default: a shipped draft-lm][/]",
+        text="Draft model, or folder of a draft-lm head, for methods that use one. NAME=MODEL names it for "
+        "METHOD#NAME. May be repeated. [dim]\\[default: the shipped draft-lm, if any][/]",
     ),
 ]
 Head = Annotated[
@@ -49,23 +52,24 @@ Head = Annotated[
     option(
         value="DIR",
         panel=DRAFTING,
-        text="Trained head, for methods that draft with one; may be repeated. NAME=DIR names it, for METHOD#NAME. "
-        "[dim]\\[default: shipped ones][/]",
+        text="Trained head, for methods that use one. NAME=DIR names it for METHOD#NAME. May be repeated. "
+        "[dim]\\[default: the shipped heads][/]",
     ),
 ]
 MethodName = Annotated[
-    str, option("--method", value="NAME", panel=DRAFTING, text="How to draft; see: outpace methods.")
+    str, option("--method", value="NAME", panel=DRAFTING, text="Speculation method; see: outpace methods.")
 ]
 Reference = Annotated[
-    list[Path] | None, option(value="FILE", panel=DRAFTING, text="Text that drafters may copy from; may be repeated.")
+    list[Path] | None,
+    option(value="FILE", panel=DRAFTING, text="Text file that drafters may copy from; may be repeated."),
 ]
 Namespace = Annotated[
     str | None,
     option(
         value="NAME",
         panel=DRAFTING,
-        text="Keep what methods learn from one prompt for the next, under this name; in a chat it is the "
-        "conversation's own where none is given.",
+        text="Keep what a method learns across requests, under this name. [dim]\\[default: nothing is kept; in chat, "
+        "as long as the conversation lasts][/]",
     ),
 ]
 Param = Annotated[
@@ -73,43 +77,65 @@ Param = Annotated[
     option(
         value="KEY=VALUE",
         panel=DRAFTING,
-        text="A method's setting (num_draft_tokens, topk, depth, max_nodes, ...), or METHOD.KEY=VALUE for one method; "
-        "may be repeated. See: outpace methods NAME.",
+        text="Setting of the methods (num_draft_tokens, topk, depth, max_nodes, ...); METHOD.KEY=VALUE for one method. "
+        "May be repeated. See: outpace methods NAME.",
     ),
 ]
-System = Annotated[str | None, option(value="TEXT", text="System message of the conversation.")]
-Stop = Annotated[list[str] | None, option(value="TEXT", text="End the answer before this text; may be repeated.")]
-MaxNewTokens = Annotated[int, option("--max-new-tokens", "-n", value="N", text="Length limit of an answer.")]
-IgnoreEos = Annotated[bool, option("--ignore-eos", text="Go on to the length limit.")]
-Json = Annotated[bool, option("--json", text="Print JSON.")]
+System = Annotated[str | None, option(value="TEXT", text="System message.")]
+Stop = Annotated[list[str] | None, option(value="TEXT", text="Stop before this text; may be repeated.")]
+MaxNewTokens = Annotated[
+    int, option("--max-new-tokens", "-n", value="N", text="Maximum number of tokens in an answer.")
+]
+IgnoreEos = Annotated[
+    bool, option("--ignore-eos", text="Ignore end-of-sequence tokens: every answer has --max-new-tokens tokens.")
+]
+
+
+def resume_option(panel: str | None = None) -> Any:
+    """The option --resume, which means the same for every command that has it."""
+    return option("--resume", panel=panel, text="Continue the interrupted run in --out.")
+
+
+Resume = Annotated[bool, resume_option()]
+Json = Annotated[bool, option("--json", text="Print JSON instead of text.")]
 Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
 FixedCosts = Annotated[
     bool,
     option(
         "--fixed-costs",
         panel=MACHINE,
-        text="Choose draft lengths by nominal costs and read no clock: a seed then repeats a sampled answer on any "
-        "machine. [dim]\\[default: costs measured on this machine, once][/]",
+        text="Choose draft lengths by nominal costs instead of measured ones, so that a seed gives the same sampled "
+        "answer on every machine. [dim]\\[default: costs measured once on this machine][/]",
     ),
 ]
-Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="CPU threads to compute with.")]
+Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="Number of CPU threads.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen: the fields of SamplingParams that a command line can give."""
 
-    temperature: Annotated[float, option("--temperature", "-t", value="X", panel=SAMPLING, text="0 is greedy.")] = 0.0
-    top_k: Annotated[int, option(value="N", panel=SAMPLING, text="Keep the N likeliest tokens; 0 is off.")] = 0
-    top_p: Annotated[float, option(value="X", panel=SAMPLING, text="Keep the smallest set of mass X; 1 is off.")] = 1.0
+    temperature: Annotated[
+        float,
+        option("--temperature", "-t", value="X", panel=SAMPLING, text="Sampling temperature; 0 is greedy decoding."),
+    ] = 0.0
+    top_k: Annotated[int, option(value="N", panel=SAMPLING, text="Keep the N most likely tokens; 0 is off.")] = 0
+    top_p: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Keep the smallest set of total probability X; 1 is off.")
+    ] = 1.0
     min_p: Annotated[
-        float, option(value="X", panel=SAMPLING, text="Keep tokens of at least X times the top probability.")
+        float,
+        option(value="X", panel=SAMPLING, text="Keep tokens with at least X times the highest probability; 0 is off."),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, option(value="X", panel=SAMPLING, text="Above 1 discourages repeats; 1 is off.")
+        float, option(value="X", panel=SAMPLING, text="Values above 1 discourage repetition; 1 is off.")
     ] = 1.0
-    presence_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off every token already used.")] = 0.0
-    frequency_penalty: Annotated[float, option(value="X", panel=SAMPLING, text="Off a token for each use of it.")] = 0.0
+    presence_penalty: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Subtracted from the logit of every token that has occurred.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, option(value="X", panel=SAMPLING, text="Subtracted from a token's logit for each occurrence.")
+    ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
         option(value="TOKEN=BIAS", panel=SAMPLING, text="Add BIAS to a token id's logit; may be repeated."),
@@ -144,9 +170,14 @@ class PromptFile:
 
     prompts: Annotated[
         Path | None,
-        option(value="FILE", text="Spec-Bench questions, JSONL or plain text. [dim]\\[default: embedded][/]"),
+        option(
+            value="FILE",
+            text="Prompts: Spec-Bench questions, JSONL, JSON or plain text. [dim]\\[default: embedded set][/]",
+        ),
     ] = None
-    limit: Annotated[int | None, option(value="N", text="Use N prompts, taken from all categories in turn.")] = None
+    limit: Annotated[int | None, option(value="N", text="Use only N prompts, taken from all categories in turn.")] = (
+        None
+    )
 
     def read(self) -> list[Prompt]:
         """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""
@@ -208,14 +239,34 @@ def settings_by_method(
         method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
-            raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
+            near = did_you_mean(method, known) or f"chosen: {', '.join(known)}"
+            raise BadInput(f"--param {pair}: method '{method}' is not among the chosen ones; {near}")
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
-            raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}' (settings of {have})")
+            near = did_you_mean(setting, {one: meant for name in wanted for one, meant in known[name].items()})
+            hint = f"; {near}" if near else ""
+            raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}'{hint} (settings of {have})")
         for name in takers:
             settings[name][known[name][setting]] = _value(pair, text)
     return settings
+
+
+def sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
+    """``--sweep KEY=V1,V2,...`` by KEY, which may be METHOD.KEY; values that hold commas as a JSON list.
+
+    Raises BadInput for what has another form, and for a key that is given twice.
+    """
+    found: dict[str, list[Any]] = {}
+    for pair in given:
+        key, sign, text = pair.partition("=")
+        values = _value(pair, text) if text.startswith("[") else names(text)
+        if not sign or not key or not values:
+            raise BadInput(f"--sweep takes KEY=V1,V2,... or METHOD.KEY=V1,V2,..., not '{pair}'")
+        if key in found:
+            raise BadInput(f"--sweep gives '{key}' twice; list all its values once")
+        found[key] = values
+    return found
 
 
 def _value(pair: str, text: str) -> Any:

@@ -12,9 +12,10 @@ from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.options import DRAFTING, MACHINE, option
-from outpace.cli.output import err, waiting
+from outpace.cli.output import err
 from outpace.core.errors import BadInput
 from outpace.core.machine import free_memory
+from outpace.core.progress import stage
 from outpace.models.source import Source, resolve
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class Machine:
         option(
             value="NAME",
             panel=MACHINE,
-            text="float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (as stored); default: int4 "
-            "for such a file on a CPU, otherwise the device's quickest.",
+            text="float32, bfloat16, float16, int8, int4 (the blocks of a GGUF file) or auto (as stored). "
+            "[dim]\\[default: int4 for GGUF on a CPU, otherwise the fastest on the device][/]",
         ),
     ] = None
     device: Annotated[
-        str | None, option(value="NAME", panel=MACHINE, text="cpu, cuda, ...; default: a GPU, if there is one.")
+        str | None, option(value="NAME", panel=MACHINE, text="cpu, cuda, ... [dim]\\[default: a GPU if available][/]")
     ] = None
 
     fixed_costs: opt.FixedCosts = False
@@ -60,7 +61,7 @@ class Machine:
         name = self.model if name is None else name
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        with waiting(f"loading {name} (the first time takes longer)"):
+        with stage(f"loading {name}", brief=True):
             model = outpace.loading.load(name, dtype=self.dtype, device=self.device, fixed_costs=self.fixed_costs)
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
@@ -73,7 +74,7 @@ class Drafting:
 
     param: opt.Param = None
     rule: Annotated[
-        str | None, option(value="NAME", panel=DRAFTING, text="Acceptance rule, instead of the method's.")
+        str | None, option(value="NAME", panel=DRAFTING, text="Acceptance rule to use instead of the method's own.")
     ] = None
     draft_model: opt.DraftModel = None
     head: opt.Head = None
@@ -82,7 +83,7 @@ class Drafting:
         option(
             value="PATH",
             panel=DRAFTING,
-            text="Corpus to copy from, for methods that do; built by: outpace datastore build.",
+            text="Datastore, for methods that copy from one; see: outpace datastore build.",
         ),
     ] = None
 
@@ -191,6 +192,6 @@ def check_size(path: Path) -> None:
     size, free = path.stat().st_size, free_memory()
     if size * _BYTES_PER_BYTE > free:
         raise BadInput(
-            f"reference {path} has {size / 1e6:,.0f} MB, more than memory holds ({free / 1e6:,.0f} MB are free); give "
-            "a shorter one, or build a datastore of it (outpace datastore build) and use method rest"
+            f"reference {path} has {size / 1e6:,.0f} MB and does not fit into memory ({free / 1e6:,.0f} MB are free); "
+            "give a shorter one, or build a datastore from it (outpace datastore build) and use method rest"
         )

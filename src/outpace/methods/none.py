@@ -27,6 +27,7 @@ class NoDraft(Drafter[None]):
     summary="Autoregressive decoding: one token per forward pass, without a draft.",
     when_to_use="Texts whose draft tokens are hardly ever accepted, and batches that already use the whole "
     "machine: there every draft token costs time.",
+    aliases=("autoregressive", "baseline", "plain", "greedy", "off"),
 )
 def build(context: Context, settings: NoSettings) -> Parts:
     """Autoregressive decoding has no settings."""

@@ -138,7 +138,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         measure=lambda one: one.agreement,
         title="identical",
         cell=_agreement,
-        legend="answers that are those of outpace's autoregressive decoding, and the share before the first difference",
+        legend="answers identical to outpace's autoregressive decoding, and the share before the first difference",
         definition="Answers that are those of outpace's autoregressive decoding, token by token, and how much of an "
         "answer agrees before the first difference. Other kernels and precisions round differently, so that a "
         "difference is no error.",

@@ -76,7 +76,11 @@ def headline(result: Mapping[str, Any]) -> str:
     """The comparison in one sentence."""
     found = result["ratio_to_best_peer"]
     if found["overall"] is None:
-        return "Nothing to compare: " + ("no peer" if found["ours"] else "no row of outpace's") + " could be measured."
+        return (
+            "Nothing to compare: "
+            + ("no other library" if found["ours"] else "no row of outpace")
+            + " could be measured."
+        )
     pace = f"{times(found['overall'])} {bounds(found['ci95'])}".rstrip()
     low, high = found["ci95"] or (0.0, float("inf"))
     if low > 1:
@@ -101,7 +105,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader should know before believing the table."""
     found = [] if result["complete"] else ["Interrupted: only the prompts that every row finished are counted."]
     found += result["notes"]
-    found += [f"{one['name']} is left out: {one['why']}; to install: {one['install']}" for one in result["skipped"]]
+    found += [f"{one['name']} was skipped: {one['why']}; to install: {one['install']}" for one in result["skipped"]]
     best = next((row for row in result["ours"] if label(row) == result["ratio_to_best_peer"]["ours"]), None)
     for row in (*result["ours"], *result["peers"]):
         if row["error"]:
@@ -109,7 +113,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             pace = f" after {row['prompts']} prompts ({number(rate)} tok/s)" if rate else ""
             found.append(f"{label(row)} failed{pace}: {row['error']}")
             if rate and best and row in result["peers"] and rate > best["decode_tokens_per_second"]:
-                found.append(f"{label(row)} was faster than {label(best)} until it failed.")
+                found.append(f"{label(row)} was faster than {label(best)} before it failed.")
     return found
 
 

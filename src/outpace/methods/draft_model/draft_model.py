@@ -42,7 +42,7 @@ class DraftModelSettings(StrictModel):
     "top-k tree.",
     when_to_use="A draft model about ten times faster than the target that often agrees with it, also on "
     "open-ended text. Not with a small target, where drafting costs too much.",
-    aliases=("leviathan", "sps"),
+    aliases=("assisted", "assisted-generation", "speculative", "speculative-decoding", "leviathan", "sps"),
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:
