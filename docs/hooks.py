@@ -11,7 +11,7 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.heads.kinds import kinds
 from outpace.heads.layouts.registry import layouts
-from outpace.methods.registry import drafting_with, methods
+from outpace.methods.registry import drafting_with
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -25,22 +25,11 @@ KINDS = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
-    tables = {"methods": methods_table, "rules": rules_table, "heads": heads_table, "layouts": layouts_table}
+    tables = {"rules": rules_table, "heads": heads_table, "layouts": layouts_table}
     for name, table in tables.items():
         if (mark := f"<!-- table: {name} -->") in markdown:
             markdown = markdown.replace(mark, table())
     return markdown
-
-
-def methods_table() -> str:
-    """Every registered method."""
-    rows = ["| method | family | lossless | paper | what it does | when to use it |", "|---|---|---|---|---|---|"]
-    rows += [
-        f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} "
-        f"| {info.when_to_use} |"
-        for info in methods()
-    ]
-    return "\n".join(rows)
 
 
 def rules_table() -> str:

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from outpace.bench import bench_report, columns
-from outpace.bench.bench_report import BenchReport, headline
+from outpace.bench.bench_report import BenchReport
+from outpace.bench.charts import BarChart
 from outpace.bench.columns import COLUMNS, Column
 from outpace.bench.method_records import Measured
 from outpace.bench.page import render
@@ -84,6 +85,27 @@ def test_the_terminal_report_fits_100_columns(result: dict[str, Any]) -> None:
         assert word in text
 
 
+def test_cards_charts_and_rows_have_one_order(result: dict[str, Any]) -> None:
+    slow_first = {**result, "methods": sorted(result["methods"], key=lambda row: row["speedup"] or 0)}
+    found = BenchReport(slow_first).report()
+    cards = [tile.name for tile in found.tiles]
+    speeds = [row["speedup"] or 0 for name in cards for row in result["methods"] if row["method"] == name]
+    assert cards[-1] == "<b>ad", "failures come last"
+    assert speeds[:-1] == sorted(speeds[:-1], reverse=True)
+    figures, drafting = found.tables[:2]
+    assert [row[0].text for row in figures.rows] == ["none", *cards]
+    assert [row[0].text for row in drafting.rows] == cards
+    bars = found.charts[0]
+    assert isinstance(bars, BarChart)
+    assert [bar.name for bar in bars.blocks[0][1]] == cards
+
+
+def test_the_page_explains_columns_that_the_terminal_lacks_below_the_table(result: dict[str, Any]) -> None:
+    explained = "repeats: share of an answer's 4-grams"
+    assert explained in Page(render(BenchReport(result).report())).text
+    assert explained not in printed(result)
+
+
 def test_a_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Column[Measured](
         key="rounds",
@@ -122,31 +144,3 @@ def test_no_methods_no_prompts_no_problem() -> None:
     empty = BenchReport.empty()
     Page(render(empty.report()))
     assert "No results" in str(empty)
-
-
-def row(name: str, speedup: float, interval: list[float] | None, **more: Any) -> dict[str, Any]:
-    same = {"same": 40, "of": 42, "near_ties": 2}
-    return {"method": name, "speedup": speedup, "speedup_ci95": interval, "identical": same, "error": None} | more
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            [row("sam", 1.42, [1.31, 1.55]), row("pld", 1.1, [1.0, 1.2])],
-            "sam: 1.42x the speed of autoregressive decoding [1.31, 1.55], identical answers on 40 of 42 prompts, "
-            "2 near ties",
-        ),
-        (
-            [row("pld", 0.9, [0.8, 0.95])],
-            "no method was faster than autoregressive decoding here; the best was pld: 0.90x",
-        ),
-        ([row("pld", 1.05, [0.97, 1.12])], "no clear gain"),
-        ([row("pld", 1.05, None, identical=None, lossless=False)], "answers may differ"),
-        ([row("pld", 1.05, None, identical=None, lossless=True)], "same output distribution"),
-        ([row("pld", 3.0, None, error="broke")], "No method could be measured"),
-        ([], "nothing to compare"),
-    ],
-)
-def test_the_headline_says_what_was_found(rows: list[dict[str, Any]], said: str) -> None:
-    assert said in headline({"methods": [row("none", 1.0, [1.0, 1.0]), *rows]})

@@ -11,6 +11,7 @@ from outpace.bench.columns import COLUMNS, table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, percent, times
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
 from outpace.bench.results import Results
+from outpace.bench.verdict import answers, verdict, wide_intervals
 from outpace.core.metrics import PHASES
 from outpace.core.version import __version__
 
@@ -39,7 +40,7 @@ class BenchReport(Results):
         model = {key: value for key, value in result["model"].items() if key != "location"}  # a report may be shared
         return Report(
             command="outpace bench",
-            headline=headline(result),
+            headline=verdict(result),
             model=result["model"].get("name", ""),
             version=result["version"],
             facts=_facts(result),
@@ -56,8 +57,17 @@ class BenchReport(Results):
 
 
 def drafted(result: Mapping[str, Any]) -> list[Row]:
-    """The rows of methods other than autoregressive decoding."""
-    return [row for row in result["methods"] if row["method"] != "none"]
+    """The rows of methods other than autoregressive decoding, the fastest first and failures last.
+
+    Cards, charts and tables all have this order.
+    """
+    rows = [row for row in result["methods"] if row["method"] != "none"]
+    return sorted(rows, key=lambda row: (bool(row["error"]), -(row["speedup"] or 0)))
+
+
+def ranked(result: Mapping[str, Any]) -> list[Row]:
+    """All rows: autoregressive decoding, then the others in the order of :func:`drafted`."""
+    return [*(row for row in result["methods"] if row["method"] == "none"), *drafted(result)]
 
 
 def categories(result: Mapping[str, Any]) -> list[str]:
@@ -68,36 +78,6 @@ def categories(result: Mapping[str, Any]) -> list[str]:
 def interval(row: Row) -> str:
     """[1.31, 1.55], or nothing for a row without interval."""
     return "" if row["method"] == "none" else bounds(row["speedup_ci95"])
-
-
-def headline(result: Mapping[str, Any]) -> str:
-    """The result in one sentence."""
-    if not result["methods"]:
-        return "No results."
-    measured = [row for row in drafted(result) if row["speedup"] is not None and not row["error"]]
-    if not measured:
-        alone = not drafted(result)
-        return "Autoregressive decoding alone: nothing to compare." if alone else "No method could be measured."
-    best = max(measured, key=lambda row: float(row["speedup"]))
-    pace = f"{best['method']}: {times(best['speedup'])} the speed of autoregressive decoding {interval(best)}".rstrip()
-    if best["speedup"] < 1:
-        pace = f"no method was faster than autoregressive decoding here; the best was {pace}"
-    elif best["speedup_ci95"] and best["speedup_ci95"][0] <= 1:
-        pace += ", no clear gain"
-    return f"{pace}, {_answers(best)}"
-
-
-def _answers(row: Row) -> str:
-    if row["identical"]:
-        return f"identical answers on {_agreement(row['identical'])}"
-    return "same output distribution" if row["lossless"] else "answers may differ (lossy)"
-
-
-def _agreement(found: Mapping[str, int]) -> str:
-    """40 of 42 prompts, 2 near ties."""
-    ties = found["near_ties"]
-    noted = "" if found["same"] == found["of"] else f", {ties} near tie{'' if ties == 1 else 's'}"
-    return f"{found['same']} of {found['of']} {'prompt' if found['of'] == 1 else 'prompts'}{noted}"
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
@@ -124,6 +104,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         )
     if skipped := result["settings"].get("skipped_turns"):
         found.append(f"{skipped} turns had no room left in the context and were left out.")
+    if wide := wide_intervals(result):
+        found.append(wide)
     return found
 
 
@@ -141,12 +123,12 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
 
 
 def _tiles(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Tile]:
-    best = sorted(drafted(result), key=lambda row: (bool(row["error"]), -(row["speedup"] or 0)))[:_TILES]
+    best = drafted(result)[:_TILES]
     return [
         Tile(
             row["method"],
             times(row["speedup"]),
-            [interval(row), "failed" if row["error"] else _answers(row)],
+            [interval(row), "failed" if row["error"] else answers(row)],
             palette[row["method"]],
         )
         for row in best
@@ -155,7 +137,7 @@ def _tiles(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Tile]:
 
 def _tables(result: Mapping[str, Any]) -> list[Table]:
     """All figures, then those of drafting and the speed-ups by task, where anything was drafted."""
-    rows, methods = result["methods"], drafted(result)
+    rows, methods = ranked(result), drafted(result)
     if not rows:
         return []
     found = [table_of("All figures", [one for one in COLUMNS if one.table == "figures"], rows)]
@@ -213,7 +195,7 @@ def _time_split(result: Mapping[str, Any]) -> list[Chart]:
     """Milliseconds of decoding per token, by phase."""
     spent = {
         row["method"]: {phase: row["time_split"][phase] * 1000 / row["decode_tokens_per_second"] for phase in PHASES}
-        for row in result["methods"]
+        for row in ranked(result)
         if row["decode_tokens_per_second"] and row["time_split"]["score"] is not None
     }
     palette = {phase: f"var(--{phase})" for phase in PHASES}

@@ -99,7 +99,7 @@ def evaluate_head(
     head = stored.load(loaded.target)
     subjects, fitted = head_subjects(loaded, head, chosen, identity=identity), None
     if baselines:
-        untrained = as_training_begins(head, loaded.target, settings.params.seed)
+        untrained = as_training_begins(head, loaded.target, settings.params.fixed_seed)
         subjects += untrained_subjects(loaded, untrained, chosen)
         if data is not None:
             table, fitted = Bigrams.of(Path(data), loaded.target.vocab_size), str(data)

@@ -1,4 +1,4 @@
-"""A report in the terminal: headline, tables with their legends, notes."""
+"""A report in the terminal: tables with their legends, notes, and the headline as the last line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _STYLES = {"": "", "good": "green", "bad": "red", "dim": "dim", "strong": "bold"
 
 def print_report(report: Report, console: Console) -> None:
     """Print to ``console``. Reads well from 100 columns on."""
-    console.print(Text(report.headline, style="bold"))
     for table in report.tables:
         if table.terminal:
             console.print(Text(f"\n{table.title}".rstrip(), style="bold"))
             console.print(_drawn(table.only("terminal")))
-            if legend := "; ".join(f"{one.title}: {one.legend}" for one in table.headings if one.legend):
+            if legend := table.only("terminal").legend:
                 console.print(Text(legend, style="dim"))
     for note in report.notes:
         console.print(f"[yellow]note[/] {escape(note)}")
+    console.print(Text(f"\n{report.headline}" if report.tables else report.headline, style="bold"))
 
 
 def _drawn(table: Table) -> RichTable:

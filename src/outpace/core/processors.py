@@ -20,7 +20,10 @@ from outpace.core.errors import BadInput, said
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """A user's processor. States are values: ``advance`` returns a new one, so a tree can fork it at every node."""
+    """A user's processor. States are values: ``advance`` returns a new one, so a tree can fork it at every node.
+
+    A ``label``, if it has one, names it in messages.
+    """
 
     def begin(self, prompt: Sequence[int]) -> Any:
         """The state after the prompt."""
@@ -90,7 +93,8 @@ class Processors:
 
     def _name(self, at: int) -> str:
         place = f" ({_ordinal(at + 1)} of {len(self.given)})" if len(self.given) > 1 else ""
-        return f"logits processor '{type(self.given[at]).__name__}'{place}"
+        name = getattr(self.given[at], "label", type(self.given[at]).__name__)
+        return f"logits processor '{name}'{place}"
 
 
 def _wrong(row: Any, before: Tensor) -> str | None:

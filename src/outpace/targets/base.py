@@ -247,6 +247,20 @@ class Target(ABC):
         """The LM head's weights for token ids (n,), (n, hidden) float32. Raises BadInput where not accessible."""
         raise BadInput(f"{type(self).__name__} does not give access to its LM head: heads cannot be trained for it")
 
+    def check_prompt(self, prompt: Seq[int]) -> None:
+        """Raise BadInput for a prompt that is empty, too long or outside the vocabulary."""
+        if not prompt:
+            raise BadInput("the prompt is empty; give at least one token")
+        if len(prompt) >= self.context_length:  # the answer needs room for a token at least
+            note = f" ({self.context_note})" if self.context_note else ""
+            raise BadInput(
+                f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}{note}; "
+                "shorten it"
+            )
+        outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
+        if outside is not None:
+            raise BadInput(f"the prompt holds token {outside}; the vocabulary has {self.vocab_size}")
+
     def sequence(
         self,
         prompt: Seq[int],
@@ -266,17 +280,7 @@ class Target(ABC):
         processors cannot begin.
         """
         params = params or SamplingParams()
-        if not prompt:
-            raise BadInput("the prompt is empty; give at least one token")
-        if len(prompt) >= self.context_length:  # the answer needs room for a token at least
-            note = f" ({self.context_note})" if self.context_note else ""
-            raise BadInput(
-                f"the prompt has {len(prompt)} tokens; the model's context holds {self.context_length}{note}; "
-                "shorten it"
-            )
-        outside = next((token for token in prompt if not 0 <= token < self.vocab_size), None)
-        if outside is not None:
-            raise BadInput(f"the prompt holds token {outside}; the vocabulary has {self.vocab_size}")
+        self.check_prompt(prompt)
         sampler = Sampler(params, prompt, self.vocab_size, stop_ids)
         if isinstance(sampler.states, ProcessorFailure):
             raise sampler.states
@@ -285,7 +289,7 @@ class Target(ABC):
             prompt_length=len(prompt),
             kv=self.open() if kv is None else kv,
             sampler=sampler,
-            chance=chance or SeededChance(params.seed, (tuple(prompt), *references), earlier),
+            chance=chance or SeededChance(params.fixed_seed, (tuple(prompt), *references), earlier),
             references=references,
             namespace=namespace,
         )
