@@ -151,6 +151,7 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     from safetensors import SafetensorError
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
+    from outpace.models.hub_progress import HubBar
     from outpace.models.weights_check import check_layers, check_loaded, check_size, stored_in
 
     def refusal(why: str) -> BadInput:
@@ -186,6 +187,7 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
                 device_map=None if device.type == "cpu" else {"": device},
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused by name below
+                tqdm_class=HubBar,
                 **common,
             )
         except SafetensorError as error:

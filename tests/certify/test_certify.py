@@ -294,7 +294,7 @@ def test_the_matrix_and_its_slices() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"level": "vague"}, "unknown level 'vague'; choose exact, statistical, greedy"),
+        ({"level": "vague"}, "unknown level 'vague'; known: exact, statistical, greedy"),
         ({"samples": 5}, "samples must be at least 100, not 5"),
         ({"alpha": 0.0}, "alpha must be in"),
         ({"cells": 0}, "cells must be at least 1"),

@@ -55,7 +55,7 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
     (["x", "--param", "length"], "KEY=VALUE"),
     (["x", "--param", "=3"], "KEY=VALUE"),
     (["x", "--param", "nonsense=3"], "no chosen method has the setting 'nonsense'"),
-    (["x", "--param", "pld.length=3"], "method 'pld' is not among those chosen (auto)"),
+    (["x", "--param", "pld.length=3"], "method 'pld' is not among the chosen ones; chosen: auto"),
     (["x", "--method", "sam", "--param", "length=[1"], "not valid JSON"),
     (["x", "--threads", "0"], "--threads must be between 1 and"),
     (["x", "--threads", "-2"], "--threads"),
@@ -131,7 +131,7 @@ def bench_refuses(folder: Path) -> list[tuple[list[str], str]]:
         (["--html", str(folder / "no" / "where.html")], "there is no folder"),
         (["--json", str(folder / "same"), "--html", str(folder / "same")], "both name"),
         (["--param", "nonsense=1"], "no chosen method"),
-        (["--param", "draft-model.length=1"], "not among those chosen"),
+        (["--param", "draft-model.length=1"], "not among the chosen ones"),
         (["--rule", "greedy", "--temperature", "1"], "temperature 0"),
     ]
 

@@ -98,6 +98,7 @@ def test_interrupted_it_leaves_nothing(cli: Run, notes: Path, tmp_path: Path, mo
     monkeypatch.setattr(outpace.loading, "load_tokenizer", lambda name, **_: Slow())
     ran = cli("datastore", "build", str(notes), "--out", str(tmp_path / "store"))
     assert ran.code == 130
+    assert ran.err.splitlines()[-1] == f"interrupted: nothing was written to {tmp_path / 'store'}"
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

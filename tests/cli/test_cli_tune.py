@@ -50,15 +50,15 @@ def test_the_same_command_goes_on(run: Run, prompts: Path, tmp_path: Path) -> No
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), *SHORT)
     run(*command, "--trials", "4")
     first = json.loads(file.read_text())
-    ran = run(*command, "--trials", "7", "--json")
+    ran = run(*command, "--resume", "--trials", "7", "--json")
     assert json.loads(ran.out)["trials"] == 7
     record = json.loads(file.read_text())
     assert record["trials"][:4] == first["trials"]
     assert record["costs"] == first["costs"]
     done = file.read_text()
-    assert run(*command, "--trials", "7").code == 0
+    assert run(*command, "--resume", "--trials", "7").code == 0
     assert file.read_text() == done
-    refused(run(*command, "--trials", "8", "--seed", "1"), "another seed")
+    refused(run(*command, "--resume", "--trials", "8", "--seed", "1"), "another seed")
 
 
 def test_an_interrupt_keeps_what_was_found(
@@ -78,10 +78,11 @@ def test_an_interrupt_keeps_what_was_found(
     command = ("tune", "dv", "--prompts", str(prompts), "--out", str(file), "--trials", "9", *SHORT)
     ran = run(*command)
     assert ran.code == 130
-    assert "the same command goes on" in " ".join(ran.err.split())
+    assert ran.err.splitlines()[-1] == f"interrupted: 3 of 9 sets done, kept in {file}; continue with --resume"
     assert len(json.loads(file.read_text())["trials"]) == 3
     monkeypatch.setattr(tune, "write_whole", write)
-    assert run(*command).code == 0
+    refused(run(*command), "continue it with --resume")
+    assert run(*command, "--resume").code == 0
     assert len(json.loads(file.read_text())["trials"]) == 9
 
 

@@ -188,7 +188,7 @@ def named_context() -> Context:
         (["eagle3#chat"], "'eagle3#chat' drafts with a head of kind eagle3, and 'chat' is a head of kind medusa"),
         (["draft-model#code"], "'draft-model#code' drafts with the draft model that is named 'code', and none is"),
         (["draft-model#small", "draft-model#small"], "'draft-model#small' is a part twice"),
-        (["draft-model#"], "lacks a name behind '#'"),
+        (["draft-model#"], "has no name after '#'"),
         (["plod#small"], "unknown method 'plod'"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.core.errors import BadInput
+from outpace.core.names import normalised, unknown
 from outpace.core.plugins import import_all
 
 
@@ -22,7 +22,9 @@ def rules() -> dict[str, type[AcceptanceRule]]:
 
 
 def find_rule(name: str) -> AcceptanceRule:
-    """The rule of this name or alias. Raises BadInput with the names there are."""
-    if name not in rules():
-        raise BadInput(f"unknown acceptance rule '{name}'; known: {', '.join(rules())}")
-    return rules()[name]()
+    """The rule of this name or alias; case, '-' and '_' do not matter. Raises BadInput with the nearest names."""
+    known = rules()
+    for one, rule in known.items():
+        if normalised(one) == normalised(name):
+            return rule()
+    raise unknown("acceptance rule", name, list(known))

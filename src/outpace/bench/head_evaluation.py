@@ -44,6 +44,7 @@ from outpace.prompts.questions import load_prompts
 from outpace.training.run_state import STATE
 
 FIGURES = (
+    "prompts",
     "tokens",
     "mean_acceptance_length",
     "per_position_acceptance",

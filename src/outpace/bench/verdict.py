@@ -160,5 +160,5 @@ def _half_width(row: Row) -> float:
 
 def _rounded_up(value: float) -> int:
     """To two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 1)
+    unit: int = 10 ** max(0, math.floor(math.log10(value)) - 1)
     return math.ceil(value / unit) * unit

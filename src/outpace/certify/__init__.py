@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.core.callable_rooms import make_callable
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 
 if TYPE_CHECKING:
     from outpace.certify.certificate import Certificate
@@ -114,7 +115,7 @@ def _or_untrained(context: Context) -> tuple[Context, list[str]]:
 def check_options(level: str, samples: int, alpha: float, cells: int | None) -> None:
     """Raise BadInput for what is out of range; needs no model, so that a typing error costs no waiting."""
     if level not in LEVELS:
-        raise BadInput(f"unknown level '{level}'; choose {', '.join(LEVELS)}")
+        raise unknown("level", level, list(LEVELS))
     if samples < MINIMUM_SAMPLES:
         raise BadInput(f"samples must be at least {MINIMUM_SAMPLES}, not {samples}: fewer show nothing")
     if not 0.0 < alpha < 1.0:

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import outpace
+from outpace.cli.bars import showing
 from outpace.cli.bench import bench
 from outpace.cli.bench_peers import bench_peers
 from outpace.cli.certify import certify
@@ -24,8 +26,10 @@ from outpace.cli.doctor import doctor
 from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.heads import export_head, import_head, validate_head
+from outpace.cli.interrupt import deferred
 from outpace.cli.methods import methods
 from outpace.cli.options import INTERRUPTED
+from outpace.cli.output import err
 from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.core.errors import OutpaceError
@@ -68,19 +72,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A shell that starts a job in the background ignores SIGINT for it; an interrupt sent on purpose must still work.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = typer.main.get_command(app).main(
-            args=None if argv is None else list(argv), prog_name="outpace", standalone_mode=False
-        )
+        code = _run(given)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except SystemExit as leaving:  # how rich and typer leave when a pipe breaks inside them
         _abandon_stdout()
-        return leaving.code if isinstance(leaving.code, int) and leaving.code != 1 else 0
+        code = leaving.code if isinstance(leaving.code, int) and leaving.code != 1 else 0
     except Exception as error:
-        return _explain(error, sys.argv[1:] if argv is None else list(argv))
+        code = _explain(error, given)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    """One command and its exit code. Not typer's own ``main``, which drops what a KeyboardInterrupt says."""
+    command = typer.main.get_command(app)
+    with showing() as bars:
+        try:
+            with command.make_context("outpace", argv) as context:
+                command.invoke(context)
+        except typer.Exit as leaving:
+            return leaving.exit_code
+        except KeyboardInterrupt as stop:
+            with deferred():  # a second Ctrl-C does not cut this line
+                err().print(f"[yellow]interrupted[/]: {escape(str(stop) or bars.unfinished)}", soft_wrap=True)
+            return INTERRUPTED
+    return 0
 
 
 def _explain(error: Exception, argv: list[str]) -> int:

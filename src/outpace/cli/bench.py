@@ -45,7 +45,7 @@ def bench(
         settings = drafting.settings(["none", *names] if names else [], params)
         loaded = machine.load()
         needs = drafting.load(machine)
-        with advancing() as advance:
+        with advancing("benchmark") as advance:
             report = outpace.bench(
                 loaded,
                 settings,

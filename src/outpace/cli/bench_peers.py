@@ -78,7 +78,7 @@ def bench_peers(
             err().print(f"[yellow]note[/] {note}")
         for one in comparison.plan.skipped:
             err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
-        with advancing() as advance:
+        with advancing("comparison") as advance:
             report = comparison.run(advance)
     except KeyboardInterrupt:
         from outpace.bench.peers.peers_report import PeersReport

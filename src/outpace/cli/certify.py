@@ -10,11 +10,11 @@ import outpace
 from outpace.certify import LEVELS, check_options, check_params
 from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
-from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
+from outpace.core.progress import stage
 
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
 
@@ -55,7 +55,7 @@ def certify(
         import torch
 
         torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
-    with bar("certifying") as shown:
+    with stage("certification", unit={"exact": "cells", "statistical": "tokens", "greedy": "prompts"}[level]) as at:
         certificate = outpace.certify(
             method,
             level=level,
@@ -66,7 +66,7 @@ def certify(
             settings=chosen.popitem()[1],
             rule=drafting.rule,
             cells=cells,
-            on_progress=shown.move,
+            on_progress=lambda done, total, doing: at.move(done, total, "" if doing == level else doing),
             **loaded,
         )
     if json:

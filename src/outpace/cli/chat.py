@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
 from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.generate import status
 from outpace.cli.grouping import grouped
-from outpace.cli.interrupt import interruptible
+from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
@@ -71,7 +70,7 @@ def chat(
         return
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        raise typer.Exit(opt.INTERRUPTED) from None
+        raise Interrupted("the conversation is over") from None
 
 
 def _turn(model: Model, talk: Conversation, line: str, interactive: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +12,17 @@ import typer
 from rich.markup import escape
 
 from outpace.cli import options as opt
-from outpace.cli.bars import bar
+from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
 from outpace.cli.output import check_writable, fact_table, out, print_json
 from outpace.core.errors import BadInput
+from outpace.core.progress import Stage, stage
 
 if TYPE_CHECKING:
     from outpace.datastore.layout import Header
+
+_STAGES = {"reading": ("reading text", "B"), "sorting": ("sorting", "entries"), "writing": ("writing", "B")}
+"""Names of the stages of a build, and in what they are counted."""
 
 datastore = typer.Typer(name="datastore", add_completion=False)
 
@@ -39,7 +45,7 @@ def build(
     depth: Annotated[int, option(value="N", text="Longest context that can be matched.")] = 32,
     json: opt.Json = False,
 ) -> None:
-    """Tokenise files for a model, index them and write one file. What is interrupted leaves nothing."""
+    """Tokenise files for a model, index them and write one file. Ctrl-C leaves nothing behind."""
     check_writable(target)
     if any(file.exists() and file.resolve() == target.resolve() for file in files):
         raise BadInput(f"--out names '{target}', which is one of the files to read; choose another place")
@@ -51,17 +57,36 @@ def build(
     first = next(pieces, None)  # what cannot be read is said before a tokenizer is loaded for it
     tokenizer = outpace.loading.load_tokenizer(model)
     began = time.perf_counter()
-    with bar("building") as shown:
+    stages = _Stages()
+    with stages.open, _leaving_nothing(target):
         texts = (piece for part in ([] if first is None else [first], pieces) for piece in part)
         header = build_datastore(
-            target,
-            tokenise(texts, tokenizer),
-            tokenizer.fingerprint,
-            model,
-            depth=depth,
-            advance=lambda what, done, total: shown.move(done, total, what),
+            target, tokenise(texts, tokenizer), tokenizer.fingerprint, model, depth=depth, advance=stages.advance
         )
     _say(header, target, json, seconds=time.perf_counter() - began)
+
+
+@contextmanager
+def _leaving_nothing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"nothing was written to {target}") from None
+
+
+class _Stages:
+    """Shows the stages of a build, one after the other."""
+
+    def __init__(self) -> None:
+        self.open = ExitStack()
+        self._at: Stage | None = None
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        name, unit = _STAGES[what]
+        if self._at is None or self._at.name != name:
+            self.open.close()
+            self._at = self.open.enter_context(stage(name, total, unit))
+        self._at.move(done, total)
 
 
 @datastore.command()

@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from outpace.cli import options as opt
-from outpace.cli.output import out, print_json, waiting
+from outpace.cli.output import out, print_json
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 PACKED = ("float32", "bfloat16", "int8")
@@ -26,7 +27,7 @@ def doctor(json: opt.Json = False, forget_costs: ForgetCosts = False) -> None:
     """Look at this machine: versions, threads, memory bandwidth, matmul peaks, the model."""
     if forget_costs:
         _forget()
-    with waiting("measuring for a few seconds"):
+    with stage("measuring this machine", brief=True):
         found = examine()
     if json:
         print_json(found)

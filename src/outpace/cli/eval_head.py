@@ -15,8 +15,9 @@ from outpace.bench.figure_text import bounds, number, percent, times
 from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
+from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
-from outpace.cli.output import err, out, print_json, typed
+from outpace.cli.output import out, print_json, typed
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
 
@@ -61,7 +62,7 @@ def eval_head(
     names = choose_methods(open_head(folder).kind, method)
     machine.check()
     params, questions = sampling.params(), prompts.read()
-    with advancing() as advance:
+    with advancing("evaluation") as advance:
         found = outpace.evaluate_head(
             machine.load,
             folder,
@@ -80,8 +81,7 @@ def eval_head(
     else:
         _show(found, out())
     if not found["complete"]:
-        err().print("[yellow]interrupted[/]: the figures are of the prompts that were finished")
-        raise typer.Exit(opt.INTERRUPTED)
+        raise Interrupted.partial(found["drafters"][0]["prompts"], found["settings"]["prompts"])
 
 
 def _show(found: dict[str, Any], console: Console) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
-from outpace.cli.interrupt import interruptible
+from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
@@ -83,7 +83,7 @@ def generate(
             from outpace.core.metrics import RequestMetrics
 
             print_json({"text": "", "tokens": [], "metrics": RequestMetrics().figures(), "complete": False})
-        raise typer.Exit(opt.INTERRUPTED) from None
+        raise Interrupted("before the first token") from None
     if not complete:
         raise typer.Exit(opt.INTERRUPTED)
 

@@ -13,6 +13,27 @@ if TYPE_CHECKING:
     from outpace.engine.request import Generation
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, and the line that is printed about it after "interrupted: "; the exit code is 130."""
+
+    @classmethod
+    def partial(cls, done: int, total: int) -> Interrupted:
+        """Of a measurement: what was finished is reported."""
+        if not done:
+            return cls("no prompt was finished, nothing is reported")
+        return cls(f"{done} of {total} prompts done; the results cover these")
+
+    @classmethod
+    def kept(cls, done: str, place: object) -> Interrupted:
+        """Of work that --resume continues. ``done``: how much of it, as "12 of 40 sets"."""
+        return cls(f"{done} done, kept in {place}; continue with --resume")
+
+    @classmethod
+    def nothing(cls, done: str = "") -> Interrupted:
+        """Of work of which nothing remains."""
+        return cls(f"{done} done, nothing was kept" if done else "nothing was kept")
+
+
 @dataclass(slots=True)
 class Interrupt:
     """Whether Ctrl-C was pressed."""

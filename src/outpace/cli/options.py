@@ -16,6 +16,7 @@ import typer
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.machine import usable_cpus
+from outpace.core.names import did_you_mean
 from outpace.core.text import check_text
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
@@ -81,6 +82,14 @@ System = Annotated[str | None, option(value="TEXT", text="System message of the 
 Stop = Annotated[list[str] | None, option(value="TEXT", text="End the answer before this text; may be repeated.")]
 MaxNewTokens = Annotated[int, option("--max-new-tokens", "-n", value="N", text="Length limit of an answer.")]
 IgnoreEos = Annotated[bool, option("--ignore-eos", text="Go on to the length limit.")]
+
+
+def resume_option(panel: str | None = None) -> Any:
+    """The option --resume, which means the same for every command that has it."""
+    return option("--resume", panel=panel, text="Continue the interrupted run in --out.")
+
+
+Resume = Annotated[bool, resume_option()]
 Json = Annotated[bool, option("--json", text="Print JSON.")]
 Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
 FixedCosts = Annotated[
@@ -208,11 +217,14 @@ def settings_by_method(
         method, dot, setting = key.rpartition(".")
         wanted = [method] if dot else list(known)
         if dot and method not in known:
-            raise BadInput(f"--param {pair}: method '{method}' is not among those chosen ({', '.join(known)})")
+            near = did_you_mean(method, known) or f"chosen: {', '.join(known)}"
+            raise BadInput(f"--param {pair}: method '{method}' is not among the chosen ones; {near}")
         takers = [name for name in wanted if setting in known[name]]
         if not takers:
             have = "; ".join(f"{name}: {', '.join(dict.fromkeys(known[name].values())) or 'none'}" for name in wanted)
-            raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}' (settings of {have})")
+            near = did_you_mean(setting, {one: meant for name in wanted for one, meant in known[name].items()})
+            hint = f"; {near}" if near else ""
+            raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}'{hint} (settings of {have})")
         for name in takers:
             settings[name][known[name][setting]] = _value(pair, text)
     return settings

@@ -8,21 +8,21 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from outpace.bench.results import Results
-from outpace.cli.options import INTERRUPTED, option
+from outpace.cli.interrupt import Interrupted
+from outpace.cli.options import option
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file, is_special
 
 STDOUT = "-"
+_shared: Console | None = None
 
 
 def out() -> Console:
@@ -31,8 +31,14 @@ def out() -> Console:
 
 
 def err() -> Console:
-    """Standard error: progress, status and remarks, so that standard output holds the answer alone."""
-    return _console(stderr=True)
+    """Standard error: progress, status and notes, so that standard output holds the answer alone."""
+    return _shared or _console(stderr=True)
+
+
+def share(console: Console | None) -> None:
+    """Let :func:`err` be ``console`` while it draws a bar, so that lines appear above the bar; None ends that."""
+    global _shared  # noqa: PLW0603 - the one place where it is set
+    _shared = console
 
 
 def _console(*, stderr: bool) -> Console:
@@ -40,12 +46,6 @@ def _console(*, stderr: bool) -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 110  # a log or a file: rich would assume 80 columns, and cut tables
     return console
-
-
-def waiting(what: str) -> AbstractContextManager[object]:
-    """Says on a terminal what is being waited for."""
-    console = err()
-    return console.status(f"[dim]{what} ...") if console.is_terminal else nullcontext()
 
 
 def typed() -> str:
@@ -77,7 +77,7 @@ def fact_table(rows: Iterable[tuple[str, str]]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a command's results go: the table to the terminal, JSON and HTML to files."""
+    """Where a command's results go: tables to the terminal, JSON and HTML to files."""
 
     json: Annotated[
         str | None, option("--json", value="FILE", text="Write the results as JSON; - is standard output.")
@@ -103,7 +103,7 @@ class Outputs:
             raise BadInput(f"--json and --html both name {self.html}")
 
     def write(self, report: Results) -> None:
-        """Everything that was asked for, without rows JSON alone. Exits as after Ctrl-C for partial results."""
+        """Everything that was asked for; without rows JSON alone. Raises Interrupted for partial results."""
         if self._to_stdout:
             print_json(report.result)
         elif self._file is not None:
@@ -116,8 +116,8 @@ class Outputs:
                 if place is not None:
                     err().print(f"[dim]{what}: {place}", soft_wrap=True)
         if not report.complete:
-            err().print("[yellow]interrupted[/]: the results are partial" if report.rows else "[yellow]interrupted")
-            raise typer.Exit(INTERRUPTED)
+            done = max((row["prompts"] for row in report.rows), default=0)
+            raise Interrupted.partial(done, report.result["settings"]["prompts"] if report.rows else 0)
 
 
 def check_writable(path: Path) -> None:

@@ -12,9 +12,10 @@ from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.options import DRAFTING, MACHINE, option
-from outpace.cli.output import err, waiting
+from outpace.cli.output import err
 from outpace.core.errors import BadInput
 from outpace.core.machine import free_memory
+from outpace.core.progress import stage
 from outpace.models.source import Source, resolve
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Machine:
         name = self.model if name is None else name
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        with waiting(f"loading {name} (the first time takes longer)"):
+        with stage(f"loading {name}", brief=True):
             model = outpace.loading.load(name, dtype=self.dtype, device=self.device, fixed_costs=self.fixed_costs)
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)

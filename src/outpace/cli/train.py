@@ -13,19 +13,21 @@ from rich.markup import escape
 
 import outpace
 from outpace.cli import options as opt
-from outpace.cli.bars import Bar, bar
+from outpace.cli.bars import counted
 from outpace.cli.grouping import grouped
-from outpace.cli.interrupt import deferred
+from outpace.cli.interrupt import Interrupted, deferred
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Machine
+from outpace.core.progress import Stage, stage
 
 if TYPE_CHECKING:
     from outpace.training.job import TrainedHead
     from outpace.training.training_progress import TrainingProgress
 
 _TRAINING, _DATA = "Training", "Data"
-_BARS = {"data": "tokens answered", "training": "training"}
+_STAGES = {"data": "answering prompts", "training": "training", "evaluation": "evaluation"}
+"""Names of the stages that are shown while they last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class TrainingOptions:
             text="Passes over the data. Default: 1; without --tokens as many as --max-minutes has time for.",
         ),
     ] = None
-    resume: Annotated[bool, option("--resume", panel=_TRAINING, text="Go on with the run in --out.")] = False
+    resume: Annotated[bool, opt.resume_option(_TRAINING)] = False
     size: Annotated[str, option(value="SIZE", panel=_TRAINING, text="tiny, small, base or large.")] = "base"
     vocabulary: Annotated[
         int | None,
@@ -110,7 +112,7 @@ def train(
     json: opt.Json = False,
     seed: opt.Seed = 0,
 ) -> None:
-    """Train a head that drafts for a model, on the model's own answers. Ctrl-C keeps all, --resume goes on."""
+    """Train a head that drafts for a model, on the model's own answers. Ctrl-C keeps the run; --resume continues it."""
     from outpace.heads.kinds import find_kind
     from outpace.training.job import kind_and_method
 
@@ -121,9 +123,12 @@ def train(
     if kind != name:
         err().print(f"[dim]{kind} drafts with the head of {name}: training that")
     with _Watch() as watch:
-        made = outpace.train(
-            machine.load, kind, output, **asdict(training), options=options, seed=seed, on_progress=watch
-        )
+        try:
+            made = outpace.train(
+                machine.load, kind, output, **asdict(training), options=options, seed=seed, on_progress=watch
+            )
+        except KeyboardInterrupt:
+            raise watch.interrupted() from None
     if json:
         print_json({"head": str(output), "method": made.method, **made.provenance})
     else:
@@ -131,33 +136,41 @@ def train(
 
 
 class _Watch:
-    """A bar for each stage of a training. Ctrl-C is raised between two steps, never within one."""
+    """Shows the stages of a training. Ctrl-C is raised between two steps, never within one."""
 
     def __init__(self) -> None:
-        self._stage, self._open, self._bar = "", ExitStack(), ExitStack()
-        self._shown: Bar | None = None
+        self._stage, self._open, self._shown = "", ExitStack(), ExitStack()
+        self._at: Stage | None = None
+        self._stopped: TrainingProgress | None = None
 
     def __enter__(self) -> _Watch:
         self._interrupt = self._open.enter_context(deferred(ready=lambda: self._stage == "training"))
-        self._open.enter_context(self._bar)
+        self._open.enter_context(self._shown)
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
 
+    def interrupted(self) -> Interrupted:
+        """What to say after Ctrl-C."""
+        if self._stopped is None:
+            return Interrupted.nothing()
+        done, total, unit = self._stopped.done, self._stopped.total, self._stopped.unit
+        return Interrupted.kept(counted(done, total or None, unit), self._stopped.doing)
+
     def __call__(self, now: TrainingProgress) -> None:
         before, self._stage = self._stage, now.stage
         if now.stage != before:
-            self._bar.close()
-            self._shown = self._bar.enter_context(bar(_BARS[now.stage])) if now.stage in _BARS else None
-        if self._shown is not None:
-            self._shown.move(now.done, now.total, now.doing)
+            self._shown.close()
+            name = _STAGES.get(now.stage)
+            self._at = self._shown.enter_context(stage(name, unit=now.unit)) if name else None
+        if self._at is not None:
+            self._at.move(now.done, now.total or None, now.doing)
         elif now.stage in ("plan", "collected"):
             what = "expected" if now.stage == "plan" else "data"
             err().print(f"[dim]{what}: {escape(now.doing)}", soft_wrap=True)
         elif now.stage == "stopped":
-            how = " with --resume" if before == "training" else ""
-            err().print(f"[dim]stopped: {escape(now.doing)}; the same command{how} goes on", soft_wrap=True)
+            self._stopped = now
         if self._interrupt.pressed and now.stage == "training":
             raise KeyboardInterrupt
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outpace.cli import options as opt
-from outpace.cli.bars import bar
 from outpace.cli.grouping import grouped
+from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
-from outpace.cli.output import check_writable, err, out, print_json, to_json, write_whole
+from outpace.cli.output import check_writable, out, print_json, to_json, write_whole
 from outpace.cli.session import Machine
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 
 if TYPE_CHECKING:
     from outpace.drafting.skip_tuning import Tuning
@@ -30,10 +31,11 @@ def tune(
     max_new_tokens: opt.MaxNewTokens = 64,
     length: Annotated[int, option("--num-draft-tokens", "--length", value="N", text="Most draft tokens a round.")] = 8,
     trials: Annotated[int, option(value="N", text="Sets to try, those of a file included.")] = 100,
+    resume: opt.Resume = False,
     json: opt.Json = False,
     seed: opt.Seed = 0,
 ) -> None:
-    """Search for the sublayers that a method skips; Ctrl-C keeps what was found, the same command goes on."""
+    """Search for the sublayers that a method skips. Ctrl-C keeps what was found; --resume continues the search."""
     from outpace.methods.registry import find, methods
 
     info = find(method)
@@ -48,14 +50,13 @@ def tune(
     from outpace.drafting.layer_skips import read_record
 
     record = read_record(output) if output.exists() and output.stat().st_size else None
+    if record is not None and not resume:
+        raise BadInput(f"{output} holds a search already; continue it with --resume, or choose another file")
     texts = [prompt.turns[0] for prompt in prompts.read()]
     machine.check()
     tuning = _tuning(machine.load(), texts, max_new_tokens, length, seed, record)
     try:
         _search(tuning, trials, output)
-    except KeyboardInterrupt:
-        err().print(f"[dim]stopped after {tuning.done} sets, kept in {output}; the same command goes on")
-        raise
     finally:
         tuning.beginnings.close()
     found = {key: value for key, value in tuning.record.items() if key not in ("trials", "costs")}
@@ -74,24 +75,28 @@ def _tuning(
     from outpace.engine.request import Request
 
     answers = []
-    with bar("answering prompts") as shown:
+    with stage("answering prompts", len(texts), "prompts") as at:
         for text in texts:
             prompt = model.tokenizer.chat([{"role": "user", "content": text}])
             request = Request(
                 tuple(prompt), model.method("none"), max_new_tokens=max_new_tokens, stop_ids=model.eos_ids
             )
             answers.append((prompt, answer_together(model.target, [request])[0].tokens))
-            shown.move(len(answers), len(texts), "greedily")
+            at.move(len(answers))
     return Tuning(Beginnings(model.target, answers, length), model.name, seed=seed, record=record)
 
 
 def _search(tuning: Tuning, trials: int, output: Path) -> None:
-    with bar("trying sets") as shown:
-        while tuning.done < trials:
-            tuning.step()
-            write_whole(output, lambda path: path.write_text(to_json(tuning.record) + "\n", encoding="utf-8"))
-            best = tuning.record["tokens_per_second"] / tuning.plain
-            shown.move(tuning.done, trials, f"best so far {best:.2f}x autoregressive decoding")
+    with stage("trying sets", trials, "sets") as at:
+        at.move(tuning.done)
+        try:
+            while tuning.done < trials:
+                tuning.step()
+                write_whole(output, lambda path: path.write_text(to_json(tuning.record) + "\n", encoding="utf-8"))
+                best = tuning.record["tokens_per_second"] / tuning.plain
+                at.move(tuning.done, detail=f"best so far {best:.2f}x autoregressive decoding")
+        except KeyboardInterrupt:
+            raise Interrupted.kept(f"{at.done:.0f} of {trials} sets", output) from None
 
 
 def _show(method: str, found: dict[str, Any], trials: int, output: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 from outpace.core.validation import StrictModel
 
 SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
@@ -61,7 +61,7 @@ class HeadConfig(StrictModel):
 def shapes(hidden: int, size: str) -> dict[str, int]:
     """Sizes of a head's layers for a target of width ``hidden``. Raises BadInput for a ``size`` that SIZES lacks."""
     if size not in SIZES:
-        raise BadInput(f"unknown size '{size}'; known: {', '.join(SIZES)}")
+        raise unknown("size", size, list(SIZES))
     # Rotary embeddings need an even head size; for an odd hidden size all heads together are narrower than it.
     head_size = next((width for width in (64, 32, 16, 8, 4, 2) if hidden % width == 0), 2)
     heads = max(1, hidden // head_size)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 from outpace.core.plugins import import_all
 from outpace.core.validation import known_fields, validated
 from outpace.heads.base import Head
@@ -47,7 +48,7 @@ def kinds() -> dict[str, type[Head]]:
 def find_kind(name: str) -> type[Head]:
     """The kind of this name. Raises BadInput with the known names."""
     if name not in kinds():
-        raise BadInput(f"unknown kind of head '{name}'; known: {', '.join(kinds())}")
+        raise unknown("kind of head", name, list(kinds()))
     return _KINDS[name]
 
 

@@ -25,6 +25,7 @@ class NoDraft(Drafter[None]):
     family="baseline",
     paper="-",
     summary="Autoregressive decoding, one token a forward.",
+    aliases=("autoregressive", "baseline", "plain", "greedy", "off"),
     when_to_use="Where draft tokens are hardly ever accepted, and in batches that already use the whole machine: every "
     "draft token costs time there.",
 )

@@ -28,6 +28,7 @@ from outpace.acceptance.default import default_rule
 from outpace.acceptance.registry import find_rule
 from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
+from outpace.core.names import did_you_mean, normalised, unknown
 from outpace.core.plugins import import_all
 from outpace.core.validation import StrictModel, known_fields, validated
 from outpace.drafting.base import Drafter
@@ -185,6 +186,7 @@ class MethodInfo:
 
 
 _REGISTRY: dict[str, MethodInfo] = {}
+"""By normalised name and alias."""
 
 
 def register(
@@ -214,13 +216,13 @@ def register(
             name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, needed, tiny or {}
         )
         for key in (name, *aliases):
-            before = _REGISTRY.get(key, info)
+            before = _REGISTRY.get(normalised(key), info)
             if (before.name, before.build.__module__) != (name, build.__module__):  # the same again is a reload
                 raise BadInput(
                     f"two methods register the name '{key}': '{before.name}' of {before.build.__module__} "
                     f"and '{name}' of {build.__module__}"
                 )
-        _REGISTRY.update(dict.fromkeys((name, *aliases), info))
+        _REGISTRY.update(dict.fromkeys(map(normalised, (name, *aliases)), info))
         return build
 
     return declare
@@ -245,14 +247,19 @@ def methods() -> list[MethodInfo]:
 
 
 def find(label: str) -> MethodInfo:
-    """The method of this name or alias, with ``#NAME`` or without. Raises BadInput with the names there are."""
+    """The method of this name or alias, with ``#NAME`` or without; case, '-' and '_' do not matter.
+
+    Raises BadInput with the nearest names.
+    """
     _discover()
     method, name = split(label)
-    if method not in _REGISTRY:
-        raise BadInput(f"unknown method '{method}'; known: {', '.join(info.name for info in methods())}")
+    info = _REGISTRY.get(normalised(method))
+    if info is None:
+        written = {name: one.name for one in methods() for name in (one.name, *one.aliases)}
+        raise unknown("method", method, written, see="outpace methods")
     if "#" in label and not name:
-        raise BadInput(f"'{label}' lacks a name behind '#': write {method}#NAME")
-    return _REGISTRY[method]
+        raise BadInput(f"'{label}' has no name after '#': write {method}#NAME")
+    return info
 
 
 def canonical(label: str) -> str:
@@ -271,7 +278,11 @@ def present_names(info: MethodInfo, settings: Mapping[str, Any]) -> dict[str, An
     names = info.setting_names()
     for key in settings:  # pydantic ignores unknown ones unless a method's author says otherwise
         if key not in names:
-            raise BadInput(f"method '{info.name}' has no setting '{key}' (settings: {known_fields(info.settings)})")
+            near = did_you_mean(key, names)
+            raise BadInput(
+                f"method '{info.name}' has no setting '{key}'{near and '; '}{near} "
+                f"(settings: {known_fields(info.settings)})"
+            )
         if names[key] != key and names[key] in settings:
             raise BadInput(f"method '{info.name}': '{key}' is the earlier name of '{names[key]}'; give one of the two")
     return {names[key]: value for key, value in settings.items()}

@@ -31,6 +31,7 @@ from pydantic import BaseModel
 
 from outpace.core.errors import BadInput
 from outpace.core.files import read_json, settle, write_atomically
+from outpace.core.progress import stage
 from outpace.core.version import __version__
 from outpace.models import gguf_convert
 from outpace.models.gguf_header import read_header
@@ -84,7 +85,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
             try:
                 _log.info("converting %s to %s, once", path, dtype_name(dtype))
                 model, tokenizer = gguf_convert.read(header, dtype)
-                with _writing(root):
+                with stage("writing the converted model", brief=True), _writing(root):
                     gguf_convert.write(model, tokenizer, folder)
                     _publish(folder, entry, path, digest, dtype_name(dtype))
             finally:

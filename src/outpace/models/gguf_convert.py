@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 from outpace.models.gguf_header import GGUFHeader, block_of
 from outpace.models.gguf_rope import rope_parameters
 from outpace.models.quiet import explained, one_line
@@ -141,9 +142,12 @@ def _naming_tensors() -> Iterator[None]:
 
     def each(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
         nonlocal at
-        for tensor in tensors:
-            at = f"tensor {tensor.name}"
-            yield tensor
+        total = len(tensors) if isinstance(tensors, Sized) else None
+        with stage("converting weights", total, "tensors") as shown:
+            for number, tensor in enumerate(tensors, 1):
+                at = f"tensor {tensor.name}"
+                yield tensor
+                shown.move(number)
         at = ""
 
     bar = getattr(converter, "tqdm", None)

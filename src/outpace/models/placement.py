@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 from outpace.models.quiet import one_line
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
     else:
         name = str(dtype)
         if name not in NAMES:
-            raise BadInput(f"unknown dtype '{name}'; use one of auto, {', '.join((*NAMES, *QUANTISED))}")
+            raise unknown("dtype", name, ("auto", *NAMES, *QUANTISED))
         chosen = getattr(torch, name)
     if not chosen.is_floating_point or chosen.itemsize < 2:
         raise BadInput(f"outpace does not compute in {name}; use one of auto, {', '.join(NAMES)}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from outpace.core import names
 from outpace.core.errors import BadInput, MissingExtra
 
 GGUF_MAGIC = b"GGUF"
@@ -69,7 +69,8 @@ def resolve(name: str | os.PathLike[str]) -> Source:
 
 def did_you_mean(name: str) -> str:
     """A hint to append to a message, or ""."""
-    return "".join(f"; did you mean '{near}'?" for near in get_close_matches(name.lower(), EMBEDDED, 1))
+    hint = names.did_you_mean(name, list(EMBEDDED))
+    return hint and f"; {hint}"
 
 
 def _in_wheel(name: str, embedded: Embedded) -> Path:

@@ -33,8 +33,7 @@ def collect(
             collected = _until(collector, TOKENS if tokens is None else tokens, report)
     except KeyboardInterrupt:
         kept = shards.answer_tokens()
-        found = f"{kept:,} tokens of answers are kept in {shards.folder}"
-        report(TrainingProgress("stopped", kept, tokens or kept, found))
+        report(TrainingProgress("stopped", kept, TOKENS if tokens is None else tokens, str(shards.folder), "tokens"))
         raise
     removed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(collected.removed.items()))
     found = f"{collected.tokens:,} tokens of {collected.prompts:,} answers in {shards.folder}"
@@ -47,7 +46,7 @@ def collect(
 
 def _until(collector: Collector, tokens: int, report: Report) -> Collected:
     def watch(now: Collected) -> None:
-        report(TrainingProgress("data", now.tokens, tokens, now.doing))
+        report(TrainingProgress("data", now.tokens, tokens, now.doing, "tokens"))
 
     return collector.run(watch, tokens)
 

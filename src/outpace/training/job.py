@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import describe
+from outpace.core.names import normalised
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters, teacher_of
 from outpace.heads.head_config import HeadConfig, TargetFacts
@@ -170,11 +171,13 @@ def train(
 
 def kind_and_method(named: str) -> tuple[str, str]:
     """The kind of head that was named, itself or by a method that drafts with it; and a method to use it with."""
-    if named not in kinds():
+    kind = next((one for one in kinds() if normalised(one) == normalised(named)), None)
+    if kind is None:
         for info in methods():
-            if info.head is not None and named in (info.name, *info.aliases):
+            if info.head is not None and normalised(named) in map(normalised, (info.name, *info.aliases)):
                 return info.head, info.name
-    return named, (drafting_with(named) or [named])[0]
+        kind = named
+    return kind, (drafting_with(kind) or [kind])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +228,20 @@ class _Run:
 def _train(trainer: Trainer, folder: Path, report: Report) -> None:
     """The training. After Ctrl-C its state is saved."""
 
-    def watch(now: Any, share: float) -> None:
-        figures = ", ".join(f"{name} {value:.3f}" for name, value in list(now.figures.items())[:3])
-        report(TrainingProgress("training", round(1000 * share), 1000, f"step {now.step:,}, {figures}"))
+    def tell(stage: Literal["training", "stopped"], doing: str) -> None:
+        step, share = trainer.progress.step, trainer.share
+        # Before the first step nothing is known of their number.
+        report(TrainingProgress(stage, step, max(step, round(step / share)) if share else 0, doing, "steps"))
 
-    report(TrainingProgress("training", 0, 1000, "the first step"))
+    def watch(now: Any, _: float) -> None:
+        tell("training", ", ".join(f"{name} {value:.3f}" for name, value in list(now.figures.items())[:3]))
+
+    tell("training", "first step")
     try:
         trainer.run(watch)
     except KeyboardInterrupt:
         trainer.save()
-        done = f"{trainer.progress.step:,} steps are kept in {folder}"
-        report(TrainingProgress("stopped", round(1000 * trainer.share), 1000, done))
+        tell("stopped", str(folder))
         raise
 
 

@@ -1,4 +1,4 @@
-"""TrainingProgress: what a training says of itself all along."""
+"""TrainingProgress: what a training reports while it runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Literal
 class TrainingProgress:
     """Where a training is.
 
-    ``stage``: "data" (``done`` and ``total`` count tokens of answers), "plan" (what is expected within the minutes that
-    were given), "collected", "training" (``done`` of ``total`` is the share of it), "evaluation", or "stopped" after
-    Ctrl-C. ``doing``: more of it, in words.
+    ``stage``: "data" (prompts are answered), "plan" (what is expected within the minutes that were given), "collected",
+    "training", "evaluation", or "stopped" after Ctrl-C. ``done`` of ``total`` are counted in ``unit``: tokens of
+    answers, steps of training (the total is an estimate), or nothing. ``doing``: more of it, in words; of "stopped",
+    the folder that keeps what was done.
     """
 
     stage: Literal["data", "plan", "collected", "training", "evaluation", "stopped"]
     done: int
     total: int
     doing: str
+    unit: Literal["tokens", "steps", ""] = ""
 
 
 Report = Callable[[TrainingProgress], object]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ def choose(names: Sequence[str] | None) -> list[Peer]:
     for name in names:
         peer = known.get(name.lower())
         if peer is None:
-            near = "".join(f"; did you mean '{one}'?" for one in get_close_matches(name.lower(), known, 1))
-            raise BadInput(f"unknown peer '{name}'; known: {', '.join(PEERS)}{near}")
+            raise unknown("peer", name, {alias: one.name for alias, one in known.items()})
         chosen[peer.name] = peer
     if not chosen:
         raise BadInput(f"name at least one peer: {', '.join(PEERS)}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import prod
 from typing import Any
 
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 from outpace.models.source import resolve
 
 FLOATS = ("bfloat16", "float16", "float32")
@@ -38,8 +38,7 @@ def precisions(names: Sequence[str] | None, model: str) -> tuple[list[str], list
     chosen, notes = [], []
     for name in names:
         if name not in DTYPES:
-            near = "".join(f"; did you mean '{one}'?" for one in get_close_matches(name, DTYPES, 1))
-            raise BadInput(f"unknown dtype '{name}'; known: {', '.join(DTYPES)}{near}")
+            raise unknown("dtype", name, DTYPES)
         if name in FLOATS and not _computes_in(name):
             notes.append(f"this CPU does not compute in {name}: float32 instead")
             name = "float32"  # noqa: PLW2901

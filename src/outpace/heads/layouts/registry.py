@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from outpace.core.errors import BadInput
+from outpace.core.names import unknown
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import PROVENANCE
 from outpace.heads.kinds import discover
@@ -33,7 +34,7 @@ def find_layout(name: str, kind: str) -> Layout:
     """The layout of this name for a kind of head. Raises BadInput with the layouts that can be written."""
     written = [one for one in layouts() if one.writes]
     if name not in (known := sorted({one.name for one in written})):
-        raise BadInput(f"unknown layout '{name}'; known: {', '.join(known)}")
+        raise unknown("layout", name, known)
     fitting = {one.name: one for one in written if one.kind == kind}
     if name not in fitting:
         have = f"it is written as: {', '.join(fitting)}" if fitting else "no layout of other engines has this kind"

@@ -41,7 +41,7 @@ class DraftModelSettings(StrictModel):
     summary="A smaller model with the same vocabulary drafts a chain (true q) or a top-k tree.",
     when_to_use="Where a model about ten times faster often agrees with the target, open-ended text included. Not "
     "beside a small target, where drafting costs too much.",
-    aliases=("leviathan", "sps"),
+    aliases=("assisted", "assisted-generation", "speculative", "speculative-decoding", "leviathan", "sps"),
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: DraftModelSettings) -> Parts:

@@ -92,7 +92,7 @@ class JacobiSettings(StrictModel):
     paper="Santilli et al. 2023, arXiv 2305.10427",
     summary="Iterates on guesses for the next tokens until the target confirms them (Jacobi, Gauss-Seidel, hybrid).",
     when_to_use="Where a forward over a few rows costs no more than one over one row. Few guesses are accepted.",
-    aliases=("santilli",),
+    aliases=("jacobi-decoding", "santilli"),
     tiny={"window": 2},
 )
 def build(context: Context, settings: JacobiSettings) -> Parts:

@@ -91,7 +91,7 @@ class LookupSettings(StrictModel):
     summary="Copies what followed the last n tokens earlier in prompt, output or references.",
     when_to_use="Where the answer repeats its prompt or itself: summaries, retrieval, edits. Little gain in free "
     "prose.",
-    aliases=("prompt-lookup", "ngram"),
+    aliases=("prompt-lookup", "prompt-lookup-decoding", "ngram"),
 )
 def build_pld(context: Context, settings: LookupSettings) -> Parts:
     """N-gram lookup in all text so far."""

@@ -52,7 +52,7 @@ class EagleNet(Net):
     summary="One decoder layer predicts the target's next features and drafts a tree of a fixed shape.",
     when_to_use="Any text, once a head is trained for the target. eagle2 drafts better trees with the same head.",
     head="eagle",
-    aliases=("eagle1",),
+    aliases=("eagle-1",),
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:

@@ -1,0 +1,59 @@
+"""Names that users write: compared without case, '-' and '_'; for unknown ones, the nearest known names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+
+from outpace.core.errors import BadInput
+
+_NEAR = 0.7
+"""Share of equal characters from which on a name is near."""
+_MOST = 3
+_SHORTEST = 3  # letters that the beginnings of two names must have in common
+_WORD = re.compile(r"[-_ ]")
+
+
+def normalised(name: str) -> str:
+    """What two spellings of a name have in common: eagle3 for EAGLE-3, eagle_3 and eagle3."""
+    return name.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> list[str]:
+    """Up to three known names that may be meant, the nearest first.
+
+    A mapping gives for every name that may be written, aliases included, the one to suggest.
+    """
+    suggested = known if isinstance(known, Mapping) else {one: one for one in known}
+    scores: dict[str, float] = {}
+    for written, one in suggested.items():
+        score = _likeness(name, written)
+        if score >= _NEAR:
+            scores[one] = max(score, scores.get(one, 0.0))
+    return sorted(scores, key=lambda one: -scores[one])[:_MOST]
+
+
+def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
+    """ "did you mean 'pld' or 'sam'?"; "" where no known name is near."""
+    near = [f"'{one}'" for one in nearest(name, known)]
+    return f"did you mean {' or '.join([', '.join(near[:-1]), near[-1]] if near[1:] else near)}?" if near else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str] | Mapping[str, str], see: str = "") -> BadInput:
+    """The error for a name that does not exist: what may be meant, else the known names.
+
+    ``see``: the command that lists them.
+    """
+    names = dict.fromkeys(known.values() if isinstance(known, Mapping) else known)
+    hint = did_you_mean(name, known) or f"known: {', '.join(names)}"
+    return BadInput(f"unknown {what} '{name}'; {hint}" + (f" See: {see}" if see and hint.endswith("?") else ""))
+
+
+def _likeness(one: str, other: str) -> float:
+    """Between 0 and 1. Near are also a name that another one begins with, and names with the same first word."""
+    short, long = sorted((normalised(one), normalised(other)), key=len)
+    first, second = (_WORD.split(name.strip().lower())[0] for name in (one, other))
+    begins = len(short) >= _SHORTEST and long.startswith(short)
+    shares = len(first) >= _SHORTEST and first == second
+    return max(SequenceMatcher(None, short, long).ratio(), 0.8 if begins else 0.7 if shares else 0.0)
