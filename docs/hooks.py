@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Any
 
@@ -30,6 +31,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         if (mark := f"<!-- table: {name} -->") in markdown:
             markdown = markdown.replace(mark, table())
     return markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """mkdocs calls this for every page. A figure and its interval stay on one line of their cell."""
+    return re.sub(r"<td>([\d.,]+x? [\[(][\d., x]+[\])])</td>", r'<td class="figure">\1</td>', html)
 
 
 def rules_table() -> str:

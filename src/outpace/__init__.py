@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from outpace.core.tree import TokenTree as TokenTree
     from outpace.engine.method import Method as Method
     from outpace.heads.exchange import export_head as export_head, import_head as import_head
+    from outpace.integrations.transformers.accelerate import (
+        AcceleratedModel as AcceleratedModel,
+        accelerate as accelerate,
+    )
     from outpace.loading import load as load
     from outpace.model import Model as Model
     from outpace.training.job import train as train
@@ -35,10 +39,12 @@ _HOME = {
     "Method": "outpace.engine.method",
     "Model": "outpace.model",
     "OutpaceError": "outpace.core.errors",
+    "AcceleratedModel": "outpace.integrations.transformers.accelerate",
     "AsyncStream": "outpace.api.streams",
     "Conversation": "outpace.api.conversation",
     "Result": "outpace.api.result",
     "Stream": "outpace.api.streams",
+    "accelerate": "outpace.integrations.transformers.accelerate",
     "agenerate": "outpace.api.calls",
     "astream": "outpace.api.streams",
     "chat": "outpace.api.conversation",

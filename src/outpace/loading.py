@@ -16,9 +16,11 @@ from outpace.model import Model
 from outpace.models.base import ChatTokenizer
 from outpace.models.quiet import explained, one_line, quiet
 from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
+from outpace.models.transformers_objects import check_objects
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import TargetKind
@@ -28,11 +30,11 @@ _PATIENCE = 3.0  # seconds to find out that there is no network
 
 
 def load(
-    name: str | os.PathLike[str],
+    name: str | os.PathLike[str] | PreTrainedModel,
+    tokenizer: Any = None,
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
-    tokenizer: Any = None,
     target: TargetKind = "auto",
     fixed_costs: bool = False,
 ) -> Model:
@@ -45,7 +47,12 @@ def load(
     cannot. ``fixed_costs``: choose draft lengths by nominal costs and read no clock, so that a seed repeats a sampled
     answer on any machine; by default costs are measured and kept (:mod:`outpace.targets.cost_table`), and it does on
     this one. Raises BadInput, in one line, for whatever does not load.
+
+    ``load(hf_model, tokenizer)`` takes a transformers model and its tokenizer as they are (:func:`load_from`).
     """
+    if not isinstance(name, str | os.PathLike):
+        check_objects(name, tokenizer, dtype=dtype, device=device)
+        return load_from(name, tokenizer, target=target, fixed_costs=fixed_costs)
     source = resolve(name)
     from outpace.models.gguf_cache import converted
     from outpace.models.placement import QUANTISED, choose_device, choose_dtype

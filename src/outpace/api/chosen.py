@@ -91,8 +91,8 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         method=_of_type("method", values.get("method"), (str, Method), "a method's name", "auto"),
         settings=_of_type("settings", values.get("settings"), (Mapping,), "a dict of the method's settings", {}),
         rule=_of_type("rule", values.get("rule"), (str, AcceptanceRule), "a rule's name", None),
-        draft_model=values.get("draft_model"),
-        head=values.get("head"),
+        draft_model=_weights("draft_model", values.get("draft_model"), "a loaded model, the folder of a draft LM"),
+        head=_weights("head", values.get("head"), "the folder of a trained head"),
         datastore=_of_type("datastore", values.get("datastore"), (str, os.PathLike), "a path", None),
         references=_texts("references", values.get("references")),
         namespace=_of_type("namespace", values.get("namespace"), (str,), "a name", ""),
@@ -168,6 +168,16 @@ def _of_type(name: str, value: Any, kinds: tuple[type, ...], what: str, default:
         return default
     if not isinstance(value, kinds):
         raise BadInput(f"{name} must be {what}, not {shown(value)}")
+    return value
+
+
+def _weights(name: str, value: Any, what: str) -> Any:
+    """Draft models or heads: one, a list of them, or a dict by name."""
+    given = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    for one in given:
+        loaded = name == "draft_model" and hasattr(one, "target")
+        if one is not None and not loaded and not isinstance(one, str | os.PathLike):
+            raise BadInput(f"{name} must be {what}, a list of these or a dict of them by name, not {shown(one)}")
     return value
 
 

@@ -184,7 +184,7 @@ def _seeded(params: SamplingParams) -> SamplingParams:
 
 
 def _sample(request: Request, number: int) -> Request:
-    """The samples of one prompt have consecutive seeds: each can be repeated alone."""
+    """The samples of one prompt have consecutive seeds, so that one seed repeats them all."""
     if number == 0:
         return request
     return replace(request, params=replace(request.params, seed=request.params.fixed_seed + number))

@@ -21,7 +21,8 @@ class Result:
     metrics: figures by name, defined in docs/metrics.md, and "seed".
     logprobs: one entry for each token where they were asked for: ``token``, ``logprob`` (natural logarithm, of the
         model's own distribution) and ``top``, the alternatives as (token, logprob).
-    seed: repeats this answer when it is given as ``seed``; None for greedy answers, which need none.
+    seed: what the answer was sampled with; given as ``seed`` it repeats the call's answer on this machine (with other
+        requests beside it draft lengths differ, and with them the draws). None for greedy answers, which need none.
     prompt_tokens: how many tokens the prompt had.
 
     >>> import outpace

@@ -28,7 +28,8 @@ def shown(value: object) -> str:
     if value is None:
         return "None"
     text = repr(value)
-    return f"{kind} {text}" if len(text) <= 40 and "\n" not in text and " object at 0x" not in text else f"a {kind}"
+    short = len(text) <= 40 and "\n" not in text and " object at 0x" not in text
+    return f"{kind} {text}" if short else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
 
 
 def said(error: BaseException, where: str = "") -> str:
