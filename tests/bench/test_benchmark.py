@@ -29,7 +29,7 @@ def test_methods_by_name_with_their_settings(tmp_path: Path) -> None:
     assert [row["method"] for row in report.rows] == ["none", "pld", "sam"]
     assert json.loads(report.to_json()) == report.result
     settings = report.result["settings"]
-    assert settings["method_settings"] == {"pld": {"length": 3}, "sam": {}}
+    assert settings["method_settings"] == {"pld": {"num_draft_tokens": 3}, "sam": {}}
     assert (settings["prompts"], settings["temperature"], settings["command"]) == (2, 0.0, "")
     assert len(report.rows[1]["per_position_acceptance"]) <= 3
     assert "autoregressive decoding" in str(report)

@@ -128,4 +128,4 @@ def test_wide_intervals_ask_for_more_prompts() -> None:
     )
     said = wide_intervals(result(row("pld", 2.0, [1.6, 2.4]), row("sam", 1.0, [0.5, 1.5])))
     assert said is not None
-    assert "of sam is known to ±50% after 42 prompts (and 1 more above ±15%); about 4,200 prompts" in said
+    assert "of sam is known to ±50% after 42 prompts (1 more above ±15%); about 4,200 prompts" in said

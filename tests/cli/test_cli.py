@@ -49,7 +49,7 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
     (["x", "--logit-bias", "5"], "TOKEN=BIAS"),
     (["x", "--logit-bias", "a=1"], "TOKEN=BIAS"),
     (["x", "--logit-bias", "5=nan"], "TOKEN=BIAS"),
-    (["x", "--method", "nonsense"], "unknown method 'nonsense'; known: none"),
+    (["x", "--method", "xyzzy"], "unknown method 'xyzzy'; known: none"),
     (["x", "--rule", "nonsense"], "unknown acceptance rule 'nonsense'; known: "),
     (["x", "--rule", "greedy", "--temperature", "1"], "temperature 0"),
     (["x", "--param", "length"], "KEY=VALUE"),

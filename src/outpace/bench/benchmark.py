@@ -13,9 +13,11 @@ from typing import Any
 
 from outpace.bench.bench_report import BenchReport
 from outpace.bench.settings import BenchSettings, Progress
+from outpace.bench.sweep import Sweep, swept
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.registry import configured, find
 from outpace.methods.side_by_side import build_all, use_notes
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
@@ -28,6 +30,7 @@ def bench(
     prompts: Sequence[Prompt | str] | str | Path | None = None,
     *,
     limit: int | None = None,
+    sweep: Sweep | None = None,
     max_new_tokens: int = 64,
     ignore_eos: bool = False,
     batch_size: int = 1,
@@ -44,12 +47,15 @@ def bench(
     """Measure methods on one model, each on every prompt; autoregressive decoding (``none``) always runs.
 
     ``model``: a Model, or a name for :func:`outpace.load`. ``methods``: names, Method objects, or names with their
-    settings. ``prompts``: questions, texts, or the path of a file as :func:`~outpace.prompts.questions.load_prompts`
-    reads it; None takes the embedded set. ``limit``: use that many, from all categories in turn. ``max_new_tokens``:
-    per answer. ``batch_size``: requests decoded together. ``references``: texts that methods may copy from.
-    ``namespace``: where each method keeps what it learns from prompt to prompt; "" keeps nothing. ``rule``,
-    ``draft_model``, ``datastore`` and ``head`` are those of :meth:`Model.method`; autoregressive decoding keeps its own
-    rule. ``params``: None is greedy. ``command``: what the user typed. ``on_progress``: called before every answer.
+    settings. A name may have a label, so that one method runs twice: ``{"pld#2": {"num_draft_tokens": 2}, "pld#8":
+    {"num_draft_tokens": 8}}``. ``prompts``: questions, texts, or the path of a file as
+    :func:`~outpace.prompts.questions.load_prompts` reads it; None takes the embedded set. ``limit``: use that many,
+    from all categories in turn. ``sweep``: values of settings, ``{"pld.num_draft_tokens": [2, 4]}``; each combination
+    is a row of its own, ``pld#num_draft_tokens=2`` (at most 32 rows). ``max_new_tokens``: per answer. ``batch_size``:
+    requests decoded together. ``references``: texts that methods may copy from. ``namespace``: where each method keeps
+    what it learns from prompt to prompt; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are
+    those of :meth:`Model.method`; autoregressive decoding keeps its own rule. ``params``: None is greedy. ``command``:
+    what the user typed. ``on_progress``: called before every answer.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.
@@ -63,8 +69,10 @@ def bench(
 
         model = outpace.loading.load(model)
     named = methods if isinstance(methods, Mapping) else {one: {} for one in methods if isinstance(one, str)}
+    rows = swept(named, sweep or {})
     context = model.context(draft_model=draft_model, datastore=datastore, head=head)
-    built = build_all(list(methods), context, named, rule)
+    ready = [one for one in methods if isinstance(one, Method)]
+    built = build_all([*rows, *ready], context, rows, rule)
     settings = BenchSettings(
         max_new_tokens=max_new_tokens,
         params=params,
@@ -74,7 +82,7 @@ def bench(
         namespace=namespace,
         command=command,
         extra={
-            "method_settings": {name: dict(one) for name, one in named.items()},
+            "method_settings": {label: _typed(label, one) for label, one in rows.items()},
             "rule": rule,
             "draft_models": [one.option for one in context.bindings.draft_models],
             "datastore": None if datastore is None else str(datastore),
@@ -84,6 +92,11 @@ def bench(
         },
     )
     return BenchReport(run(model, built, questions, settings, on_progress))
+
+
+def _typed(label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given of a method's settings, as the method reads it."""
+    return configured(find(label), settings).model_dump(exclude_unset=True)
 
 
 def _questions(prompts: Sequence[Prompt | str] | str | Path | None, limit: int | None) -> Sequence[Prompt]:

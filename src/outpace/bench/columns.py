@@ -14,6 +14,7 @@ from outpace.bench.method_records import Measured, MethodRecords
 from outpace.bench.report import Cell, Heading, Row, Table, gain
 from outpace.bench.statistics import speedup, speedup_interval
 from outpace.core.metrics import ratio
+from outpace.methods import bindings
 
 Source = TypeVar("Source")
 
@@ -145,6 +146,8 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "together.",
     ),
     Column(key="error", measure=lambda one: one.of.error),
+    Column(key="label", measure=lambda one: bindings.split(one.of.label)[1] or None),
+    Column(key="settings", measure=lambda one: dict(one.of.settings)),
     Column(key="family", measure=lambda one: one.of.method.family or None),
     Column(
         key="repeated_ngrams",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,10 +15,14 @@ from outpace.engine.method import Method
 
 @dataclass(slots=True)
 class MethodRecords:
-    """One method: its records and first differences by the prompt's id. ``error`` ended its part in the bench."""
+    """One method: its records and first differences by the prompt's id.
+
+    ``label``: METHOD or METHOD#LABEL. ``settings``: those that were given. ``error`` ended its part in the bench.
+    """
 
     label: str
     method: Method
+    settings: Mapping[str, Any] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
     error: str | None = None

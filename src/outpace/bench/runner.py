@@ -13,10 +13,9 @@ every method, and counted.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any
 
 from outpace.bench.columns import method_row, prompt_rows
@@ -71,7 +70,7 @@ class _Run:
             raise BadInput("the bench needs at least one prompt")
         self.model, self.settings, self.on_progress = model, settings, on_progress
         self.params = settings.params
-        self.methods = _labelled(model, methods)
+        self.methods = _labelled(model, methods, settings.extra.get("method_settings", {}))
         for entry in self.methods:
             entry.method.rule_for(self.params)
         self.reference = self.methods[0]
@@ -248,13 +247,17 @@ class _Run:
         return cleaned
 
 
-def _labelled(model: Model, methods: Sequence[Method]) -> list[MethodRecords]:
-    """Autoregressive decoding first; methods of one name (with other settings) are told apart by a number."""
+def _labelled(
+    model: Model, methods: Sequence[Method], settings: Mapping[str, Mapping[str, Any]]
+) -> list[MethodRecords]:
+    """Autoregressive decoding first; methods of one name are told apart by a number. ``settings``: by name."""
     plain = [method for method in methods if method.name == "none"][:1] or [model.method("none")]
-    seen: dict[str, int] = defaultdict(int)
-    found = []
+    taken = {method.name for method in methods}
+    found: list[MethodRecords] = []
     for method in (*plain, *(method for method in methods if method.name != "none")):
-        seen[method.name] += 1
-        label = method.name if seen[method.name] == 1 else f"{method.name}#{seen[method.name]}"
-        found.append(MethodRecords(label, method))
+        label = method.name
+        if any(one.label == label for one in found):
+            label = next(name for i in count(2) if (name := f"{method.name}#{i}") not in taken)
+            taken.add(label)
+        found.append(MethodRecords(label, method, settings.get(method.name, {})))
     return found

@@ -55,7 +55,7 @@ def wide_intervals(result: Mapping[str, Any]) -> str | None:
         return None
     name, (half, prompts) = max(wide.items(), key=lambda item: item[1][0])
     needed = _rounded_up(prompts * (half / WANTED) ** 2)
-    others = f" (and {len(wide) - 1} more above ±{WIDE:.0%})" if len(wide) > 1 else ""
+    others = f" ({len(wide) - 1} more above ±{WIDE:.0%})" if len(wide) > 1 else ""
     return (
         f"Wide interval: the speed-up of {name} is known to ±{half:.0%} after {prompts} prompts{others}; about "
         f"{needed:,} prompts would give ±{WANTED:.0%}."

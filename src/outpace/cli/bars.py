@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Column
+from rich.text import Text
 
 from outpace.cli import output
 from outpace.core.progress import Stage, reporting, stage
@@ -53,10 +54,10 @@ class Bars:
         shown = self._shown[one] = Shown(now, said=now)
         if self._console.is_terminal:
             if self._live is None:
-                self._live = _display(self._console)
+                self._live = _display(self._console, self._clock)
                 self._live.start()
                 output.share(self._console)
-            shown.task = self._live.add_task(one.name, total=one.total, words="")
+            shown.task = self._live.add_task(one.name, total=one.total, stage=one, shown=shown)
         elif not one.brief:
             self._say(f"{one.name} ...")
 
@@ -68,8 +69,7 @@ class Bars:
         if shown.counted_from is None:  # what an earlier run had done does not count towards the rate
             shown.counted_from = now, one.done
         if self._live is not None and shown.task is not None:
-            words = ", ".join(filter(None, (figures(one, shown, now), one.detail)))
-            self._live.update(shown.task, completed=one.done, total=one.total, words=words)
+            self._live.update(shown.task, completed=one.done, total=one.total)
         elif now - shown.said >= _INTERVALS[min(shown.lines, len(_INTERVALS) - 1)]:
             shown.said, shown.lines = now, shown.lines + 1
             self._say(f"{one.name}: {line(one, shown, now)}")
@@ -101,40 +101,46 @@ class Bars:
         print(text, file=sys.stderr, flush=True)
 
 
-def figures(one: Stage, shown: Shown, now: float) -> str:
-    """12 of 40 prompts, 6.2 prompts/min, 1:56 elapsed, about 4:31 left."""
-    parts = [counted(one.done, one.total, one.unit)] if one.unit else []
+def figures(one: Stage, shown: Shown, now: float, *, short: bool = False) -> list[str]:
+    """["12 of 40 prompts", "6.2 prompts/min", "1:56 elapsed", "about 4:31 left"], as far as they are known.
+
+    ``short``: as there is room for in a line with a bar, ["12/40 prompts", "6.2/min", "1:56 elapsed", "4:31 left"].
+    """
+    parts = [counted(one.done, one.total, one.unit, "/" if short else " of ")] if one.unit else []
     began, from_where = shown.counted_from or (now, one.done)
     elapsed, done = now - began, one.done - from_where
-    if one.unit and done > 0 and elapsed >= _SETTLING:
-        parts.append(rate(done / elapsed, one.unit))
+    known = done > 0 and elapsed >= _SETTLING
+    if one.unit and known:
+        parts.append(rate(done / elapsed, one.unit, short=short))
     parts.append(f"{duration(now - shown.began)} elapsed")
-    if one.total and done > 0 and one.done < one.total and elapsed >= _SETTLING:
-        parts.append(f"about {duration((one.total - one.done) * elapsed / done)} left")
-    return ", ".join(parts)
+    if one.total and one.done < one.total and known:
+        left = duration((one.total - one.done) * elapsed / done)
+        parts.append(f"{left} left" if short else f"about {left} left")
+    return parts
 
 
 def line(one: Stage, shown: Shown, now: float) -> str:
-    """The same, with the share that is done and what is being done, for a log."""
-    share = f"{100 * min(1.0, one.done / one.total):.0f}%, " if one.total else ""
-    return share + figures(one, shown, now) + (f"; {one.detail}" if one.detail else "")
+    """The same with the share that is done and what is being done, for a log."""
+    share = [f"{100 * min(1.0, one.done / one.total):.0f}%"] if one.total else []
+    return ", ".join([*share, *figures(one, shown, now)]) + (f"; {one.detail}" if one.detail else "")
 
 
-def counted(done: float, total: float | None, unit: str) -> str:
+def counted(done: float, total: float | None, unit: str, of: str = " of ") -> str:
     """12 of 40 prompts; 12.5 of 270.0 MB."""
-    if unit == "B":
-        return f"{done / 1e6:,.1f}" + ("" if total is None else f" of {total / 1e6:,.1f}") + " MB"
-    return f"{done:,.0f}" + ("" if total is None else f" of {total:,.0f}") + f" {unit}"
+    scale, digits, name = (1e6, 1, "MB") if unit == "B" else (1, 0, unit)
+    shown = [f"{value / scale:,.{digits}f}" for value in (done, total) if value is not None]
+    return f"{of.join(shown)} {name}"
 
 
-def rate(per_second: float, unit: str) -> str:
-    """A rate in the largest of the units of time that it needs: 12.0 tokens/s, 6.2 prompts/min, 3.1 prompts/h."""
+def rate(per_second: float, unit: str, *, short: bool = False) -> str:
+    """A rate by the second, the minute or the hour: 12.0 tokens/s, 6.2 prompts/min. ``short``: without the unit."""
     if unit == "B":
         return f"{per_second / 1e6:,.1f} MB/s"
-    for factor, name in ((1, "s"), (60, "min")):
+    name = "" if short else f" {unit}"
+    for factor, time_unit in ((1, "s"), (60, "min")):
         if per_second * factor >= 1:
-            return f"{per_second * factor:,.{1 if per_second * factor < 100 else 0}f} {unit}/{name}"
-    return f"{per_second * 3600:,.1f} {unit}/h"
+            return f"{per_second * factor:,.{1 if per_second * factor < 100 else 0}f}{name}/{time_unit}"
+    return f"{per_second * 3600:,.1f}{name}/h"
 
 
 def duration(seconds: float) -> str:
@@ -145,22 +151,27 @@ def duration(seconds: float) -> str:
 
 
 class _Bar(BarColumn):
-    """A bar where the end is known; a spinner stands for it otherwise."""
+    """A bar where the end is known."""
 
-    def render(self, task: Task):  # type: ignore[no-untyped-def]
+    def render(self, task: Task) -> Any:
         return super().render(task) if task.total else ""
 
 
-def _display(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        _Bar(16),
-        TextColumn("[dim]{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        console=console,
-        transient=True,
-        expand=True,
-    )
+class _Words(ProgressColumn):
+    """The figures as they are now: time goes on between two moves."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        self._clock = clock
+
+    def render(self, task: Task) -> Text:
+        one, shown = task.fields["stage"], task.fields["shown"]
+        return Text(" ".join([*figures(one, shown, self._clock(), short=True), one.detail]).strip(), style="dim")
+
+
+def _display(console: Console, clock: Callable[[], float]) -> Progress:
+    name = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+    return Progress(SpinnerColumn(), name, _Bar(12), _Words(clock), console=console, transient=True, expand=True)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,15 @@ def bench(
     methods: Annotated[
         str, option(value="A,B,C", text="Methods to compare; autoregressive decoding (none) always runs.")
     ] = "none,pld,sam,auto",
+    sweep: Annotated[
+        list[str] | None,
+        option(
+            value="KEY=V1,V2,...",
+            panel=opt.DRAFTING,
+            text="Run a method once for each value of a setting (METHOD.KEY=V1,V2,...; KEY alone: every method "
+            "that has it). May be repeated: every combination is a row.",
+        ),
+    ] = None,
     *,
     questions: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
@@ -43,6 +52,10 @@ def bench(
         prompts, params = questions.read(), sampling.params()
         names = opt.names(methods)
         settings = drafting.settings(["none", *names] if names else [], params)
+        if sweep:
+            from outpace.bench.sweep import swept
+
+            settings = swept(settings, opt.sweeps(sweep))
         loaded = machine.load()
         needs = drafting.load(machine)
         with advancing("benchmark") as advance:

@@ -230,6 +230,23 @@ def settings_by_method(
     return settings
 
 
+def sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
+    """``--sweep KEY=V1,V2,...`` by KEY, which may be METHOD.KEY; values that hold commas as a JSON list.
+
+    Raises BadInput for what has another form, and for a key that is given twice.
+    """
+    found: dict[str, list[Any]] = {}
+    for pair in given:
+        key, sign, text = pair.partition("=")
+        values = _value(pair, text) if text.startswith("[") else names(text)
+        if not sign or not key or not values:
+            raise BadInput(f"--sweep takes KEY=V1,V2,... or METHOD.KEY=V1,V2,..., not '{pair}'")
+        if key in found:
+            raise BadInput(f"--sweep gives '{key}' twice; list all its values once")
+        found[key] = values
+    return found
+
+
 def _value(pair: str, text: str) -> Any:
     """Numbers and words are read by the setting's own type; lists and objects are JSON."""
     if not text.startswith(("[", "{")):

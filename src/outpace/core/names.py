@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from outpace.core.errors import BadInput
 
-_NEAR = 0.7
+_NEAR = 0.65
 """Share of equal characters from which on a name is near."""
 _MOST = 3
 _SHORTEST = 3  # letters that the beginnings of two names must have in common

@@ -3,18 +3,20 @@
 A method is named ``METHOD`` or ``METHOD#NAME``. With a name it drafts with the draft model or head of that name alone,
 so that a combination may have several parts of one method: ``draft-model#small``, ``draft-model#large``,
 ``eagle3#code``. Without one it takes the first of its kind that the caller named, else what is shipped for the target.
-For a method that drafts with neither, the name is a label. :mod:`outpace.methods.named_weights` makes bindings of what
-a caller names.
+A name that no draft model and no head has is a free label: ``pld#2`` and ``pld#8`` are one method twice, in one bench
+with different settings. So is everything after a comma. Parts of combinations may only have names that are bound.
+:mod:`outpace.methods.named_weights` makes bindings of what a caller names.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from outpace.core.errors import BadInput
+from outpace.core.names import did_you_mean
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
 
@@ -113,6 +115,16 @@ class Bindings:
         mine = [one for one in alike if one.kind == kind and name in ("", one.name)]
         return mine if mine or (alike and not name) else list(self.default(kind, name))
 
+    def names(self, name: str, kinds: Iterable[str]) -> bool:
+        """Whether a draft model or a head of any kind was given this name, or one of ``kinds`` is shipped under it."""
+        return any(one.name == name for one in self.named) or any(self.default(kind, name) for kind in kinds)
+
+    def bound(self, label: str, kinds: Iterable[str]) -> str:
+        """The label by which a method that drafts with ``kinds`` asks for them: its own, without a free name."""
+        method, name = split(label)
+        name = name.partition(",")[0]
+        return f"{method}#{name}" if name and self.names(name, kinds) else method
+
     def need(self, kind: str, label: str) -> list[Binding]:
         """As :meth:`find`, for the method of this label. Raises BadInput where there is nothing, saying what there is.
 
@@ -135,9 +147,10 @@ class Bindings:
             if other is not None:
                 return OtherKind(f"'{label}' drafts with a {what}, and '{name}' is a head of kind {other.kind}")
             models, heads = (", ".join(map(_told, group)) or "none" for group in (self.draft_models, self.heads))
+            near = did_you_mean(name, [one.name for one in self.named])
             return BadInput(
                 f"'{label}' drafts with the {what} that is named '{name}', and none is (draft models: {models}; "
-                f"heads: {heads}); give {flag} {name}=..."
+                f"heads: {heads}); {near or f'give {flag} {name}=...'}"
             )
         if kind == DRAFT_MODEL:
             return BadInput(

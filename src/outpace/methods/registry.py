@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Need = Literal["draft model", "head", "datastore", "reference"]
 """``--draft-model``, ``--head``, ``--datastore``, ``--reference``. The first two are shipped for some targets."""
 
+_BOUND = ("draft model", "head")
+"""Needs that a binding meets."""
 _OLD_NAMES = {"length": "num_draft_tokens", "nodes": "max_nodes", "k": "topk", "width": "topk"}
 """Settings of outpace 0.1 and what they are called now."""
 
@@ -160,6 +162,11 @@ class MethodInfo:
     def trained(self) -> bool:
         """Whether it drafts with something that is trained for the target."""
         return self.head is not None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of bindings that it drafts with by itself."""
+        return tuple(DRAFT_MODEL if need == "draft model" else self.head or "" for need in self.needs if need in _BOUND)
 
     def setting_names(self) -> dict[str, str]:
         """What a user may write, and the setting that it means: the settings' own names, and their earlier ones."""
@@ -302,10 +309,11 @@ def build(
 ) -> Method:
     """Build a method by name or label. Raises BadInput for unknown names or settings and for parts that do not fit."""
     info = find(name)
-    context = replace(context, label=canonical(name), taken=[])
+    label = canonical(name)
+    context = replace(context, label=context.bindings.bound(label, info.kinds), taken=[])
     parts = info.build(context, configured(info, settings or {}))
     if isinstance(rule, str):
         rule = find_rule(rule)
     judge = rule or parts.rule or default_rule(parts.drafter.proposal)
     used = tuple(dict.fromkeys(context.taken))
-    return Method(context.label, parts.drafter, judge, parts.controller, info.family, used)
+    return Method(label, parts.drafter, judge, parts.controller, info.family, used)

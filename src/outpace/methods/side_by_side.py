@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.core.names import did_you_mean
 from outpace.engine.method import Method
-from outpace.methods.bindings import Bindings, OtherKind
-from outpace.methods.registry import Context, build
+from outpace.methods.bindings import Bindings, OtherKind, split
+from outpace.methods.registry import Context, build, find
 
 
 def build_all(
@@ -51,10 +52,22 @@ def build_all(
 def use_notes(used: Mapping[str, Seq[str]], bindings: Bindings) -> list[str]:
     """What a caller who named draft models or heads is to know of methods that draft with ``used``.
 
-    Which method drafts with which, where one drafts with what was not named; and what was named in vain.
+    Which method drafts with which, where one drafts with what was not named; labels that may be meant as names; and
+    what was named in vain.
     """
     named = [str(one) for one in bindings.named]
     taken = {one for mine in used.values() for one in mine}
     mixed = bool(named) and not taken <= set(named)
     notes = [f"{label} drafts with {' and '.join(mine)}" for label, mine in used.items() if mine and mixed]
+    notes += [note for label, mine in used.items() if mine and (note := _free_label(label, mine, bindings))]
     return notes + [f"no method drafts with {one}" for one in named if one not in taken]
+
+
+def _free_label(label: str, mine: Seq[str], bindings: Bindings) -> str:
+    """Said of a label whose name is nobody's, where it looks like one of the names that were given; else ""."""
+    name = split(label)[1].partition(",")[0]
+    if not name or "=" in name or bindings.names(name, find(label).kinds):
+        return ""
+    near = did_you_mean(name, [one.name for one in bindings.named])
+    what = f"{label}: no draft model or head is named '{name}', so that this is only a label; it drafts with"
+    return f"{what} {' and '.join(mine)}; {near}" if near else ""
