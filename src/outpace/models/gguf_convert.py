@@ -24,7 +24,7 @@ CONVERTER = 1
 # split, white space before a number is cut in another place than in training.
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
-_COMPUTED = ("rope_", "attn_rot_embd")
+COMPUTED = ("rope_", "attn_rot_embd")
 """Beginnings of names of tensors that are no weights: frequencies of rotary embeddings."""
 
 
@@ -67,7 +67,7 @@ def _check_all_used(model: Any, header: GGUFHeader) -> None:
     used = sum(
         prod(entry.shape)
         for name, entry in header.tensors.items()
-        if not name.startswith(_COMPUTED)
+        if not name.startswith(COMPUTED)
         and not ("lm_head.weight" in tied and name == "output.weight")
         and (block_of(name) or 0) < last
     )

@@ -25,7 +25,7 @@ from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import Costs, ForwardCosts
-from outpace.targets.dense.architectures import spec_if_known
+from outpace.targets.dense.transformers_weights import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.states import States
 from outpace.targets.sub_graph import FULL, SubGraph

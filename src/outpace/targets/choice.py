@@ -10,7 +10,8 @@ import torch
 from outpace.core.errors import BadInput
 from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
-from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.dense.architectures import UnsupportedArchitecture
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
