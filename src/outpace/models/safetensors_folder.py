@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,10 @@ class SafetensorsFolder:
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
+
+    def stored(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors with their names."""
+        return ((name, self._places[name].get_tensor(name)) for name in sorted(self._places))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor as it is stored. Raises Unclear for one that is missing or of another shape."""

@@ -18,25 +18,20 @@ from outpace.models.plain_config import PlainConfig, Unclear
 from outpace.models.safetensors_folder import SafetensorsFolder
 from outpace.models.weights_check import finite
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.architectures import Place, UnsupportedArchitecture, decoder_spec, rotation_names
+from outpace.targets.dense.architectures import Place, decoder_spec, rotation_names
 from outpace.targets.dense.binding import Packed
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.rope import rotation
 
 
-def spec_of_folder(config: PlainConfig, folder: SafetensorsFolder, dtype: torch.dtype) -> DecoderSpec:
-    """The spec of a folder's weights in ``dtype``. Raises Unclear, also later, when its layers are read."""
-    return decoder_spec(config, FolderWeights(config, folder, dtype), _rotations(config))
+def spec_of(config: PlainConfig, weights: FolderWeights | GGUFWeights) -> DecoderSpec:
+    """The spec of a model in files; its layers are read when they are asked for.
 
-
-def spec_of_gguf(config: PlainConfig, header: GGUFHeader, dtype: torch.dtype) -> DecoderSpec:
-    """The spec of a GGUF file's weights, its blocks stored and all else in ``dtype``. Raises Unclear, also later."""
-    return decoder_spec(config, GGUFWeights(config, header, dtype), _rotations(config))
-
-
-def _rotations(config: PlainConfig) -> list[Any]:
+    Raises Unclear and UnsupportedArchitecture, also later, when its layers are read.
+    """
     found = config.rope_parameters
-    return [rotation(found if name is None else found[name], config.head_dim) for name in rotation_names(config)]
+    rotations = [rotation(found if name is None else found[name], config.head_dim) for name in rotation_names(config)]
+    return decoder_spec(config, weights, rotations)
 
 
 class _Counted:
@@ -76,6 +71,9 @@ class FolderWeights(_Counted):
 
     def norm(self, place: Place, size: int, shift: float) -> Matrix:
         return Matrix(self._tensor(f"{place.name}.weight", (size,)).float() + shift, name=place.gguf)
+
+    def check_all_read(self) -> None:
+        """Nothing: transformers reads no more than it has a place for, either."""
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checked(name, self._folder.tensor(name, shape).to(self.dtype))
