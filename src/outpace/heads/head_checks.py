@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import CONFIG
 from outpace.heads.draft_vocabulary import DraftVocabulary, map_problem
 from outpace.heads.fingerprint import ALIKE, cosines, probe
-from outpace.heads.head_config import HeadConfig
+from outpace.heads.head_config import CONFIG, HeadConfig
 from outpace.heads.incompatible import CheckName, IncompatibleHead
 from outpace.heads.kinds import find_kind, weight_shapes
 from outpace.heads.layouts.base import D2T, ROWS, StoredHead
