@@ -77,6 +77,12 @@ class GGUFHeader:
         entry = self.tensors[name]
         return np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset).reshape(entry.shape[0], -1)
 
+    def mapped(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A tensor as it lies in the file, mapped into memory: (rows, bytes of a row)."""
+        entry = self.tensors[name]
+        rows = entry.shape[0] if len(entry.shape) > 1 else 1
+        return np.memmap(self.path, np.uint8, "r", entry.offset, (rows, entry.nbytes // rows))
+
 
 def read_header(path: Path) -> GGUFHeader:
     """Read and check the head of a file.

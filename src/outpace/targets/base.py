@@ -137,8 +137,8 @@ class Target(ABC):
     """Why the context ends where it does, when that is not the model's own limit."""
     whole: bool = True
     """Whether it takes sub-graphs, auxiliary tokens and ``aux_hidden_state_layers`` in prefill."""
-    origin: Callable[[], Any] | None = None
-    """Loads the transformers model that it was made of once more."""
+    origin: Callable[[], DecoderSpec | None] | None = None
+    """Reads the weights that it was made of once more."""
 
     @cached_property
     def device(self) -> torch.device:
@@ -227,9 +227,7 @@ class Target(ABC):
 
     def decoder_spec(self) -> DecoderSpec | None:
         """Its weights, loaded again where it keeps them packed (seconds, and the model's memory); None: no spec."""
-        from outpace.targets.dense.architectures import spec_if_known
-
-        return None if self.origin is None else spec_if_known(self.origin())
+        return None if self.origin is None else self.origin()
 
     def runner_for(self, spec: DecoderSpec) -> Any:
         """A RowTarget that runs a head's layers on this target's own kernels, in a precision that suits its own.

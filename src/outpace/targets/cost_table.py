@@ -98,15 +98,15 @@ def forget() -> int:
 
 
 def table_of(weights: str, *, kind: str, precision: str, device: torch.device) -> CostTable:
-    """The table of a target on this machine. ``weights``: their :func:`digest`; ``kind``: of target."""
+    """The table of a target on this machine. ``weights``: their :func:`digest` or file's; ``kind``: of target."""
     import torch
 
     about = {
         "format": FORMAT,
         "machine": {
             **machine.fingerprint(),
-            "instructions": hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16],
-            "kernels": _kernels(),
+            "instructions": instructions(),
+            "kernels": kernels(),
             "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         },
         "target": {"weights": weights, "kind": kind, "precision": precision, "device": str(device)},
@@ -125,7 +125,12 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return found.hexdigest()[:32]
 
 
-def _kernels() -> str | None:
+def instructions() -> str:
+    """A digest of this processor's instruction sets."""
+    return hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
+
+
+def kernels() -> str | None:
     """Which build of the compiled kernels; None where there are none."""
     from outpace.targets.dense.kernel_build import NotAvailable, library
 

@@ -32,7 +32,7 @@ def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> tuple[N
     """
     if spec.device.type != "cpu":
         raise BadInput(f"its weights are on {spec.device}")
-    if precision == "int4" and gguf is None:
+    if precision == "int4" and gguf is None and not spec.in_blocks:
         raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
     source = _Source(precision, _Blocks(gguf, spec.head_size) if gguf is not None and precision == "int4" else None)
     model = NativeModel(
@@ -107,7 +107,7 @@ class _Source:
     def _plain(self, matrix: Matrix) -> Packed:
         form = "F32" if self.precision == "float32" else "BF16"
         outputs, inputs = matrix.weight.shape
-        return Packed(form, outputs, inputs, matrix.weight.float().numpy())
+        return Packed(form, outputs, inputs, matrix.rows().numpy())
 
     def norm(self, norm: Matrix) -> Any:
         """A norm's weights; the file's own where there is one, for they are kept in full precision there."""
@@ -117,8 +117,10 @@ class _Source:
         return (found if torch.allclose(found, norm.weight, rtol=1e-2, atol=1e-3) else norm.weight).numpy()
 
     def _packed(self, matrix: Matrix) -> Packed:
+        if matrix.stored is not None and self.precision == "int4":
+            return matrix.stored.packed()
         if self.precision == "int8":
-            return quant_blocks.to_int8(matrix.weight)
+            return quant_blocks.to_int8(matrix.rows())
         if self.file is not None and (found := self.file.matrix(matrix)) is not None:
             return found
         return self._plain(matrix)
@@ -159,8 +161,7 @@ def _orders(matrix: Matrix, head_size: int) -> list[Any]:
     """Row orders to try: the file's own, and for queries and keys the interleaving of each head's halves."""
     if not matrix.name.endswith(("attn_q", "attn_k")):
         return [None]
-    rows = np.arange(matrix.weight.shape[0])
-    return [None, rows.reshape(-1, head_size // 2, 2).swapaxes(1, 2).reshape(-1)]
+    return [None, quant_blocks.halves_apart(matrix.weight.shape[0], head_size)]
 
 
 def _stand_for(packed: Packed, weight: Tensor, order: Any) -> bool:

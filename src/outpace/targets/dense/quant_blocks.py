@@ -18,6 +18,8 @@ from outpace.targets.dense.binding import BLOCK, Bytes, Floats, Packed
 
 Raw = npt.NDArray[np.uint8]
 """A tensor's rows as they lie in the file: (outputs, bytes)."""
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows."""
 
 
 def _halves(raw: Raw) -> Floats:
@@ -135,6 +137,14 @@ def from_gguf(kind: str, raw: Raw) -> Packed:
     )
 
 
+def halves_apart(rows: int, head_size: int) -> Rows:
+    """The order that takes query or key rows whose heads have their two halves interleaved to one half after another.
+
+    Converters to GGUF interleave them in some architectures.
+    """
+    return np.arange(rows).reshape(-1, head_size // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
 def to_int8(weight: Tensor) -> Packed:
     """Symmetric rounding to 8 bits in blocks of 32 inputs with an fp16 scale (the arithmetic of GGUF's Q8_0)."""
     outputs, inputs = weight.shape
@@ -168,7 +178,7 @@ def _joined(arrays: list[Any]) -> Any:
     return None if arrays[0] is None else np.concatenate(arrays)
 
 
-def taken(packed: Packed, rows: npt.NDArray[np.int64]) -> Packed:
+def taken(packed: Packed, rows: Rows) -> Packed:
     """The matrix of these rows, in this order; -1 is a row of zeros."""
 
     def chosen(array: Any) -> Any:
