@@ -133,9 +133,7 @@ def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HF
     target = fast_target(spec_of(files.config, weights), precision, identity)
     weights.check_all_read()
     target.origin = partial(_again, files)
-    return PlainModel(
-        target, words, stop_ids, CLASSES[files.config.model_type], weights.parameters, identity
-    )
+    return PlainModel(target, words, stop_ids, CLASSES[files.config.model_type], weights.parameters, identity)
 
 
 def _again(files: _Folder | _GGUF) -> DecoderSpec:

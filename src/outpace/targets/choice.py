@@ -12,13 +12,13 @@ from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
 from outpace.targets.check_notes import is_noted, note
 from outpace.targets.dense.architectures import UnsupportedArchitecture
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.packing import PRECISIONS
 from outpace.targets.dense.self_check import layer_disagreement
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
 

@@ -90,9 +90,7 @@ def rotation_names(config: Any) -> list[str | None]:
     return [*sorted(set(kinds))] if config.model_type == "gemma3_text" else [None]
 
 
-def decoder_spec(
-    config: Any, weights: Weights, rotations: list[Rotation], *, layers: int | None = None
-) -> DecoderSpec:
+def decoder_spec(config: Any, weights: Weights, rotations: list[Rotation], *, layers: int | None = None) -> DecoderSpec:
     """The spec of a model that ``config`` describes, with the attributes of transformers' configurations.
 
     ``rotations``: one for each of :func:`rotation_names`. ``layers``: how many, where not as described. Raises UnsupportedArchitecture; layers are read when they
