@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.api import request
+from outpace.api.requests import request
 from outpace.bench.statistics import Rate, speedup, speedup_interval
 from outpace.engine.decoder import Decoder
 from outpace.model import Model

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.api import request
+from outpace.api.requests import request
 from outpace.cli.options import settings_by_method
 from outpace.core.metrics import total
 from outpace.drafting.dynamic_tree import DynamicTree

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.api import prompt_ids
+from outpace.api.requests import prompt_ids
 from outpace.bench.bench_report import categories, interval
 from outpace.bench.figure_text import number, percent, times
 from outpace.bench.runner import run

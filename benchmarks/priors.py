@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import outpace
-from outpace.api import prompt_ids
+from outpace.api.requests import prompt_ids
 from outpace.drafting.calibration import Calibration, Kind
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request

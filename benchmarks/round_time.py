@@ -18,7 +18,7 @@ import torch
 from jinja2 import Environment
 
 import outpace
-from outpace.api import request
+from outpace.api.requests import request
 from outpace.core.metrics import total
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder

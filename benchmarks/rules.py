@@ -24,7 +24,7 @@ import torch
 import outpace
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.registry import rules
-from outpace.api import prompt_ids
+from outpace.api.requests import prompt_ids
 from outpace.certify.transport import draw_sets, optimal_acceptance
 from outpace.controllers.base import Budget
 from outpace.core.chance import SeededChance

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import outpace
-from outpace.api import generate
+from outpace.api.calls import generate
 from outpace.bench.statistics import Rate, speedup, speedup_interval
 from outpace.heads.checkpoint import facts, new_head, save
 from outpace.heads.kinds import find_kind, plan

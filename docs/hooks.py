@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.heads.kinds import kinds
 from outpace.heads.layouts.registry import layouts
-from outpace.methods.registry import drafting_with, methods
+from outpace.methods.registry import drafting_with
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -25,22 +26,16 @@ KINDS = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
-    tables = {"methods": methods_table, "rules": rules_table, "heads": heads_table, "layouts": layouts_table}
+    tables = {"rules": rules_table, "heads": heads_table, "layouts": layouts_table}
     for name, table in tables.items():
         if (mark := f"<!-- table: {name} -->") in markdown:
             markdown = markdown.replace(mark, table())
     return markdown
 
 
-def methods_table() -> str:
-    """Every registered method."""
-    rows = ["| method | family | lossless | paper | what it does | when to use it |", "|---|---|---|---|---|---|"]
-    rows += [
-        f"| `{info.name}` | {info.family} | {'yes' if info.lossless else 'no'} | {info.paper} | {info.summary} "
-        f"| {info.when_to_use} |"
-        for info in methods()
-    ]
-    return "\n".join(rows)
+def on_page_content(html: str, **_: Any) -> str:
+    """mkdocs calls this for every page. A figure and its interval stay on one line of their cell."""
+    return re.sub(r"<td>([\d.,]+x? [\[(][\d., x]+[\])])</td>", r'<td class="figure">\1</td>', html)
 
 
 def rules_table() -> str:

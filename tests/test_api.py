@@ -8,6 +8,7 @@ import sys
 from ast import literal_eval
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -73,7 +74,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     return toy()
 
 
-def rounds_drafted(model: Model, namespace: str = "", **options: object) -> float:
+def rounds_drafted(model: Model, namespace: str = "", **options: Any) -> float:
     found = outpace.generate(model, "abc", max_new_tokens=9, namespace=namespace, **({"method": "hearsay"} | options))
     assert found.tokens == outpace.generate(model, "abc", max_new_tokens=9, method="none").tokens
     return float(found.metrics["drafting_rounds"])

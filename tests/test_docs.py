@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 import typer
 
+import api_reference
+import cli_reference
+import methods_page
 import outpace
+import site_check
 from cli_support import Run
 from outpace.cli import app
 from outpace.core.metrics import RequestMetrics
+from outpace.methods.registry import methods
 from outpace.model import Model
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +43,22 @@ def test_the_readme_s_ten_lines_run(
     shown = capsys.readouterr().out
     assert "tokens a round" in shown
     assert len(shown) > 60
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["docs/quickstart.md", "docs/python.md"])
+def test_the_first_examples_of_the_guides_run(
+    name: str, smollm2: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outpace, "load", lambda model: smollm2, raising=False)
+    exec(compile(block(name), name, "exec"), {})
+    assert len(capsys.readouterr().out) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_are_valid_python(page: Path) -> None:
+    for code in re.findall(r"^```py(?:thon)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        compile(code, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_every_figure_is_defined() -> None:
@@ -140,6 +162,78 @@ def test_benchmarks_and_make_targets_exist(page: Path) -> None:
         assert not [option for option in options if f'"{option}"' not in code], line
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     assert set(re.findall(r"`make\s+([\w-]+)", text)) <= set(targets)
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = re.findall(r"[\w-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_command_reference_has_every_command_and_option() -> None:
+    shown = cli_reference.on_page_markdown(page("cli.md"))
+    sections = dict(re.findall(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", shown, re.M | re.S))
+
+    def look(name: str, command: Any) -> None:
+        children = getattr(command, "commands", {})
+        for child, inner in children.items():
+            look(f"{name} {child}".strip(), inner)
+        for option in command.params if name and not children else ():
+            for spelled in option.opts if option.param_type_name == "option" else ():
+                assert f"<code>{spelled}</code>" in sections[name], f"{name} {spelled}"
+
+    look("", typer.main.get_command(app))
+    assert {"generate", "datastore build"} <= set(sections)
+    assert "Required." in sections["generate"]
+    assert "<code>256</code>" in sections["generate"], "defaults are shown"
+
+
+def test_the_methods_page_has_every_method_and_setting() -> None:
+    shown = methods_page.on_page_markdown(page("methods.md"))
+    for info in methods():
+        assert f'href="#method-{info.name}"' in shown
+        section = shown.split(f"{{#method-{info.name}}}")[1].split("\n### ")[0]
+        for name in info.settings.model_fields:
+            assert f"<code>{name}</code>" in section, f"{info.name}.{name}"
+    assert '<tr data-family="draft-model" data-trained="no" data-draft="yes" data-lossless="yes">' in shown
+    assert '<tr data-family="eagle" data-trained="yes" data-draft="no" data-lossless="yes">' in shown
+    assert re.search(r'<form class="filters"[^>]* hidden>', shown), (
+        "without scripts there is no form, and all rows show"
+    )
+
+
+def test_the_api_page_has_every_public_name_once() -> None:
+    marked = " ".join(re.findall(r"<!-- api: (.+?) -->", page("api.md"))).split()
+    assert len(marked) == len(set(marked))
+    assert set(marked) - {"*"} <= set(outpace.__all__)
+    shown = api_reference.on_page_markdown(page("api.md"))
+    headings = re.findall(r"^      heading: outpace\.(\w+)$", shown, re.M)
+    assert sorted(headings) == sorted(name for name in outpace.__all__ if not name.startswith("__"))
+    assert "<code>max_new_tokens</code>, <code>max_tokens</code>" in shown
+
+
+def test_what_the_site_check_finds(tmp_path: Path) -> None:
+    (tmp_path / "b.html").write_text(
+        '<h2 id="there"></h2><a href="a.html#top">a</a><a href="https://example.org">x</a>'
+    )
+    (tmp_path / "pic.png").write_bytes(b"")
+    good = '<p id="top"><img src="pic.png"><a href="b.html#there">b</a><a href="#top">top</a>'
+    (tmp_path / "a.html").write_text(good)
+    assert site_check.problems(tmp_path) == []
+    (tmp_path / "a.html").write_text(
+        f'{good}<a href="gone.html">g</a><a href="b.html#gone">g</a><img src="gone.png">'
+        '<script src="https://example.org/x.js"></script><link rel="stylesheet" href="//example.org/x.css">'
+        '<link rel="canonical" href="https://example.org/">'
+    )
+    (tmp_path / "x.css").write_text("@font-face { src: url(https://example.org/font.woff2) }")
+    found = "\n".join(site_check.problems(tmp_path))
+    for part in ("gone.html", "b.html#gone", "gone.png", "loads https://example.org/x.js", "loads //example.org/x.css"):
+        assert part in found
+    assert "x.css loads https://example.org/font.woff2" in found
+    assert len(found.splitlines()) == 6
 
 
 def test_no_file_holds_a_merge_that_was_not_finished() -> None:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from outpace.core.version import __version__
 
 if TYPE_CHECKING:
-    from outpace.api import Result as Result, generate as generate, stream as stream
+    from outpace.api.calls import agenerate as agenerate, generate as generate
+    from outpace.api.conversation import Conversation as Conversation, chat as chat
+    from outpace.api.result import Result as Result
+    from outpace.api.streams import AsyncStream as AsyncStream, Stream as Stream, astream as astream, stream as stream
     from outpace.bench.benchmark import bench as bench
     from outpace.bench.head_evaluation import evaluate_head as evaluate_head
     from outpace.certify import certify as certify
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from outpace.core.tree import TokenTree as TokenTree
     from outpace.engine.method import Method as Method
     from outpace.heads.exchange import export_head as export_head, import_head as import_head
+    from outpace.integrations.transformers.accelerate import (
+        AcceleratedModel as AcceleratedModel,
+        accelerate as accelerate,
+    )
     from outpace.loading import load as load
     from outpace.model import Model as Model
     from outpace.training.job import train as train
@@ -32,15 +39,23 @@ _HOME = {
     "Method": "outpace.engine.method",
     "Model": "outpace.model",
     "OutpaceError": "outpace.core.errors",
-    "Result": "outpace.api",
+    "AcceleratedModel": "outpace.integrations.transformers.accelerate",
+    "AsyncStream": "outpace.api.streams",
+    "Conversation": "outpace.api.conversation",
+    "Result": "outpace.api.result",
+    "Stream": "outpace.api.streams",
+    "accelerate": "outpace.integrations.transformers.accelerate",
+    "agenerate": "outpace.api.calls",
+    "astream": "outpace.api.streams",
+    "chat": "outpace.api.conversation",
     "SamplingParams": "outpace.core.sampling",
     "TokenTree": "outpace.core.tree",
     "evaluate_head": "outpace.bench.head_evaluation",
     "export_head": "outpace.heads.exchange",
-    "generate": "outpace.api",
+    "generate": "outpace.api.calls",
     "import_head": "outpace.heads.exchange",
     "load": "outpace.loading",
-    "stream": "outpace.api",
+    "stream": "outpace.api.streams",
     "train": "outpace.training.job",
 }
 _CALLABLE_ROOMS = ("bench", "certify")
@@ -57,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

@@ -1,21 +1,21 @@
-"""Model: a target, its tokenizer, and what is known about both; methods are built for it here."""
+"""Model: a target, its tokenizer, and what is known about both; it generates, and methods are built for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outpace.acceptance.base import AcceptanceRule
+from outpace.api import calls, conversation, streams
 from outpace.core.lru import Lru
-
-if TYPE_CHECKING:
-    from outpace.acceptance.base import AcceptanceRule
-    from outpace.engine.method import Method
-    from outpace.methods.named_weights import DraftModels, Heads
-    from outpace.methods.registry import Context
-    from outpace.targets.base import Target
+from outpace.engine.method import Method
+from outpace.engine.shared_decoder import SharedDecoder
+from outpace.methods.named_weights import DraftModels, Heads, bindings
+from outpace.methods.registry import Context, build
 from outpace.models.base import ChatTokenizer
+from outpace.targets.base import Target
 
 REMEMBERED = 16
 """Methods that a model keeps for the namespaces in them; the least recently used leave first."""
@@ -23,7 +23,19 @@ REMEMBERED = 16
 
 @dataclass(slots=True)
 class Model:
-    """What ``outpace.load`` returns. ``info`` holds architecture, parameters, dtype, device, source and the like."""
+    """A loaded model: what :func:`outpace.load` returns.
+
+    name: what it was loaded as.
+    target: the model, as the decoder sees it.
+    tokenizer: text to token ids and back, and the chat template.
+    eos_ids: tokens that end an answer.
+    info: architecture, parameters, dtype, device, source and the like.
+    shared: the decoder that all calls share; ``shared.most_active`` is how many requests it decodes side by side.
+
+    >>> import outpace
+    >>> model = outpace.load("smollm2")                                           # doctest: +SKIP
+    >>> print(model.generate("Why is the sky blue?", method="pld"), model.info)  # doctest: +SKIP
+    """
 
     name: str
     target: Target
@@ -34,6 +46,16 @@ class Model:
         default_factory=lambda: Lru(REMEMBERED), init=False, repr=False, compare=False
     )
     """Methods that were named together with a namespace: what they learned there is theirs (:mod:`outpace.api`)."""
+    shared: SharedDecoder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.shared = SharedDecoder(self.target, self.tokenizer)
+
+    generate = calls.generate
+    agenerate = calls.agenerate
+    stream = streams.stream
+    astream = streams.astream
+    chat = conversation.chat
 
     def method(
         self,
@@ -54,9 +76,6 @@ class Model:
         method asks for it. ``head``: folders of trained heads, by name or not; a method takes the first of its kind.
         Without a draft model, or without any head, a method drafts with what is shipped for this model.
         """
-        from outpace.engine.method import Method
-        from outpace.methods.registry import build  # imports torch, which naming a model must not wait for
-
         if isinstance(name, Method):
             return name
         return build(name, self.context(draft_model=draft_model, datastore=datastore, head=head), settings, rule)
@@ -66,8 +85,6 @@ class Model:
     ) -> Context:
         """What methods are built from, for those who supply something else of it: see :meth:`method`."""
         from outpace.datastore.store import open_datastore
-        from outpace.methods.named_weights import bindings
-        from outpace.methods.registry import Context
 
         named = bindings(self.target, self.tokenizer, draft_model, head, self.name)
         context = Context(self.target, named, self.tokenizer)

@@ -277,6 +277,20 @@ def test_a_row_that_failed_stays_and_is_nobody_s_best() -> None:
     assert "<script" not in page
 
 
+def test_the_verdict_says_which_is_faster() -> None:
+    def verdict(ci95: list[float] | None) -> str:
+        found = result()
+        found["ratio_to_best_peer"] |= {"ci95": ci95}
+        return PeersReport(found).report().headline
+
+    assert verdict([1.2, 2.0]).startswith("outpace sam int4 was faster than every other library: ")
+    assert verdict([0.5, 0.9]).startswith("llama-cpp-python plain was faster than outpace: ")
+    for unclear in ([0.9, 1.2], None):
+        assert verdict(unclear).startswith("outpace sam int4 and llama-cpp-python plain were level within the noise: ")
+    ending = "[1.20, 2.00] the decode rate of llama-cpp-python plain, the fastest of the others."
+    assert verdict([1.2, 2.0]).endswith(ending)
+
+
 def test_nothing_measured_is_said_in_words() -> None:
     broken = [Entry("outpace", "none", ours=True, error="no"), Entry("vllm", "plain", ours=False, error="no")]
     found = result(**compared(broken, ASKED))

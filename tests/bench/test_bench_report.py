@@ -8,6 +8,7 @@ from rich.console import Console
 
 from outpace.bench import bench_report, columns
 from outpace.bench.bench_report import BenchReport
+from outpace.bench.charts import BarChart
 from outpace.bench.columns import COLUMNS, Column
 from outpace.bench.method_records import Measured
 from outpace.bench.page import render
@@ -82,6 +83,27 @@ def test_the_terminal_report_fits_100_columns(result: dict[str, Any]) -> None:
     assert "…" not in text
     for word in ("oracle", "lossy", "Speed-up by task", "failed after", "[bold]", "TTFT ms"):
         assert word in text
+
+
+def test_cards_charts_and_rows_have_one_order(result: dict[str, Any]) -> None:
+    slow_first = {**result, "methods": sorted(result["methods"], key=lambda row: row["speedup"] or 0)}
+    found = BenchReport(slow_first).report()
+    cards = [tile.name for tile in found.tiles]
+    speeds = [row["speedup"] or 0 for name in cards for row in result["methods"] if row["method"] == name]
+    assert cards[-1] == "<b>ad", "failures come last"
+    assert speeds[:-1] == sorted(speeds[:-1], reverse=True)
+    figures, drafting = found.tables[:2]
+    assert [row[0].text for row in figures.rows] == ["none", *cards]
+    assert [row[0].text for row in drafting.rows] == cards
+    bars = found.charts[0]
+    assert isinstance(bars, BarChart)
+    assert [bar.name for bar in bars.blocks[0][1]] == cards
+
+
+def test_the_page_explains_columns_that_the_terminal_lacks_below_the_table(result: dict[str, Any]) -> None:
+    explained = "repeats: share of an answer's 4-grams"
+    assert explained in Page(render(BenchReport(result).report())).text
+    assert explained not in printed(result)
 
 
 def test_a_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:

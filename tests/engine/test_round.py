@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.acceptance.base import Verdict
 from outpace.acceptance.greedy import Greedy
 from outpace.acceptance.rejection import RecursiveRejection
-from outpace.api import result
+from outpace.api.result import result
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from certify_cases import Case, cases
 from outpace.acceptance.traversal import Traversal
-from outpace.api import result
+from outpace.api.result import result
 from outpace.certify.exact import tiny_context
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cli_support import Run, refused, toy
-from outpace.api import generate
+from outpace.api.calls import generate
 from outpace.core.errors import BadInput
 from outpace.heads import shipped
 from outpace.heads.checkpoint import facts, new_head, save

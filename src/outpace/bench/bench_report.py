@@ -57,8 +57,17 @@ class BenchReport(Results):
 
 
 def drafted(result: Mapping[str, Any]) -> list[Row]:
-    """The rows of methods other than autoregressive decoding."""
-    return [row for row in result["methods"] if row["method"] != "none"]
+    """The rows of methods other than autoregressive decoding, the fastest first and failures last.
+
+    Cards, charts and tables all have this order.
+    """
+    rows = [row for row in result["methods"] if row["method"] != "none"]
+    return sorted(rows, key=lambda row: (bool(row["error"]), -(row["speedup"] or 0)))
+
+
+def ranked(result: Mapping[str, Any]) -> list[Row]:
+    """All rows: autoregressive decoding, then the others in the order of :func:`drafted`."""
+    return [*(row for row in result["methods"] if row["method"] == "none"), *drafted(result)]
 
 
 def categories(result: Mapping[str, Any]) -> list[str]:
@@ -114,7 +123,7 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
 
 
 def _tiles(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Tile]:
-    best = sorted(drafted(result), key=lambda row: (bool(row["error"]), -(row["speedup"] or 0)))[:_TILES]
+    best = drafted(result)[:_TILES]
     return [
         Tile(
             row["method"],
@@ -128,7 +137,7 @@ def _tiles(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Tile]:
 
 def _tables(result: Mapping[str, Any]) -> list[Table]:
     """All figures, then those of drafting and the speed-ups by task, where anything was drafted."""
-    rows, methods = result["methods"], drafted(result)
+    rows, methods = ranked(result), drafted(result)
     if not rows:
         return []
     found = [table_of("All figures", [one for one in COLUMNS if one.table == "figures"], rows)]
@@ -186,7 +195,7 @@ def _time_split(result: Mapping[str, Any]) -> list[Chart]:
     """Milliseconds of decoding per token, by phase."""
     spent = {
         row["method"]: {phase: row["time_split"][phase] * 1000 / row["decode_tokens_per_second"] for phase in PHASES}
-        for row in result["methods"]
+        for row in ranked(result)
         if row["decode_tokens_per_second"] and row["time_split"]["score"] is not None
     }
     palette = {phase: f"var(--{phase})" for phase in PHASES}

@@ -155,8 +155,9 @@ COLUMNS: tuple[Column[Measured], ...] = (
         title="repeats",
         cell=lambda row: percent(row["repeated_ngrams"]),
         terminal=False,
-        definition="Share of 4-grams of an answer that occurred before in it. Small models often repeat "
-        "themselves, which favours methods that copy.",
+        legend="share of an answer's 4-grams (runs of four tokens) that occurred earlier in the same answer",
+        definition="Share of an answer's 4-grams (runs of four tokens) that occurred earlier in the same answer. A "
+        "high share means that the model loops, and loops favor methods that copy.",
     ),
     _metric(
         "drafting_rounds",

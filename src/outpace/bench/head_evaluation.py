@@ -34,7 +34,8 @@ from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 from outpace.core.sampling import SamplingParams
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import PROVENANCE, read_provenance
+from outpace.heads.checkpoint import read_provenance
+from outpace.heads.head_config import PROVENANCE
 from outpace.heads.head_folder import HeadFolder, open_head
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find, present_names
@@ -100,7 +101,7 @@ def evaluate_head(
     head = stored.load(loaded.target)
     subjects, fitted = head_subjects(loaded, head, chosen, identity=identity), None
     if baselines:
-        untrained = as_training_begins(head, loaded.target, settings.params.seed)
+        untrained = as_training_begins(head, loaded.target, settings.params.fixed_seed)
         subjects += untrained_subjects(loaded, untrained, chosen)
         if data is not None:
             table, fitted = Bigrams.of(Path(data), loaded.target.vocab_size), str(data)

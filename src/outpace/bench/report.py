@@ -26,7 +26,7 @@ class Cell:
 class Heading:
     """Above a table's column.
 
-    ``definition``: the page's sentence about it; ``legend``: a few words below the terminal's table. ``left``: the
+    ``definition``: the page's sentence about it; ``legend``: a few words below the table. ``left``: the
     column holds text, aligned to the left. ``terminal`` and ``page``: where it is shown.
     """
 
@@ -48,6 +48,11 @@ class Table:
     lead: str = ""
     terminal: bool = True
     page: bool = True
+
+    @property
+    def legend(self) -> str:
+        """A few words about the columns that need them, for the line below the table."""
+        return "; ".join(f"{one.title}: {one.legend}" for one in self.headings if one.legend)
 
     def only(self, where: Literal["terminal", "page"]) -> Table:
         """The columns that are shown there."""

@@ -112,7 +112,7 @@ class _Run:
             due = [prompt for prompt in live if turn < len(prompt.turns)]
             live = [prompt for prompt in due if all(prompt in contexts[entry.label] for entry in active)]
             self.skipped_turns += sum(len(prompt.turns) - turn for prompt in due if prompt not in live)
-            random.Random(f"{self.params.seed}/{number}/{turn}").shuffle(active)
+            random.Random(f"{self.params.fixed_seed}/{number}/{turn}").shuffle(active)
             for entry in active:
                 self._tell(entry.label, batch[0].category)
                 if live:
@@ -226,7 +226,7 @@ class _Run:
 
     def result(self, *, complete: bool) -> dict[str, Any]:
         """The JSON object: only plain numbers, text, lists and objects, nothing NaN."""
-        seed, greedy = self.params.seed, self.params.greedy
+        seed, greedy = self.params.fixed_seed, self.params.greedy
         settings = self.settings.public() | {
             "prompts": len(self.prompts),
             "categories": list(dict.fromkeys(prompt.category for prompt in self.prompts)),

@@ -29,13 +29,15 @@ class BenchSettings:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Runs that are compared repeat: without a seed it is 0.
+        object.__setattr__(self, "params", replace(self.params, seed=self.params.fixed_seed))
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def seeded(self, request: int) -> SamplingParams:
         """The sampling parameters of one request; its seed is its own, and the same for every method."""
-        return replace(self.params, seed=self.params.seed + 1_000_003 * request)
+        return replace(self.params, seed=self.params.fixed_seed + 1_000_003 * request)
 
     def public(self) -> dict[str, Any]:
         sampling = {one.name: getattr(self.params, one.name) for one in fields(self.params)}

@@ -23,7 +23,7 @@ def print_report(report: Report, console: Console) -> None:
             console.print(Text(f"\n{table.title}".rstrip(), style="bold"))
             shown, left_out = _fitting(table.only("terminal"), console)
             console.print(_drawn(shown))
-            if legend := "; ".join(f"{one.title}: {one.legend}" for one in shown.headings if one.legend):
+            if legend := shown.legend:
                 console.print(Text(legend, style="dim"))
             if left_out:
                 console.print(Text(f"too wide for this terminal: {', '.join(left_out)} (see --json)", style="dim"))

@@ -64,7 +64,7 @@ def certify(
             params=given,
             samples=samples,
             alpha=alpha,
-            seed=sampling.seed,
+            seed=sampling.seed or 0,
             settings=chosen.popitem()[1],
             rule=drafting.rule,
             cells=cells,

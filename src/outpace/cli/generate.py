@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,9 +64,9 @@ def generate(
         model, [built] = drafting.build(machine, settings)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
-        from outpace import api
+        from outpace.api.requests import request
 
-        request = api.request(
+        asked = request(
             model,
             question if raw else messages,
             method=built,
@@ -74,10 +75,10 @@ def generate(
             stop=stop or (),
             references=texts,
             ignore_eos=ignore_eos,
-            trace=explain,
             params=params,
         )
-        complete = _answer(model, request, explain=explain, json=json)
+        asked = replace(asked, trace=explain)
+        complete = _answer(model, asked, explain=explain, json=json)
     except KeyboardInterrupt:
         if json:  # interrupted before the first token
             from outpace.core.metrics import RequestMetrics
@@ -150,7 +151,12 @@ def read_prompt(prompt: str, raw: bool) -> str:
 def report(model: Model, generation: Generation, interrupted: bool) -> dict[str, Any]:
     """The object that ``--json`` prints; metrics have the names of the bench's rows."""
     method = generation.request.method
-    figures = {"method": method.name, "lossless": method.lossless, **generation.metrics.figures()}
+    figures = {
+        "method": method.name,
+        "lossless": method.lossless,
+        **generation.metrics.figures(),
+        "seed": seed(generation),
+    }
     value: dict[str, Any] = {"text": generation.text, "tokens": list(generation.tokens), "metrics": figures}
     if generation.request.params.logprobs:
         show = model.tokenizer.token_text
@@ -168,8 +174,14 @@ def report(model: Model, generation: Generation, interrupted: bool) -> dict[str,
     return value
 
 
+def seed(generation: Generation) -> int | None:
+    """What repeats a sampled answer when it is given as --seed; None for a greedy one."""
+    params = generation.request.params
+    return None if params.greedy else params.fixed_seed
+
+
 def status(generation: Generation) -> str:
-    """The line under an answer: method, length, rate and wait."""
+    """The line under an answer: method, length, rate and wait; the seed of a sampled one."""
     figures = generation.metrics.figures()
     parts = [f"{generation.request.method.name}: {figures['tokens']} tokens"]
     if figures["decode_tokens_per_second"]:
@@ -178,6 +190,8 @@ def status(generation: Generation) -> str:
         parts.append(f"{figures['mean_acceptance_length']:.2f} tokens/round")
     if figures["ttft_ms"]:
         parts.append(f"first token after {figures['ttft_ms']:.0f} ms")
+    if (drawn := seed(generation)) is not None:
+        parts.append(f"seed {drawn}")
     return ", ".join(parts)
 
 

@@ -140,7 +140,14 @@ class Sampling:
         list[str] | None,
         option(value="TOKEN=BIAS", panel=SAMPLING, text="Add BIAS to a token id's logit; may be repeated."),
     ] = None
-    seed: Seed = 0
+    seed: Annotated[
+        int | None,
+        option(
+            value="N",
+            panel=SAMPLING,
+            text="Repeat a sampled answer. [dim]\\[default: drawn and shown; 0 for bench, certify][/]",
+        ),
+    ] = None
 
     @property
     def given(self) -> bool:

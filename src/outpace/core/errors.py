@@ -22,6 +22,16 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return line
 
 
+def shown(value: object) -> str:
+    """A value of a wrong type, for a message: its type, and how it is written where that is short."""
+    kind = type(value).__name__
+    if value is None:
+        return "None"
+    text = repr(value)
+    short = len(text) <= 40 and "\n" not in text and " object at 0x" not in text
+    return f"{kind} {text}" if short else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+
+
 def said(error: BaseException, where: str = "") -> str:
     """What somebody else's code raised, in one line: its type, ``where`` in that code, and its message, shortened."""
     text = shortened(str(error))

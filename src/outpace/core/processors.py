@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outpace.core.errors import BadInput, said
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @runtime_checkable
 class LogitsProcessor(Protocol):
-    """A user's processor. States are values: ``advance`` returns a new one, so a tree can fork it at every node."""
+    """A user's processor. States are values: ``advance`` returns a new one, so a tree can fork it at every node.
+
+    A ``label``, if it has one, names it in messages.
+    """
 
     def begin(self, prompt: Sequence[int]) -> Any:
         """The state after the prompt."""
@@ -90,11 +93,15 @@ class Processors:
 
     def _name(self, at: int) -> str:
         place = f" ({_ordinal(at + 1)} of {len(self.given)})" if len(self.given) > 1 else ""
-        return f"logits processor '{type(self.given[at]).__name__}'{place}"
+        name = getattr(self.given[at], "label", type(self.given[at]).__name__)
+        return f"logits processor '{name}'{place}"
 
 
 def _wrong(row: Any, before: Tensor) -> str | None:
     """What is wrong with the logits that a processor returned for those ``before`` it; None: nothing."""
+    import torch
+    from torch import Tensor
+
     if not isinstance(row, Tensor):
         return f"returned {type(row).__name__} instead of logits"
     if row.layout != torch.strided or row.device != before.device:

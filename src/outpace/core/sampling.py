@@ -16,24 +16,53 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, shown
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    inside = not math.isnan(value) and (low < value if open_low else low <= value) and value <= high
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise BadInput(f"{name} must be a number, not {shown(value)}")
+    number = float(value)
+    inside = not math.isnan(number) and (low < number if open_low else low <= number) and number <= high
     if not inside:
         interval = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise BadInput(f"{name} must be in {interval}, not {value}")
 
 
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    _number(name, value, low, high)
+    if value != int(value):
+        raise BadInput(f"{name} must be a whole number, not {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Temperature 0 is greedy. Raises BadInput for values out of range."""
+    """How the next token is chosen. Raises BadInput for values of a wrong type or out of range.
+
+    temperature: 0 takes the most likely token (greedy); 1 samples from the model's own distribution.
+    top_k: keep the k most likely tokens; 0 is off.
+    top_p: keep the smallest set of tokens whose probabilities add up to this; 1 is off.
+    min_p: keep tokens of at least this share of the top probability; 0 is off.
+    repetition_penalty: above 1 makes tokens of the prompt and the answer less likely; 1 is off.
+    presence_penalty: taken off the logit of every token that the answer holds; 0 is off.
+    frequency_penalty: taken off a token's logit for each time that the answer holds it; 0 is off.
+    logit_bias: token id -> what is added to its logit; -inf bans the token.
+    processors: objects with ``begin``, ``advance`` and ``process`` (:class:`outpace.core.processors.LogitsProcessor`).
+    seed: a whole number repeats a sampled answer. None: ``generate`` and ``chat`` draw a random one and report it;
+        ``bench``, ``certify`` and ``train`` take 0.
+    logprobs: record log-probabilities of the answer's tokens. A whole number asks for that many alternatives too.
+    top_logprobs: the alternatives recorded for each token; above 0 it turns ``logprobs`` on.
+
+    >>> SamplingParams(temperature=0.8, top_p=0.95, seed=7).greedy
+    False
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -44,26 +73,51 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[LogitsProcessor, ...] = ()
-    seed: int = 0
-    logprobs: bool = False
+    seed: int | None = None
+    logprobs: bool | int = False
     top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         finite = 1e6
         _number("temperature", self.temperature, 0.0, finite)
-        _number("top_k", self.top_k, 0, 2**31)
+        _whole("top_k", self.top_k, 0, 2**31)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, finite, open_low=True)
         _number("presence_penalty", self.presence_penalty, -finite, finite)
         _number("frequency_penalty", self.frequency_penalty, -finite, finite)
-        _number("top_logprobs", self.top_logprobs, 0, 1000)
-        for name, value in (("top_k", self.top_k), ("top_logprobs", self.top_logprobs)):
-            if value != int(value):
-                raise BadInput(f"{name} must be a whole number, not {value}")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise BadInput(f"seed must be a whole number, or None for a random one, not {shown(self.seed)}")
+        self._read_logprobs()
+        if not isinstance(self.logit_bias, Mapping):
+            raise BadInput(f"logit_bias must be a dict from token ids to numbers, not {shown(self.logit_bias)}")
         for token, bias in self.logit_bias.items():
-            if not bias < math.inf:
-                raise BadInput(f"logit_bias of token {token} must be a number or -inf (never this token), not {bias}")
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise BadInput(f"logit_bias must have token ids as keys, not {shown(token)}")
+            if isinstance(bias, bool) or not isinstance(bias, Real) or not bias < math.inf:
+                raise BadInput(
+                    f"logit_bias of token {token} must be a number or -inf (never this token), not {shown(bias)}"
+                )
+        if not isinstance(self.processors, tuple):
+            raise BadInput(f"processors must be a tuple of logits processors, not {shown(self.processors)}")
+
+    def _read_logprobs(self) -> None:
+        """``logprobs=2`` is short for ``logprobs=True, top_logprobs=2``."""
+        _whole("top_logprobs", self.top_logprobs, 0, 1000)
+        if isinstance(self.logprobs, bool):
+            on, top = self.logprobs or self.top_logprobs > 0, self.top_logprobs
+        else:
+            _whole("logprobs", self.logprobs, 0, 1000)
+            on, top = True, int(self.logprobs)
+            if self.top_logprobs not in (0, top):
+                raise BadInput(f"logprobs={top} and top_logprobs={self.top_logprobs} contradict each other; give one")
+        object.__setattr__(self, "logprobs", on)
+        object.__setattr__(self, "top_logprobs", top)
+
+    @property
+    def fixed_seed(self) -> int:
+        """The seed; 0 where none was given, for runs that must repeat: benchmarks, certificates, training."""
+        return 0 if self.seed is None else self.seed
 
     @property
     def greedy(self) -> bool:
@@ -92,6 +146,13 @@ class SamplingParams:
         return bool(penalties or self.processors)
 
 
+def check_logit_bias(params: SamplingParams, vocab_size: int) -> None:
+    """Raise BadInput when a logit bias names a token outside the vocabulary."""
+    outside = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise BadInput(f"logit_bias names token {outside}; the vocabulary has {vocab_size}")
+
+
 class Sampler:
     """SamplingParams bound to the history of one sequence.
 
@@ -102,15 +163,15 @@ class Sampler:
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, stop_ids: frozenset[int] = frozenset()
     ) -> None:
+        import torch
+
         self.params = params
         self.stop_ids = stop_ids
         self.vocab_size = vocab_size
         self.bias: tuple[Tensor, Tensor] | None = None
         """Token ids (n,) and what is added to their logits (n,)."""
         if params.logit_bias:
-            for token in params.logit_bias:
-                if not 0 <= token < vocab_size:
-                    raise BadInput(f"logit_bias names token {token}; the vocabulary has {vocab_size}")
+            check_logit_bias(params, vocab_size)
             self.bias = (
                 torch.tensor(list(params.logit_bias), dtype=torch.long),
                 torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
@@ -150,6 +211,8 @@ class Sampler:
     def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
         """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
         ``states``: the processors' states there. Or what a processor did wrong."""
+        import torch
+
         params = self.params
         if self._seen is not None:
             seen = self._seen

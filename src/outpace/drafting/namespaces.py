@@ -64,7 +64,7 @@ class EarlierRequests:
         """
         if not namespace or params.greedy:
             return 0
-        pair = namespace, params.seed
+        pair = namespace, params.fixed_seed
         known = self._counts.get(pair)
         count = self._least if known is None else known
         left = self._counts.put(pair, count + 1)

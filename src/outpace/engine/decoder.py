@@ -12,17 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from outpace.acceptance.base import AcceptanceRule
 from outpace.core.errors import BadInput
-from outpace.core.sampling import Sampler
+from outpace.core.sampling import Sampler, check_logit_bias
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
+from outpace.core.turns import ROUNDS
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
 from outpace.targets.base import Sequence, Target
 from outpace.targets.states import States
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Decoder:
@@ -34,16 +38,26 @@ class Decoder:
         self.active: list[Generation] = []
         self._joining: list[Generation] = []
 
-    def submit(self, request: Request) -> Generation:
-        """Let a request join at the next round. Raises BadInput for a request that cannot be honoured."""
+    def check(self, request: Request) -> AcceptanceRule:
+        """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
         if request.max_new_tokens < 1:
             raise BadInput(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if request.stop_strings and self.tokenizer is None:
             raise BadInput("stop strings need a tokenizer; load the model with one, or use stop_ids")
         if "" in request.stop_strings:
             raise BadInput("an empty stop string would stop everything; leave it out")
+        self.target.check_prompt(request.prompt)
+        check_logit_bias(request.params, self.target.vocab_size)
         check_references(request.references)
-        rule = request.method.rule_for(request.params)
+        return request.method.rule_for(request.params)
+
+    def submit(self, request: Request) -> Generation:
+        """Let a request join at the next round. Raises BadInput for a request that cannot be honoured."""
+        with ROUNDS:
+            return self._submit(request)
+
+    def _submit(self, request: Request) -> Generation:
+        rule = self.check(request)
         sequence = self.target.sequence(
             request.prompt,
             request.params,
@@ -89,7 +103,7 @@ class Decoder:
 
     def step(self) -> bool:
         """Let requests leave and join, then run one round over all. False when there is nothing left to do."""
-        with self.target.round():
+        with ROUNDS, self.target.round():
             self.admit()
             if not self.active:
                 return False

@@ -14,8 +14,8 @@ from outpace.bench.results import Results
 from outpace.core.version import __version__
 
 _OVER_THE_BEST = (
-    "The fastest row of outpace's over the fastest row of all other libraries. By task: the same row of outpace's over "
-    "the row that is fastest in that task. Its interval is a paired bootstrap over prompts."
+    "The fastest row of outpace's divided by the fastest row of all other libraries. By task: the same row of "
+    "outpace's divided by the row that is fastest in that task. The interval is a paired bootstrap over prompts."
 )
 
 
@@ -82,19 +82,22 @@ def headline(result: Mapping[str, Any]) -> str:
             + " could be measured."
         )
     pace = f"{times(found['overall'])} {bounds(found['ci95'])}".rstrip()
-    level = found["ci95"] and found["ci95"][0] <= 1 <= found["ci95"][1]
-    return (
-        f"The fastest row of outpace ({found['ours']}) has {pace} the decode rate of the fastest other library "
-        f"({found['peer']}){': they are level within the noise' if level else ''}."
-    )
+    low, high = found["ci95"] or (0.0, float("inf"))
+    if low > 1:
+        verdict = f"{found['ours']} was faster than every other library"
+    elif high < 1:
+        verdict = f"{found['peer']} was faster than outpace"
+    else:
+        verdict = f"{found['ours']} and {found['peer']} were level within the noise"
+    return f"{verdict}: {pace} the decode rate of {found['peer']}, the fastest of the others."
 
 
 def _comparisons(result: Mapping[str, Any]) -> list[tuple[str, Row, str]]:
     """(what, the ratio, how to read it) of the three comparisons."""
     return [
-        ("best against best", result["ratio_to_best_peer"], "decode rate, above 1 outpace is faster"),
-        ("no speculation on either side", result["plain_ratio"], "decode rate, above 1 outpace is faster"),
-        ("time to first token", result["ttft_ratio"], "wait, below 1 outpace is faster"),
+        ("best against best", result["ratio_to_best_peer"], "decode rate; above 1, outpace is faster"),
+        ("no speculation on either side", result["plain_ratio"], "decode rate; above 1, outpace is faster"),
+        ("time to first token", result["ttft_ratio"], "waiting time; below 1, outpace is faster"),
     ]
 
 
@@ -153,13 +156,13 @@ def _ratios(result: Mapping[str, Any]) -> Table:
     rows = []
     for what, found, reading in _comparisons(result):
         pair = f"{found['ours']} / {found['peer']}" if found["overall"] is not None else "not measured"
-        waits = "wait" in reading
+        waits = reading.startswith("waiting")
         rows.append([Cell(what), *_ratio(found["overall"], found["ci95"], lower_is_better=waits), Cell(pair)])
     cells = result["ratio_to_best_peer"]["by_category"]
     for name, cell in cells.items() if len(cells) > 1 else ():
         pair = f"{result['ratio_to_best_peer']['ours']} / {cell['peer'] or UNDEFINED}"
         rows.append([Cell(f"in {name}"), *_ratio(cell["ratio"], cell["ci95"]), Cell(pair)])
-    return Table("outpace relative to the fastest other library (by task: the fastest there)", headings, rows)
+    return Table("outpace compared with the fastest of the others", headings, rows)
 
 
 def _ratio(ratio: float | None, ci95: list[float] | None, *, lower_is_better: bool = False) -> tuple[Cell, Cell]:
@@ -167,7 +170,7 @@ def _ratio(ratio: float | None, ci95: list[float] | None, *, lower_is_better: bo
 
 
 def _rates(result: Mapping[str, Any]) -> list[Chart]:
-    """Every row that was measured, on one scale from 0; the fastest first in each block."""
+    """Every row that was measured, on one scale from 0, in the order of the table of all rows."""
     measured = [row for row in ranked(result) if not row["error"] and row["decode_tokens_per_second"]]
     if not measured:
         return []
@@ -180,7 +183,7 @@ def _rates(result: Mapping[str, Any]) -> list[Chart]:
     blocks = [("all prompts", [bar(row, row["decode_tokens_per_second"], row["ci95"]) for row in measured])]
     for name in _categories(result):
         bars = [bar(row, rate, row["by_category_ci95"][name]) for row in measured if (rate := row["by_category"][name])]
-        blocks.append((name, sorted(bars, key=lambda one: -one.value)))
+        blocks.append((name, bars))
     scale = linear_scale([value for _, bars in blocks for one in bars for value in (one.value, *(one.ci95 or ()))])
-    lead = "Tokens per second after the first. Whiskers are 95 % intervals over prompts. outpace's rows are coloured."
+    lead = "Tokens per second after the first. Whiskers are 95 % intervals over prompts. outpace's rows have colors."
     return [BarChart("Decode rate by task", lead, blocks, scale, wide=True)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import OutpaceError
+from outpace.core.turns import ROUNDS
 from outpace.targets.dense.kernel_build import library
 from outpace.targets.threads import threads
 
@@ -212,9 +213,13 @@ class NativeModel:
         self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
 
     def run(self, record: ForwardRecord) -> None:
-        """One forward, on as many threads as torch is set to use."""
-        self._check(self._lib.outpace_set_threads(threads()))
-        self._check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
+        """One forward, on as many threads as torch is set to use.
+
+        One at a time: the pool of threads belongs to the process.
+        """
+        with ROUNDS:
+            self._check(self._lib.outpace_set_threads(threads()))
+            self._check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
 
     def embed(self, tokens: Tensor, rows: Tensor) -> None:
         """Fill ``rows`` (n, hidden) float32 with the embeddings of int32 ``tokens``."""

@@ -1,0 +1,1 @@
+"""The Python front door: options, prompts, generate and stream in all their forms, conversations."""

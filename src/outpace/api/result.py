@@ -1,0 +1,66 @@
+"""Result: a finished generation, as callers get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.core.errors import shortened
+from outpace.engine.request import Generation, Logprob
+
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Result:
+    """A finished generation.
+
+    text: the answer, without what stopped it.
+    tokens: ids of the answer's tokens, without an end-of-sequence token.
+    finish_reason: "stop" (end of sequence, or a stop text), "length" or "cancelled".
+    metrics: figures by name, defined in docs/metrics.md, and "seed".
+    logprobs: one entry for each token where they were asked for: ``token``, ``logprob`` (natural logarithm, of the
+        model's own distribution) and ``top``, the alternatives as (token, logprob).
+    seed: what the answer was sampled with; given as ``seed`` it repeats the call's answer on this machine (with other
+        requests beside it draft lengths differ, and with them the draws). None for greedy answers, which need none.
+    prompt_tokens: how many tokens the prompt had.
+
+    >>> import outpace
+    >>> result = outpace.generate(outpace.load("smollm2"), "Why is the sky blue?")  # doctest: +SKIP
+    >>> print(result.text, result.metrics["tokens_per_second"])                     # doctest: +SKIP
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    metrics: dict[str, Any]
+    logprobs: list[Logprob]
+    seed: int | None = None
+    prompt_tokens: int = 0
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = shortened(self.text, _SHOWN)
+        rate = self.metrics.get("decode_tokens_per_second")
+        parts = [repr(text), f"tokens={len(self.tokens)}", f"finish_reason={self.finish_reason!r}"]
+        parts += [f"seed={self.seed}"] if self.seed is not None else []
+        parts += [f"tokens_per_second={rate:.1f}"] if rate else []
+        return f"Result({', '.join(parts)})"
+
+
+def result(generation: Generation) -> Result:
+    """The public face of a finished generation. Raises the error that ended it, if one did."""
+    generation.raise_error()
+    params = generation.request.params
+    seed = None if params.greedy else params.fixed_seed
+    return Result(
+        text=generation.text,
+        tokens=list(generation.tokens),
+        finish_reason=generation.finish_reason or "",
+        metrics={**generation.metrics.figures(), "seed": seed},
+        logprobs=list(generation.logprobs),
+        seed=seed,
+        prompt_tokens=generation.metrics.prompt_tokens,
+    )

@@ -1,0 +1,1 @@
+"""Other libraries and engines that outpace works inside of; one folder for each."""

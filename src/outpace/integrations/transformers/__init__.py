@@ -1,0 +1,1 @@
+"""transformers: a model whose ``generate`` is outpace's."""

@@ -1,0 +1,290 @@
+"""accelerate: a transformers model whose ``generate`` decodes speculatively, with the arguments of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from outpace import loading
+from outpace.core.errors import BadInput, shown
+from outpace.core.turns import ROUNDS
+from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
+from outpace.engine.shared_decoder import Ticket
+from outpace.integrations.transformers.generation_settings import Settings, check_arguments, merged
+from outpace.integrations.transformers.ids_tokenizer import IdsTokenizer
+from outpace.methods.named_weights import DraftModels, Heads
+from outpace.models.tokenizers import HFTokenizer
+
+if TYPE_CHECKING:
+    from outpace.targets.choice import TargetKind
+
+_OWN = {"_inner", "_model", "_method"}
+
+
+def accelerate(
+    hf_model: Any,
+    tokenizer: Any = None,
+    *,
+    method: str | Method = "auto",
+    settings: Mapping[str, Any] | None = None,
+    rule: str | None = None,
+    draft_model: DraftModels = None,
+    head: Heads = None,
+    datastore: str | Path | None = None,
+    target: TargetKind = "auto",
+) -> AcceleratedModel:
+    """Wrap a transformers model for code that calls ``model.generate(**inputs, ...)``: the same tokens, sooner.
+
+    hf_model: a decoder-only model of transformers, where it is to stay; it is put in evaluation mode.
+    tokenizer: its tokenizer; needed for ``stop_strings``, draft models and trained heads.
+    method, settings, rule, draft_model, head, datastore: how to draft, as for :func:`outpace.generate`.
+    target: "auto" packs a copy of the weights for the fast target where it can; "generic" uses the model's own forward
+        and follows changes of its weights.
+
+    Returns an :class:`AcceleratedModel`. Raises BadInput when the model's state is not one that outpace can keep, and
+    for a method that does not fit.
+
+    >>> import outpace
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> tokenizer = AutoTokenizer.from_pretrained("folder")                                            # doctest: +SKIP
+    >>> model = outpace.accelerate(AutoModelForCausalLM.from_pretrained("folder"), tokenizer)          # doctest: +SKIP
+    >>> ids = model.generate(**tokenizer("The sea is", return_tensors="pt"), max_new_tokens=32)        # doctest: +SKIP
+    """
+    loaded = loading.load(hf_model, IdsTokenizer(hf_model) if tokenizer is None else tokenizer, target=target)
+    with ROUNDS:
+        built = loaded.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore, head=head)
+    return AcceleratedModel(hf_model, loaded, built)
+
+
+class AcceleratedModel:
+    """A transformers model whose ``generate`` is outpace's. Everything else is the model's own.
+
+    Made by :func:`accelerate`. ``isinstance`` sees the class of the model.
+    """
+
+    def __init__(self, inner: Any, model: Any, method: Method) -> None:
+        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_model", model)
+        object.__setattr__(self, "_method", method)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: Any = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        prefix_allowed_tokens_fn: Any = None,
+        synced_gpus: bool | None = None,
+        assistant_model: Any = None,
+        streamer: Any = None,
+        negative_prompt_ids: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        custom_generate: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Generate as transformers does: at temperature 0 the same ids.
+
+        inputs: token ids (batch, length); or ``input_ids`` among ``kwargs``. Without either the answer begins with
+            the beginning-of-sequence token.
+        generation_config: a transformers GenerationConfig; what it leaves open is the model's own default.
+        logits_processor: processors of transformers; they must be functions of the ids and scores they are given, for
+            speculation asks about tokens that may be rejected.
+        prefix_allowed_tokens_fn: as transformers has it.
+        streamer: is given the prompt, and then every token; for one row.
+        stopping_criteria, synced_gpus, assistant_model, negative_prompt_ids, negative_prompt_attention_mask,
+            custom_generate: refused where they ask for anything.
+        kwargs: ``input_ids``, ``attention_mask`` (padding on the left), ``tokenizer``, and settings of a
+            GenerationConfig: max_new_tokens, max_length, min_new_tokens, min_length, do_sample, temperature, top_k,
+            top_p, min_p, repetition_penalty, no_repeat_ngram_size, bad_words_ids, suppress_tokens, eos_token_id,
+            pad_token_id, stop_strings, num_return_sequences, return_dict_in_generate and the like.
+
+        Returns ids (rows, length), input ids and padding included, on the device of the input; with
+        ``return_dict_in_generate`` an output object whose ``sequences`` they are. Sampled ids are drawn with torch's
+        random numbers: ``torch.manual_seed`` repeats them. An answer also ends where the context does.
+
+        Raises BadInput, in one line, for what it cannot honour exactly: beams, stopping criteria, scores, hidden
+        states, right padding and others, by name.
+
+        >>> model.generate(**tokenizer(["One", "Two"], padding=True, return_tensors="pt"))  # doctest: +SKIP
+        """
+        check_arguments(
+            {
+                "stopping_criteria": stopping_criteria,
+                "synced_gpus": synced_gpus,
+                "assistant_model": assistant_model,
+                "negative_prompt_ids": negative_prompt_ids,
+                "negative_prompt_attention_mask": negative_prompt_attention_mask,
+                "custom_generate": custom_generate,
+            }
+        )
+        settings = merged(self._inner, generation_config, kwargs)
+        others = dict(settings.model_inputs)
+        self._learn_tokenizer(others.pop("tokenizer", None))
+        ids = _input_ids(inputs, others.pop("input_ids", None), settings, self._inner)
+        mask = _mask(others.pop("attention_mask", None), ids, settings)
+        check_arguments(others)
+        requests = self._requests(settings, ids, mask, logits_processor, prefix_allowed_tokens_fn)
+        if streamer is not None and len(requests) > 1:
+            raise BadInput(f"streamer takes one row, and there are {len(requests)}; leave it out")
+        rows = self._decoded(requests, streamer, ids)
+        copies = len(requests) // len(ids)
+        sequences = _padded(ids.repeat_interleave(copies, 0), rows, settings.pad_token_id)
+        if not settings.get("return_dict_in_generate"):
+            return sequences
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+
+    def _requests(
+        self, settings: Settings, ids: Tensor, mask: Tensor, logits_processor: Any, prefix_allowed_tokens_fn: Any
+    ) -> list[Request]:
+        copies = int(settings.get("num_return_sequences") or 1)
+        if copies > 1 and not settings.get("do_sample"):
+            raise BadInput(f"num_return_sequences={copies} needs do_sample=True: greedy answers are all the same")
+        stops = settings.stop_strings
+        if stops and isinstance(self._model.tokenizer, IdsTokenizer):
+            raise BadInput(
+                "stop_strings need the tokenizer: outpace.accelerate(model, tokenizer), or generate(tokenizer=)"
+            )
+        length = ids.shape[1]
+        new = settings.new_tokens(length, self._model.target.context_length)
+        found: list[Request] = []
+        for row, kept in zip(ids.tolist(), mask.tolist(), strict=True):
+            padding = tuple(row[: kept.index(1)])
+            for _ in range(copies):
+                # Torch's own numbers choose the seeds, so that torch.manual_seed repeats the answers.
+                seed = int(torch.randint(2**48, ())) if settings.get("do_sample") else 0
+                params = settings.sampling(
+                    logits_processor, prefix_allowed_tokens_fn, length, length + new, padding, seed
+                )
+                found.append(
+                    Request(
+                        prompt=tuple(row[len(padding) :]),
+                        method=self._method,
+                        params=params,
+                        max_new_tokens=new,
+                        stop_ids=frozenset(settings.ids("eos_token_id")),
+                        stop_strings=stops,
+                    )
+                )
+        return found
+
+    def _decoded(self, requests: Sequence[Request], streamer: Any, ids: Tensor) -> list[list[int]]:
+        """The new tokens of every request, an end-of-sequence token included."""
+        news = SimpleQueue[tuple[Ticket, bool]]()
+
+        def told(ticket: Ticket, piece: str | None) -> None:
+            news.put((ticket, piece is None))
+
+        if streamer is not None:
+            streamer.put(ids.cpu())
+        tickets = self._model.shared.submit([(one, told) for one in requests])
+        streamed, left = 0, len(tickets)
+        try:
+            while left:
+                ticket, ended = news.get()
+                left -= ended
+                if ended:
+                    ticket.finished()
+                if streamer is not None and ticket.generation is not None:
+                    tokens = _new_tokens(ticket.generation)
+                    for token in tokens[streamed:]:
+                        streamer.put(torch.tensor([token]))
+                    streamed = len(tokens)
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+        if streamer is not None:
+            streamer.end()
+        return [_new_tokens(ticket.finished()) for ticket in tickets]
+
+    def _learn_tokenizer(self, tokenizer: Any) -> None:
+        if tokenizer is not None and isinstance(self._model.tokenizer, IdsTokenizer):
+            self._model.tokenizer = self._model.shared.tokenizer = HFTokenizer(tokenizer)
+
+    def eval(self) -> AcceleratedModel:
+        """The model is in evaluation mode already."""
+        return self
+
+    def to(self, *where: Any, **named: Any) -> AcceleratedModel:
+        """Nothing, for the device that it is on; elsewhere it cannot go. Raises BadInput."""
+        asked = [*where, *named.values()]
+        if all(str(one) in (str(self._inner.device), str(self._inner.dtype)) for one in asked):
+            return self
+        raise BadInput("an accelerated model stays where it is; move the transformers model before outpace.accelerate")
+
+    @property
+    def __class__(self) -> type:
+        return type(self._inner)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("the class of an accelerated model cannot be changed")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_inner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._inner)})
+
+    def __repr__(self) -> str:
+        return f"AcceleratedModel({type(self._inner).__name__}, method={self._method.name!r})"
+
+
+def _new_tokens(generation: Generation) -> list[int]:
+    sequence = generation.sequence
+    return sequence.tokens[sequence.prompt_length :]
+
+
+def _input_ids(inputs: Any, input_ids: Any, settings: Settings, model: Any) -> Tensor:
+    if inputs is not None and input_ids is not None:
+        raise BadInput("inputs and input_ids are the same argument; give one of them")
+    ids = input_ids if inputs is None else inputs
+    if ids is None:
+        if not settings.ids("bos_token_id"):
+            raise BadInput("there are no input_ids, and the model has no bos_token_id to begin with; give input_ids")
+        return torch.tensor([settings.ids("bos_token_id")[:1]], device=model.device)
+    if not isinstance(ids, Tensor):
+        raise BadInput(f'input_ids must be a tensor (the tokenizer\'s return_tensors="pt"), not {shown(ids)}')
+    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool or not ids.numel():
+        raise BadInput(f"input_ids must be whole numbers (rows, length), not {ids.dtype} {tuple(ids.shape)}")
+    return ids
+
+
+def _mask(given: Any, ids: Tensor, settings: Settings) -> Tensor:
+    """Which input ids belong to the prompts, (rows, length) of 0 and 1: padding may stand before them alone."""
+    if given is None:
+        pad, eos = settings.ids("pad_token_id")[:1], settings.ids("eos_token_id")
+        inferred = bool(pad) and pad[0] not in eos
+        mask = ids.ne(pad[0]).long() if inferred else torch.ones_like(ids)
+    elif isinstance(given, Tensor) and given.shape == ids.shape:
+        mask = given.ne(0).long()
+    else:
+        shape = tuple(given.shape) if isinstance(given, Tensor) else shown(given)
+        raise BadInput(f"attention_mask must be a tensor of the shape of input_ids, {tuple(ids.shape)}, not {shape}")
+    if not bool(mask[:, -1].all()) or bool((mask.diff(dim=1) < 0).any()):
+        raise BadInput("padding must be on the left (the tokenizer's padding_side='left'), and no prompt empty")
+    return mask
+
+
+def _padded(ids: Tensor, rows: list[list[int]], pad: int | None) -> Tensor:
+    """Input ids with the new ones behind them, to the length of the longest."""
+    longest = max(map(len, rows))
+    if pad is None and any(len(row) < longest for row in rows):
+        raise BadInput("rows of different length need a pad_token_id; give one")
+    new = [[*row, *([pad] * (longest - len(row)))] for row in rows]
+    return torch.cat([ids, torch.tensor(new, dtype=ids.dtype, device=ids.device)], dim=1)
