@@ -69,7 +69,7 @@ def test_a_head_is_recommended_if_the_target_accepts_what_it_drafts(
     monkeypatch.setattr(job, "try_head", lambda *_: Trial(accepted, 4, 3))
     ran = run("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL)
     assert ran.code == 0, ran
-    assert f"{accepted:.2f} of 4 draft tokens accepted a round on 3 prompts" in ran.out
+    assert f"{accepted:.2f} of 4 draft tokens accepted per round on 3 prompts" in ran.out
     assert (f"--method medusa --head {head}" in ran.out) is (accepted == 0.5)
     assert ("no speed-up yet" in ran.out) is (accepted < 0.5)
     assert ("more data (--tokens, --max-minutes, --prompts)" in ran.out) is (accepted < 0.5)
@@ -229,7 +229,7 @@ def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(outpace.loading, "load", nothing)
     ran = run("train", "eagle2", "--out", str(tmp_path / "head"))
     assert ran.code == 130
-    assert "eagle2 drafts with the head of eagle" in ran.err
+    assert "eagle2 drafts with a head of kind eagle" in ran.err
 
 
 def test_bad_input_is_said_in_one_line(
