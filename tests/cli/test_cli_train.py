@@ -197,7 +197,7 @@ def test_a_full_disk_and_memory_are_said_in_one_line(
         patch.setattr(Trainer, "_losses", starved)
         ran = run(*command)
     assert (ran.code, ran.out) == (2, "")
-    assert "error: memory ran out in training; what was saved is kept" in ran.err
+    assert "error: memory ran out in training; the saved state is kept" in ran.err
     checkpoint = importlib.import_module("outpace.heads.checkpoint")
 
     def full(*_: object) -> None:

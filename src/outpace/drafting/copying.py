@@ -49,7 +49,10 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
 
 
 NumDraftTokens = Annotated[
-    int | None, Field(ge=0, le=512, description="most draft tokens a round; by default chosen by the measured costs")
+    int | None,
+    Field(
+        ge=0, le=512, description="maximum number of draft tokens per round; by default chosen by the measured costs"
+    ),
 ]
 
 

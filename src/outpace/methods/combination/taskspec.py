@@ -121,7 +121,7 @@ class TaskSwitchSettings(CombinationSettings):
         '{"translate": "recycling"}',
     )
     window: int = Field(
-        64, ge=0, le=65536, description="tokens of the answer after which they route it anew; 0: by its prompt alone"
+        64, ge=0, le=65536, description="tokens of the answer after which they route it again; 0: by its prompt alone"
     )
     clusters: int = Field(16, ge=1, le=1024, description="most kinds of texts; the least recently used leave first")
     likeness: float = Field(0.1, ge=0.0, le=1.0, description="cosine from which on a text is of a known kind")

@@ -36,7 +36,7 @@ class HetvocabSettings(StrictModel):
         None,
         ge=0,
         le=128,
-        description="draft tokens a round, the target's; by default from measured costs and acceptance",
+        description="draft tokens per round, the target's; by default from measured costs and acceptance",
     )
     steps: int | None = Field(
         None,

@@ -79,7 +79,7 @@ class JacobiSettings(StrictModel):
         description="one window that moves on (jacobi), blocks one after the other (gs), or blocks at the start of the "
         "answer and autoregressive decoding after them (hybrid)",
     )
-    window: int = Field(3, ge=0, le=512, description="guesses a round (jacobi); tokens in blocks (hybrid)")
+    window: int = Field(3, ge=0, le=512, description="guesses per round (jacobi); tokens in blocks (hybrid)")
     block: int = Field(4, ge=1, le=512, description="tokens of a block (gs, hybrid)")
     guess: GuessSetting = "lookup"
     pad: PadSetting = 0

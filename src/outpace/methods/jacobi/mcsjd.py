@@ -95,7 +95,7 @@ class CoupledJacobi(Iterated):
 class CoupledSettings(StrictModel):
     """Settings of ``mcsjd``."""
 
-    window: int = Field(3, ge=0, le=512, description="draft tokens a round")
+    window: int = Field(3, ge=0, le=512, description="draft tokens per round")
     coupling: Coupling = Field(
         "maximal", description="how a new draw follows the old one: maximal, gumbel, or independent (plain SJD)"
     )

@@ -80,7 +80,7 @@ class LayerSkip(SelfDraft[LayerSkipState]):
 class LayerSkipSettings(StrictModel):
     """Settings of ``draft-verify``."""
 
-    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    num_draft_tokens: int = Field(8, ge=0, le=64, description="maximum number of draft tokens per round")
     confidence: float = Field(
         0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
     )

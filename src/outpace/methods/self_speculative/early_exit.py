@@ -200,7 +200,7 @@ class EarlyExit(SelfDraft[EarlyExitState]):
 class EarlyExitSettings(StrictModel):
     """Settings of ``early-exit``."""
 
-    num_draft_tokens: int = Field(8, ge=0, le=64, description="most draft tokens a round")
+    num_draft_tokens: int = Field(8, ge=0, le=64, description="maximum number of draft tokens per round")
     exits: tuple[int, ...] | None = Field(
         None, description="layers after which drafting may exit; by default every one but the last"
     )

@@ -3,7 +3,7 @@
 ``triforce`` (Sun et al. 2024, arXiv 2404.11912) is a hierarchy of three. The *middle* level is the target's own weights
 reading sinks, recent tokens and, in every layer and head, the chunks of the context whose mean keys have the largest
 products with its query: nearly the target, at a cost that does not grow with the context. The query is that of the
-latest token in a full forward, and the chunks are chosen anew after so many tokens; the authors choose them once, at
+latest token in a full forward, and the chunks are chosen again after so many tokens; the authors choose them once, at
 the end of the prompt, and read all that follows, as is done here from one choice to the next. The *bottom* level drafts
 for the middle one: a small model that reads sinks and recent tokens only, or a lookup in the text. The whole target
 verifies the middle level's tokens.
@@ -204,7 +204,7 @@ class TriForce(Drafter[TriForceState]):
 class TriForceSettings(StrictModel):
     """Settings of ``triforce``."""
 
-    num_draft_tokens: int = Field(6, ge=0, le=64, description="tokens that the middle level proposes a round")
+    num_draft_tokens: int = Field(6, ge=0, le=64, description="tokens that the middle level proposes per round")
     bottom: Literal["auto", "model", "lookup"] = Field(
         "auto", description="who drafts for the middle level; auto takes the draft model, if one is named"
     )
@@ -213,7 +213,7 @@ class TriForceSettings(StrictModel):
         512, ge=0, description="tokens that the middle level reads in chunks chosen from the context"
     )
     chunk: int = Field(8, ge=1, description="tokens of a chunk")
-    every: int = Field(4, ge=1, description="tokens after which chunks are chosen anew, by one more forward")
+    every: int = Field(4, ge=1, description="tokens after which chunks are chosen again, by one more forward")
     window: int = Field(256, ge=1, description="latest tokens that the middle level reads, and the draft model")
     sink: int = Field(16, ge=0, description="first tokens that both read")
 

@@ -17,7 +17,7 @@ class BpdSettings(StrictModel):
     """Settings of ``bpd``."""
 
     num_draft_tokens: int | None = Field(
-        None, ge=0, le=16, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=16, description="draft tokens per round; by default from measured costs and acceptance"
     )
 
 

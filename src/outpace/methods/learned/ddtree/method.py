@@ -19,7 +19,7 @@ class DDTreeSettings(StrictModel):
     """Settings of ``ddtree``."""
 
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     topk: int = Field(8, ge=2, le=64, description="likeliest tokens of each position that are candidates")
 

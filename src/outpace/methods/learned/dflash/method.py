@@ -15,7 +15,7 @@ class DFlashSettings(StrictModel):
     """Settings of ``dflash``."""
 
     num_draft_tokens: int | None = Field(
-        None, ge=0, le=63, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=63, description="draft tokens per round; by default from measured costs and acceptance"
     )
     sampled: bool = Field(True, description="whether tokens are sampled above temperature 0, or always the likeliest")
 

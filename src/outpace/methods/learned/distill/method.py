@@ -26,7 +26,7 @@ class DistillSettings(StrictModel):
     )
     topk: int = Field(4, ge=1, le=64, description="likeliest: most children of a node; 1: a chain")
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default as many as are worth their measured cost"
+        None, ge=0, le=512, description="draft tokens per round; by default as many as are worth their measured cost"
     )
     depth: int = Field(
         5,

@@ -20,7 +20,7 @@ class FeatureSettings(StrictModel):
         "sampled chain",
     )
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     depth: int = Field(
         6, ge=1, le=64, description="draft tokens on a path, where max_nodes is given and in sampled chains"

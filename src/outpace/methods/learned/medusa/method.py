@@ -23,7 +23,7 @@ class MedusaSettings(StrictModel):
     """Settings of ``medusa``."""
 
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each head that are candidates")
     tree: Literal["dynamic", "sparse"] = Field(

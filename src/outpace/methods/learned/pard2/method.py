@@ -16,7 +16,7 @@ class Pard2Settings(StrictModel):
 
     topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each position that are candidates; 1: a chain")
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+        None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, where max_nodes is given")
     features: bool = Field(True, description="whether rows carry the target's hidden states (target-dependent mode)")
