@@ -23,7 +23,7 @@ PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test certify-all peers bench-peers lint format types docs clean
+.PHONY: help run test certify-all peers bench-peers lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -98,6 +98,9 @@ types: $(DEV) ## mypy, strict
 docs: $(DOCS) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+package: $(DEV) ## build the wheel and the source archive, install each afresh, and use it from another folder
+	@.ci/package $(BIN)/python "$(TORCH)" "$(MODEL)"
 
 clean: ## remove what was built, but not the environment
 	rm -rf $(OUT) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from torch import Tensor
 from gguf_support import add_sizes
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
-from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 
 VOCAB = 97

@@ -35,7 +35,7 @@ from outpace.methods.registry import Context, build, methods
 from outpace.model import Model
 from outpace.targets.base import Target
 from outpace.targets.costs import ForwardCosts
-from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 from outpace.targets.kv_store import KVStore

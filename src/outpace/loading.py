@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outpace.models.tokenizers import HFTokenizer
+    from outpace.targets.base import Target
     from outpace.targets.choice import TargetKind
+    from outpace.targets.dense.decoder_spec import DecoderSpec
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
 _PATIENCE = 3.0  # seconds to find out that there is no network
@@ -54,28 +56,71 @@ def load(
         check_objects(name, tokenizer, dtype=dtype, device=device)
         return load_from(name, tokenizer, target=target, fixed_costs=fixed_costs)
     source = resolve(name)
-    from outpace.models.gguf_cache import converted
     from outpace.models.placement import QUANTISED, choose_device, choose_dtype
 
     began = time.perf_counter()
     where = choose_device(device)
-    precision: Any = choose_dtype(dtype, where)
+    precision = choose_dtype(dtype, where)
+    quantised = str(dtype) if dtype in QUANTISED else None
+    fast = where.type == "cpu" and target == "auto"
+    if dtype is None and source.kind == "gguf" and fast and _in_blocks(source.path):
+        quantised = "int4"  # the file as it is: the exact weights, and the quickest
+    label, as_stored = os.fspath(name), dtype == "auto" and source.kind != "gguf"
+    model = None
+    if fast:
+        model = _plain(source, label, quantised, None if as_stored else precision, tokenizer, fixed_costs)
+    if model is None:
+        model = _through_transformers(
+            source, label, quantised, "auto" if as_stored else precision, where, tokenizer, target, fixed_costs
+        )
+    model.info |= {"source": source.kind, "location": source.location}
+    model.info["load_seconds"] = time.perf_counter() - began
+    return model
+
+
+def _plain(
+    source: Source, label: str, quantised: str | None, dtype: torch.dtype | None, tokenizer: Any, fixed_costs: bool
+) -> Model | None:
+    """The model on the fast target, without transformers; None where that takes transformers."""
+    from outpace.models.gguf_cache import converted
+    from outpace.models.placement import dtype_name
+    from outpace.plain_loading import load_plain
+
+    if source.kind == "hub" or (quantised == "int4" and source.kind != "gguf"):
+        return None
+    if source.kind == "gguf" and quantised != "int4":
+        assert dtype is not None
+        source = Source("folder", str(converted(source.path, dtype)))
+    wanted = quantised or ("auto" if dtype is None else dtype_name(dtype))
+    found = load_plain(source, wanted, dtype, lambda folder: _tokenizer(str(folder), tokenizer, True))
+    if found is None:
+        return None
+    info = {"architecture": found.architecture, "parameters": found.parameters, "note": "", "device": "cpu"}
+    return _model_of(label, found.target, found.tokenizer, found.eos_ids, info, found.weights, fixed_costs)
+
+
+def _through_transformers(
+    source: Source,
+    label: str,
+    quantised: str | None,
+    precision: Any,
+    where: torch.device,
+    tokenizer: Any,
+    kind: TargetKind,
+    fixed_costs: bool,
+) -> Model:
+    from outpace.models.gguf_cache import converted
+
     with quiet():
         if source.kind == "gguf":
             place, local = str(converted(source.path, precision)), True
         else:
             place, local = source.location, source.kind == "folder" or not _hub_answers()
-            precision = "auto" if dtype == "auto" else precision
         inner = _model(source, place, precision, where, local)
         words = _tokenizer(place, tokenizer, local)
         gguf = source.path if source.kind == "gguf" else None
-        quantised = str(dtype) if dtype in QUANTISED else None
-        if dtype is None and gguf is not None and where.type == "cpu" and target == "auto" and _in_blocks(gguf):
-            quantised = "int4"  # the file as it is: the exact weights, and the quickest
-        model = _wrapped(inner, words, os.fspath(name), quantised, gguf, target, fixed_costs)
+        model = _wrapped(inner, words, label, quantised, gguf, kind, fixed_costs)
     model.target.origin = partial(_again, source, place, precision, where, local)
-    model.info |= {"source": source.kind, "location": source.location}
-    model.info["load_seconds"] = time.perf_counter() - began
     return model
 
 
@@ -87,15 +132,15 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
     from outpace.models.tokenizers import HFTokenizer
 
     source = resolve(name)
-    with quiet():
-        place = source.location
-        if source.kind == "gguf" and tokenizer is None:
-            entry = converted_before(source.path)
-            if entry is None:
+    place = source.location
+    if source.kind == "gguf" and tokenizer is None:
+        entry = converted_before(source.path)
+        if entry is None:
+            with quiet():
                 return HFTokenizer(read_tokenizer(read_header(source.path)))
-            place = str(entry)
-        local = source.kind != "hub" or not _hub_answers()
-        return _tokenizer(place, tokenizer, local)
+        place = str(entry)
+    local = source.kind != "hub" or not _hub_answers()
+    return _tokenizer(place, tokenizer, local)
 
 
 def load_from(
@@ -123,35 +168,54 @@ def _wrapped(
     from outpace.models.stop_ids import stop_ids
     from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import choose_target
-    from outpace.targets.cost_table import digest, table_of
-    from outpace.targets.costs import FixedCosts, ForwardCosts
+    from outpace.targets.cost_table import digest
 
     words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
     weight = model.get_input_embeddings().weight
     check_dtype(weight.dtype, weight.device)
     with quiet():
         target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind)
-    if fixed_costs:
-        target.costs = FixedCosts()
-    else:
-        table = table_of(
-            digest(model.named_parameters()), kind=type(target).__name__, precision=target.dtype, device=weight.device
-        )
-        target.costs = ForwardCosts(target, table)
+    label = name or getattr(model.config, "name_or_path", "") or type(model).__name__
     info = {
         "architecture": type(model).__name__,
         "parameters": int(model.num_parameters()),
-        "dtype": target.dtype,
-        "target": type(target).__name__,
         "note": note,
         "device": str(weight.device),
+    }
+    eos_ids = stop_ids(model, words, target.vocab_size)
+    return _model_of(label, target, words, eos_ids, info, digest(model.named_parameters()), fixed_costs)
+
+
+def _model_of(
+    label: str,
+    target: Target,
+    words: HFTokenizer,
+    eos_ids: frozenset[int],
+    info: dict[str, Any],
+    weights: str,
+    fixed_costs: bool,
+) -> Model:
+    """``info``: what is known of the model itself; what its target knows is added. ``weights``: what identifies them."""
+    import torch
+
+    from outpace.targets.cost_table import table_of
+    from outpace.targets.costs import FixedCosts, ForwardCosts
+
+    if fixed_costs:
+        target.costs = FixedCosts()
+    else:
+        device = torch.device(info["device"])
+        table = table_of(weights, kind=type(target).__name__, precision=target.dtype, device=device)
+        target.costs = ForwardCosts(target, table)
+    info |= {
+        "dtype": target.dtype,
+        "target": type(target).__name__,
         "layers": target.num_layers,
         "vocabulary": target.vocab_size,
         "context_length": target.context_length,
         "source": "object",
     }
-    label = name or getattr(model.config, "name_or_path", "") or type(model).__name__
-    return Model(label, target, words, stop_ids(model, words, target.vocab_size), info)
+    return Model(label, target, words, eos_ids, info)
 
 
 def _model(source: Source, place: str, precision: Any, device: torch.device, local: bool) -> Any:
@@ -203,10 +267,12 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     return model.requires_grad_(False)
 
 
-def _again(*what: Any) -> Any:
-    """What ``_model`` loads, once more."""
+def _again(*what: Any) -> DecoderSpec | None:
+    """The spec of what ``_model`` loads, loaded once more."""
+    from outpace.targets.dense.transformers_weights import spec_if_known
+
     with quiet():
-        return _model(*what)
+        return spec_if_known(_model(*what))
 
 
 def _in_blocks(path: Path) -> bool:
@@ -219,8 +285,7 @@ def _in_blocks(path: Path) -> bool:
 
 
 def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
-    from transformers import AutoTokenizer
-
+    from outpace.models.plain_tokenizer import plain_tokenizer
     from outpace.models.tokenizers import HFTokenizer
 
     if isinstance(given, HFTokenizer):
@@ -229,9 +294,16 @@ def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
         return HFTokenizer(given)
     where = place if given is None else str(Path(given).expanduser())
     folder = Path(where)
-    if folder.is_dir() and not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
-        raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
-    with explained(f"cannot load the tokenizer of '{where}'"):
+    if folder.is_dir():
+        if not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
+            raise BadInput(
+                f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer="
+            )
+        if (found := plain_tokenizer(folder)) is not None:
+            return found
+    with quiet(), explained(f"cannot load the tokenizer of '{where}'"):
+        from transformers import AutoTokenizer
+
         return HFTokenizer(AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False))
 
 

@@ -21,7 +21,7 @@ from outpace.core.tree_distribution import warp
 from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 

@@ -79,7 +79,7 @@ def test_parameters_reach_their_methods(cli: Run, prompts: str) -> None:
     assert [row["method"] for row in found["methods"]] == ["none", "pld", "sam"]
     chosen = found["settings"]["method_settings"]
     assert {name: list(settings.values()) for name, settings in chosen.items()} == {
-        "none": [], "pld": ["3"], "sam": ["5"],
+        "none": [], "pld": [3], "sam": [5],
     }  # fmt: skip
     assert all(len(row["per_position_acceptance"]) <= 5 for row in found["methods"])
 
@@ -89,7 +89,7 @@ def test_a_setting_may_name_its_method_by_an_alias(cli: Run, prompts: str) -> No
     for chosen in ("prompt-lookup", "pld", "sam,ngram"):
         ran = cli("bench", "--methods", chosen, *common)
         assert ran.code == 0, ran.err
-        assert list(strict(ran.out)["settings"]["method_settings"]["pld"].values()) == ["6"]
+        assert list(strict(ran.out)["settings"]["method_settings"]["pld"].values()) == [6]
 
 
 def test_an_output_that_exists_is_replaced_whole(cli: Run, prompts: str, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_without_a_chat_template_the_turns_are_joined(cli: Run, untemplated: lis
     assert third.startswith(second)
     warnings = [line for line in ran.err.splitlines() if line.startswith("warning")]
     assert warnings == [
-        "warning: 'base' has no chat template and may not be made for conversations: the turns are joined as lines of "
+        "warning: 'base' has no chat template and may not be a chat model: turns are joined as lines of "
         "'User: ...' and 'Assistant: ...'"
     ]
     assert ran.err.count("prompt tokens reused") == 2

@@ -56,11 +56,7 @@ COMMANDS: list[tuple[tuple[str, ...], Patch, str]] = [
     (BENCH, at_step(50), r"\d of 3 prompts done; the results cover these"),
     (("bench-peers",), in_call(comparison, "prepare"), "no prompt was finished, nothing is reported"),
     (("certify", "pld", "--cells", "4"), at_step(40), r"(\d of 4 cells done, )?nothing was kept"),
-    (
-        ("certify", "pld", "--level", "greedy", "--prompts", "prompts.txt"),
-        at_step(300),
-        r"\d of 3 prompts done, nothing was kept",
-    ),
+    (("certify", "pld", "--level", "greedy", "--prompts", "prompts.txt"), in_call(Decoder, "run"), "nothing was kept"),
     (
         ("tune", "dv", "--prompts", "prompts.txt", "-n", "9", "--out", "skips.json"),
         at_step(15),

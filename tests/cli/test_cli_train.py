@@ -13,7 +13,7 @@ from cli_support import Run, refused, runner, toy
 from outpace.controllers.fixed import Fixed
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
-from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.heads.head_config import CONFIG, PROVENANCE, WEIGHTS
 from outpace.training.dataset import held_out
 from outpace.training.job import kind_and_method
 from outpace.training.run_state import STATE, read_state
@@ -69,7 +69,7 @@ def test_a_head_is_recommended_if_the_target_accepts_what_it_drafts(
     monkeypatch.setattr(job, "try_head", lambda *_: Trial(accepted, 4, 3))
     ran = run("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL)
     assert ran.code == 0, ran
-    assert f"{accepted:.2f} of 4 draft tokens accepted a round on 3 prompts" in ran.out
+    assert f"{accepted:.2f} of 4 draft tokens accepted per round on 3 prompts" in ran.out
     assert (f"--method medusa --head {head}" in ran.out) is (accepted == 0.5)
     assert ("no speed-up yet" in ran.out) is (accepted < 0.5)
     assert ("more data (--tokens, --max-minutes, --prompts)" in ran.out) is (accepted < 0.5)
@@ -197,7 +197,7 @@ def test_a_full_disk_and_memory_are_said_in_one_line(
         patch.setattr(Trainer, "_losses", starved)
         ran = run(*command)
     assert (ran.code, ran.out) == (2, "")
-    assert "error: memory ran out in training; what was saved is kept" in ran.err
+    assert "error: memory ran out in training; the saved state is kept" in ran.err
     checkpoint = importlib.import_module("outpace.heads.checkpoint")
 
     def full(*_: object) -> None:
@@ -229,7 +229,7 @@ def test_eagle2_is_trained_as_eagle(run: Run, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(outpace.loading, "load", nothing)
     ran = run("train", "eagle2", "--out", str(tmp_path / "head"))
     assert ran.code == 130
-    assert "eagle2 drafts with the head of eagle" in ran.err
+    assert "eagle2 drafts with a head of kind eagle" in ran.err
 
 
 def test_bad_input_is_said_in_one_line(

@@ -32,7 +32,7 @@ def test_what_is_found_is_kept_and_used(run: Run, prompts: Path, tmp_path: Path)
     file = tmp_path / "skips.json"
     ran = run("tune", "dv", "--prompts", str(prompts), "--out", str(file), "--trials", "6", *SHORT)
     assert ran.code == 0, ran
-    assert "x the rate of autoregressive decoding expected, after 6 sets" in ran.out
+    assert "x the speed of autoregressive decoding expected, after 6 sets" in ran.out
     assert f"skips={file}" in ran.out.replace("\n", "")
     record = json.loads(file.read_text())
     assert len(record["trials"]) == 6

@@ -55,7 +55,7 @@ def test_equal_and_proportional_weights_have_one_winner() -> None:
 
 
 def test_certain_winners() -> None:
-    """top-k 1, or top-p on a sharp row, leaves one token: alone, beside another certain one, and beside an open race."""
+    """top-k 1, or top-p on a sharp row, leaves one token: alone, beside another such race, and beside an open one."""
     first, last, p = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.2, 0.3, 0.5)
     assert probability(((first, 0),)) == 1.0
     assert probability(((last, 2), (first, 0))) == pytest.approx(1.0)

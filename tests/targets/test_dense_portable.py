@@ -16,7 +16,7 @@ import random, sys
 import torch
 from dense_support import Plain, SHAPES, KEPT_IN_BLOCKS, model_of, target_of, threads
 from outpace.targets.dense.binding import features
-from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf_support import disagreement
 from target_suite import random_tokens, random_tree

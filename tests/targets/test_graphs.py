@@ -21,7 +21,8 @@ from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence
 from outpace.targets.dense import torch_kv
-from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.dense.architectures import UnsupportedArchitecture
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import BUCKETS

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 
 from dense_support import config, mixed, model_of, threads, write_blocks
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.architectures import read_decoder_spec
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf_support import disagreement

@@ -29,7 +29,7 @@ INTERRUPTED = 130
 
 
 def option(*flags: str, value: str | None = None, panel: str | None = None, text: str) -> Any:
-    """An option's declaration. ``value``: what stands for its value in the help; flags have none. ``panel``: its group."""
+    """An option's declaration. ``value``: what stands for its value in the help; flags have none. ``panel``: group."""
     return typer.Option(*flags, metavar=value or "", rich_help_panel=panel, help=text)
 
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput, shown
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -163,6 +163,8 @@ class Sampler:
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, stop_ids: frozenset[int] = frozenset()
     ) -> None:
+        import torch
+
         self.params = params
         self.stop_ids = stop_ids
         self.vocab_size = vocab_size
@@ -209,6 +211,8 @@ class Sampler:
     def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
         """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
         ``states``: the processors' states there. Or what a processor did wrong."""
+        import torch
+
         params = self.params
         if self._seen is not None:
             seen = self._seen

@@ -104,7 +104,9 @@ class CandidateState(DraftState):
 
 MaxNodes = Annotated[
     int | None,
-    Field(ge=0, le=512, description="maximum number of draft tokens per round; by default from measured costs"),
+    Field(
+        ge=0, le=512, description="maximum number of draft tokens per round; by default chosen by the measured costs"
+    ),
 ]
 
 

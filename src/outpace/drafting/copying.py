@@ -50,7 +50,9 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
 
 NumDraftTokens = Annotated[
     int | None,
-    Field(ge=0, le=512, description="maximum number of draft tokens per round; by default from measured costs"),
+    Field(
+        ge=0, le=512, description="maximum number of draft tokens per round; by default chosen by the measured costs"
+    ),
 ]
 
 

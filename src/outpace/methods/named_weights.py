@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.heads.checkpoint import WEIGHTS
-from outpace.heads.head_folder import HeadFolder, open_head
+from outpace.heads.head_config import WEIGHTS
 from outpace.heads.shipped import measured, shipped
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, check_names
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
+
+if TYPE_CHECKING:
+    from outpace.heads.head_folder import HeadFolder
 
 DRAFT_LM = "draft-lm"
 """The kind of head that is a language model by itself; as a draft model's name, the one that is shipped."""
@@ -54,6 +56,8 @@ def head_folders(given: Heads) -> dict[str, HeadFolder]:
 
     Raises BadInput for a folder that holds no head, and for a name that two have.
     """
+    from outpace.heads.head_folder import open_head
+
     opened = [(name, open_head(place)) for name, place in _pairs(given)]
     called = [(name or folder.kind, folder) for name, folder in opened]
     check_names("--head", [name for name, _ in called])
@@ -65,6 +69,8 @@ def draft_lm_folder(place: str | Path) -> HeadFolder | None:
 
     Raises BadInput for a head of another kind.
     """
+    from outpace.heads.head_folder import open_head
+
     try:
         folder = open_head(place)
     except BadInput:  # a model, or nothing: whoever loads models says which

@@ -1,6 +1,8 @@
 """Converted GGUF files in the user's cache: made once, found by content.
 
     <cache>/gguf/<file>-<digest>-<dtype>-v<converter>/   safetensors, configuration, tokenizer, manifest.json
+    <cache>/gguf/<file>-<digest>-in-place-v<converter>/  the same without weights, for files that are read in place
+    <cache>/gguf/<file>-<digest>-config-v<converter>/    the same without weights, of files that are read in place
     <cache>/gguf/.tmp-*                                  a conversion under way, or what a killed one left
     <cache>/digests/*.json                               digests of files that have not changed since
 
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 CACHE_VARIABLE = "OUTPACE_CACHE"
 MANIFEST = "manifest.json"
 _TEMPORARY = ".tmp-"
+_WEIGHTS = ".safetensors"
+_DESCRIPTION = 2**26
+"""Bytes that a tokenizer and a configuration need at most."""
 _SETTLED = 2.0  # seconds after which a file's times tell whether it has changed since
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
@@ -69,37 +74,79 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
     if (entry / MANIFEST).exists():
         _log.warning("the converted model in '%s' is damaged or of an earlier version: it is made anew", entry)
     header = read_header(path)
-    with _writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / ".lock")
-        lock.acquire()
-    try:
+    with _locked(root):
         if not is_whole(entry, digest):  # another process may have been quicker
-            _remove_leftovers(root)
-            needed = header.parameters * dtype.itemsize
-            with _writing(root):
-                if shutil.disk_usage(root).free < needed:
-                    raise BadInput(_cannot_write(root, f"{needed / 1e6:,.0f} MB are needed and the disk is full"))
-                folder = root / f"{_TEMPORARY}{uuid.uuid4().hex}"
-                folder.mkdir()
-            try:
+            with _temporary(root, header.parameters * dtype.itemsize) as folder:
                 _log.info("converting %s to %s, once", path, dtype_name(dtype))
                 model, tokenizer = gguf_convert.read(header, dtype)
                 with stage("writing the converted model", brief=True), _writing(root):
                     gguf_convert.write(model, tokenizer, folder)
                     _publish(folder, entry, path, digest, dtype_name(dtype))
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        lock.release()
     return entry
 
 
+@contextmanager
+def described(path: Path) -> Iterator[Path]:
+    """A folder with the tokenizer and the configuration of a GGUF file whose weights are read in place.
+
+    Made where the file was not converted before, and then kept only if the block ends without an error: a file whose
+    weights turn out to be broken leaves nothing. Raises BadInput as :func:`converted` does.
+    """
+    digest, root = content_digest(path), cache_dir() / "gguf"
+    entry = root / _entry_name(path, digest, "config")
+    if is_whole(entry, digest):
+        _sweep(root)
+        yield entry
+        return
+    header = read_header(path)
+    with _locked(root):
+        if is_whole(entry, digest):  # another process may have been quicker
+            yield entry
+            return
+        with _temporary(root, _DESCRIPTION) as folder:
+            _log.info("converting the tokenizer and configuration of %s, once", path)
+            configuration, tokenizer = gguf_convert.describe(header)
+            with _writing(root):
+                gguf_convert.write(configuration, tokenizer, folder)
+            yield folder
+            with _writing(root):
+                _publish(folder, entry, path, digest, "config")
+
+
 def converted_before(path: Path) -> Path | None:
-    """A folder that holds this GGUF file in whatever precision, if it was converted before."""
+    """A folder that holds this GGUF file's tokenizer and configuration, if it was converted before."""
     digest = content_digest(path)
-    entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")))
-    return next((entry for entry in entries if is_whole(entry, digest)), None)
+    entries = sorted(
+        (cache_dir() / "gguf").glob(_entry_name(path, digest, "*")), key=lambda one: "-config-" not in one.name
+    )
+    return next((entry for entry in entries if is_whole(entry, digest, weights=False)), None)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with _writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / ".lock")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _temporary(root: Path, needed: int) -> Iterator[Path]:
+    """A folder to fill, removed at the end unless it was renamed. ``needed``: bytes. Call with the lock held."""
+    _remove_leftovers(root)
+    with _writing(root):
+        if shutil.disk_usage(root).free < needed:
+            raise BadInput(_cannot_write(root, f"{needed / 1e6:,.0f} MB are needed and the disk is full"))
+        folder = root / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _entry_name(path: Path, digest: str, precision: str) -> str:
@@ -125,14 +172,15 @@ class _Manifest(BaseModel):
     transformers: str
 
 
-def is_whole(entry: Path, digest: str) -> bool:
-    """Whether an entry is of this content and has every file as it was written.
+def is_whole(entry: Path, digest: str, *, weights: bool = True) -> bool:
+    """Whether an entry is of this content and has every file as it was written; ``weights``: those of weights, too.
 
-    Reads all of it once: 0.1 s for the 270 MB of the embedded model, a twentieth of what loading it takes.
+    Reads all of these once: 0.1 s for the 270 MB of the embedded model's weights.
     """
     try:
         manifest = _Manifest.model_validate(read_json(entry / MANIFEST))
-        return manifest.digest == digest and all(_kept(entry / name) == kept for name, kept in manifest.files.items())
+        files = {name: kept for name, kept in manifest.files.items() if weights or not name.endswith(_WEIGHTS)}
+        return manifest.digest == digest and all(_kept(entry / name) == kept for name, kept in files.items())
     except (OSError, ValueError, BadInput):  # pydantic's errors are ValueErrors
         return False
 

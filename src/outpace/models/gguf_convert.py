@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ CONVERTER = 1
 # split, white space before a number is cut in another place than in training.
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
-_COMPUTED = ("rope_", "attn_rot_embd")
+COMPUTED = ("rope_", "attn_rot_embd")
 """Beginnings of names of tensors that are no weights: frequencies of rotary embeddings."""
 
 
@@ -49,8 +50,33 @@ def read(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     _check_heads(model.config, header)
     _check_all_used(model, header)
     tokenizer = read_tokenizer(header)
-    _complete_config(model, header)
+    _complete(model.config, model.generation_config, header)
     return model, tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a file says of a model apart from weights and tokenizer, as transformers has it."""
+
+    config: Any
+    generation_config: Any
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write both, as a model would."""
+        self.config.save_pretrained(folder)
+        self.generation_config.save_pretrained(folder)
+
+
+def describe(header: GGUFHeader) -> tuple[Configuration, Any]:
+    """The configuration and the tokenizer alone. Raises BadInput when the file cannot be converted."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with explained(f"cannot convert '{header.path}' (architecture {header.architecture})"):
+        config = AutoConfig.from_pretrained(**_place(header))
+        generation = GenerationConfig.from_model_config(config)
+    _check_heads(config, header)
+    _complete(config, generation, header)
+    return Configuration(config, generation), read_tokenizer(header)
 
 
 def _check_heads(config: Any, header: GGUFHeader) -> None:
@@ -68,7 +94,7 @@ def _check_all_used(model: Any, header: GGUFHeader) -> None:
     used = sum(
         prod(entry.shape)
         for name, entry in header.tensors.items()
-        if not name.startswith(_COMPUTED)
+        if not name.startswith(COMPUTED)
         and not ("lm_head.weight" in tied and name == "output.weight")
         and (block_of(name) or 0) < last
     )
@@ -94,9 +120,13 @@ def _place(header: GGUFHeader) -> dict[str, str]:
 
 
 def write(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save both into an existing folder."""
+    """Save both into an existing folder. ``model``: one of transformers, or a :class:`Configuration`."""
+    from transformers import AutoTokenizer
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # As it will be when it is loaded: some classes rebuild the pipeline then, and outpace reads the file's.
+    AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(folder)
 
 
 def _dense() -> dict[str, Any]:
@@ -108,16 +138,16 @@ def _dense() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _complete_config(model: Any, header: GGUFHeader) -> None:
+def _complete(config: Any, generation: Any, header: GGUFHeader) -> None:
     """What stands in the file and the converter does not carry over: rotary scaling, further end-of-turn ids."""
-    rope = getattr(model.config, "rope_parameters", None)
+    rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict) and rope.get("rope_type", "default") == "default":
         rope.update(rope_parameters(header, float(rope.get("rope_theta", 10000.0))) or {})
-    known = model.generation_config.eos_token_id
+    known = generation.eos_token_id
     ids = set(known if isinstance(known, list) else [] if known is None else [known])
     ids.update(one for one in (header.general.eos, header.general.eot, header.general.eom) if one is not None)
-    model.generation_config.eos_token_id = sorted(ids) or None
-    model.config.__dict__.pop("_model_name_or_path", None)
+    generation.eos_token_id = sorted(ids) or None
+    config.__dict__.pop("_model_name_or_path", None)
 
 
 def _correct_splitting(tokenizer: Any, header: GGUFHeader) -> None:

@@ -109,7 +109,7 @@ def check_loaded(model: Any, report: Mapping[str, Any], refusal: Refusal) -> Non
         raise refusal(f"have {name} in shape {tuple(found)}, and the model is described with {tuple(wanted)}")
     if wrong := report["error_msgs"]:
         raise refusal(f"do not load: {shortened(str(wrong[0]))}")
-    if endless := [name for name, tensor in model.state_dict().items() if not _finite(tensor)]:
+    if endless := [name for name, tensor in model.state_dict().items() if not finite(tensor)]:
         raise refusal(f"have values that are not finite in {_first(endless)}")
 
 
@@ -117,7 +117,8 @@ def _first(names: list[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _finite(tensor: Tensor) -> bool:
+def finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither infinities nor NaN."""
     import torch
 
     if not tensor.is_floating_point():

@@ -84,7 +84,7 @@ class HubSource(Source):
                 row = next(rows, None)
             except Exception as error:  # the network, in the middle of it
                 raise BadInput(
-                    f"data set '{self.name}' ended after {number} rows: {one_line(error)}; the same command goes on"
+                    f"data set '{self.name}' ended after {number} rows: {one_line(error)}; continue with --resume"
                 ) from error
             if row is None:
                 break

@@ -10,14 +10,20 @@ import torch
 from outpace.core.errors import BadInput
 from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
-from outpace.targets.dense.architectures import UnsupportedArchitecture, read_decoder_spec
+from outpace.targets.check_notes import is_noted, note
+from outpace.targets.dense.architectures import UnsupportedArchitecture
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.packing import PRECISIONS
+from outpace.targets.dense.self_check import layer_disagreement
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
+
+_TOLERANCE_OF_PARTS = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}
+"""Root mean square of each part's difference, in that of what the part adds."""
 
 TargetKind = Literal["auto", "generic"]
 
@@ -46,6 +52,21 @@ def choose_target(
     except (UnsupportedArchitecture, NotAvailable, BadInput) as error:
         why = str(error)
     return HFTarget(model), _fallback(wanted, dtype, why) or f"on the generic target: {why}"
+
+
+def fast_target(spec: DecoderSpec, precision: str, weights: str) -> DenseTarget:
+    """The fast target of a model on the CPU that is read without transformers.
+
+    ``weights``: what identifies them. The first time on this machine it is compared with plain PyTorch. Raises
+    UnsupportedArchitecture where they differ, and what reading the spec raises.
+    """
+    target = DenseTarget(spec, precision)
+    if not is_noted(weights, precision):
+        difference = layer_disagreement(target, spec)
+        if not difference < _TOLERANCE_OF_PARTS[precision]:
+            raise UnsupportedArchitecture(f"a part of its scores differs from plain PyTorch by {difference:.2g}")
+        note(weights, precision)
+    return target
 
 
 def _fallback(wanted: str, dtype: str, why: str) -> str:

@@ -164,8 +164,8 @@ class Collector:
         except (MemoryError, RuntimeError) as error:
             if ran_out(error):
                 raise BadInput(
-                    "memory ran out while prompts were answered; what was written before is kept: free some, and run "
-                    "again to go on"
+                    "memory ran out while prompts were answered; earlier answers are kept: free some memory, and "
+                    "continue with --resume"
                 ) from error
             raise
         self._count()

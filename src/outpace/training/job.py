@@ -144,8 +144,8 @@ def train(
         if not ran_out(error):
             raise
         raise BadInput(
-            "memory ran out in training; what was saved is kept: free some, or give a smaller --size, and go on with "
-            "--resume"
+            "memory ran out in training; the saved state is kept: free some memory, or give a smaller --size, and "
+            "continue with --resume"
         ) from error
     command = _command(
         head_kind,
@@ -262,7 +262,8 @@ def _written(trainer: Trainer, folder: Path, about: Mapping[str, Any]) -> dict[s
         checkpoint.save(trainer.head, folder, made)
     except (OSError, SafetensorError) as error:
         raise BadInput(
-            f"the head cannot be written to {folder} ({error}); the run is kept: make room, and give --resume"
+            f"the head cannot be written to {folder} ({error}); the run is kept: free some space, and continue with "
+            "--resume"
         ) from error
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outpace.core.errors import BadInput
-from outpace.heads import checkpoint
+from outpace.heads.head_config import WEIGHTS
 from outpace.training.run_state import STATE
 
 
@@ -46,6 +46,6 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise BadInput(f"cannot write to {folder}: {error.strerror or error}") from None
     if (folder / STATE).exists():
         if not resume:
-            raise BadInput(f"{folder} holds a run already; go on with it (--resume), or give another folder")
-    elif (folder / checkpoint.WEIGHTS).exists():
+            raise BadInput(f"{folder} holds a run already; continue it with --resume, or choose another folder")
+    elif (folder / WEIGHTS).exists():
         raise BadInput(f"{folder} holds a head already; give another folder")

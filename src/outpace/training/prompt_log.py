@@ -95,7 +95,8 @@ class Log:
                 file.write("".join(json.dumps(entry, ensure_ascii=True) + "\n" for entry in entries).encode())
         except OSError as error:
             raise BadInput(
-                f"{self.path} cannot be written ({error.strerror or error}); make room, and run again to go on"
+                f"{self.path} cannot be written ({error.strerror or error}); free some space, and continue with "
+                "--resume"
             ) from error
         for entry in entries:
             self._note(_Line.model_validate(entry))

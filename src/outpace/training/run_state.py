@@ -22,8 +22,8 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
             torch.save(state, unfinished)
     except (OSError, RuntimeError) as error:
         raise BadInput(
-            f"{folder / STATE} cannot be written ({error}); the state saved before is kept: make room, and run again "
-            "with --resume"
+            f"{folder / STATE} cannot be written ({error}); the earlier state is kept: free some space, and "
+            "continue with --resume"
         ) from error
 
 
@@ -36,9 +36,9 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         missing = _NEEDED - set(state)
     except Exception as error:
-        raise BadInput(f"{path} is damaged ({one_line(error)}); delete it to begin anew") from error
+        raise BadInput(f"{path} is damaged ({one_line(error)}); delete it to start over") from error
     if missing:
-        raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to begin anew")
+        raise BadInput(f"{path} is damaged (it lacks {', '.join(sorted(missing))}); delete it to start over")
     return state
 
 

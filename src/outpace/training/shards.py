@@ -118,8 +118,8 @@ class Shards:
                 save_file(tensors, unfinished, metadata={"keys": json.dumps([one.key for one in conversations])})
         except (OSError, SafetensorError) as error:
             raise BadInput(
-                f"{path} cannot be written ({error}); what was written before is kept: make room, and run again "
-                "with the same folder to go on"
+                f"{path} cannot be written ({error}); earlier shards are kept: free some space, and "
+                "continue with --resume"
             ) from error
         return path
 
@@ -159,7 +159,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Index]]:
             file = stack.enter_context(safe_open(path, "pt"))
             index = _index(file)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise BadInput(f"{path} is damaged ({error}); delete it, and run again to make it anew") from error
+            raise BadInput(
+                f"{path} is damaged ({error}); delete it, and continue with --resume to write it again"
+            ) from error
         yield file, index
 
 

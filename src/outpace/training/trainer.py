@@ -245,7 +245,7 @@ class Trainer:
         state = read_state(self.folder)
         if state is None:
             return False
-        with explained(f"{self.folder / STATE} is damaged", "delete it to begin anew"):
+        with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
             if before != self._length():  # a longer run than the one that may have ended: patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0

@@ -76,11 +76,8 @@ def headline(result: Mapping[str, Any]) -> str:
     """The comparison in one sentence."""
     found = result["ratio_to_best_peer"]
     if found["overall"] is None:
-        return (
-            "Nothing to compare: "
-            + ("no other library" if found["ours"] else "no row of outpace")
-            + " could be measured."
-        )
+        missing = "no other library" if found["ours"] else "no row of outpace"
+        return f"Nothing to compare: {missing} could be measured."
     pace = f"{times(found['overall'])} {bounds(found['ci95'])}".rstrip()
     low, high = found["ci95"] or (0.0, float("inf"))
     if low > 1:

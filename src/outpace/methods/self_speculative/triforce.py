@@ -3,7 +3,7 @@
 ``triforce`` (Sun et al. 2024, arXiv 2404.11912) is a hierarchy of three. The *middle* level is the target's own weights
 reading sinks, recent tokens and, in every layer and head, the chunks of the context whose mean keys have the largest
 products with its query: nearly the target, at a cost that does not grow with the context. The query is that of the
-latest token in a full forward, and the chunks are chosen anew after so many tokens; the authors choose them once, at
+latest token in a full forward, and the chunks are chosen again after so many tokens; the authors choose them once, at
 the end of the prompt, and read all that follows, as is done here from one choice to the next. The *bottom* level drafts
 for the middle one: a small model that reads sinks and recent tokens only, or a lookup in the text. The whole target
 verifies the middle level's tokens.
@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.controllers.base import Budget
@@ -39,6 +38,9 @@ from outpace.drafting.draft_token import draft_token
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Scores, Sequence, Target, TreeScores
 from outpace.targets.sub_graph import SubGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
