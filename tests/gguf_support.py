@@ -18,6 +18,22 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
+_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_LLAMA = {
+    **{f"self_attn.{one}_proj": f"attn_{one}" for one in "qkv"},
+    **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
+    **{"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    **{"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"},
+}
+_GEMMA = _LLAMA | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_NAMES = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "gemma2": _GEMMA, "gemma3": _GEMMA}
+"""What each architecture's files call the modules of a layer."""
+
+
 def reference(**changes: Any) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -26,14 +42,20 @@ def reference(**changes: Any) -> LlamaForCausalLM:
 
 
 class _Changed(gguf.GGUFWriter):  # type: ignore[misc]  # the library has no types
-    """A writer that leaves out or replaces tensors."""
+    """A writer that leaves out or replaces tensors, and writes them in the types of ``kinds``."""
 
     tensor: Tensors = staticmethod(lambda _, weight: weight)
+    kinds: Callable[[str], str] = staticmethod(lambda _: "F32")
 
     def add_tensor(self, name: str, tensor: Any, *rest: Any, **more: Any) -> None:
         changed = self.tensor(name, tensor)
-        if changed is not None:
+        kind = gguf.GGMLQuantizationType[self.kinds(name)]
+        if changed is None:
+            return
+        if kind == gguf.GGMLQuantizationType.F32 or more:
             super().add_tensor(name, np.ascontiguousarray(changed), *rest, **more)
+        else:
+            super().add_tensor(name, gguf.quantize(np.ascontiguousarray(changed), kind), raw_dtype=kind)
 
 
 def add_sizes(out: gguf.GGUFWriter, config: LlamaConfig) -> None:
@@ -56,14 +78,17 @@ def write_gguf(
     *,
     keys: Mapping[str, Any] | None = None,
     tensor: Tensors = lambda _, weight: weight,
+    kinds: Callable[[str], str] = lambda _: "F32",
 ) -> Path:
-    """The model as llama.cpp's converter would write it (rotary halves interleaved).
+    """The model as llama.cpp's converter would write it (of Llamas: rotary halves interleaved).
 
     ``keys``: metadata to replace by (value, type), or to leave out (None). ``tensor``: what is written of each tensor.
+    ``kinds``: the GGUF type that each tensor is written in.
     """
     config = model.config
-    out = _Changed(path, "llama")
-    out.tensor = tensor
+    architecture = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+    out = _Changed(path, architecture)
+    out.tensor, out.kinds = tensor, kinds
     add_sizes(out, config)
     out.add_vocab_size(config.vocab_size)
     tokens = [*SPECIALS, *sorted(ByteLevel.alphabet()), "ĠĠ"]
@@ -84,25 +109,21 @@ def write_gguf(
             out.add_key_value(key, *value)
 
     def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-        rows, columns = weight.shape
-        return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        rows = weight.shape[0]
+        rest = weight.shape[1:]
+        return weight.reshape(heads, 2, rows // heads // 2, *rest).swapaxes(1, 2).reshape(rows, *rest)
 
-    def add(name: str, weight: np.ndarray) -> None:
-        out.add_tensor(f"{name}.weight", np.ascontiguousarray(weight))
-
-    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
-    add("token_embd", weights["model.embed_tokens.weight"])
-    add("output_norm", weights["model.norm.weight"])
-    for i in range(config.num_hidden_layers):
-        layer = {name.split(f"layers.{i}.")[1]: w for name, w in weights.items() if f"layers.{i}." in name}
-        add(f"blk.{i}.attn_q", interleaved(layer["self_attn.q_proj.weight"], config.num_attention_heads))
-        add(f"blk.{i}.attn_k", interleaved(layer["self_attn.k_proj.weight"], config.num_key_value_heads))
-        add(f"blk.{i}.attn_v", layer["self_attn.v_proj.weight"])
-        add(f"blk.{i}.attn_output", layer["self_attn.o_proj.weight"])
-        for ours, theirs in (("gate", "gate"), ("up", "up"), ("down", "down")):
-            add(f"blk.{i}.ffn_{ours}", layer[f"mlp.{theirs}_proj.weight"])
-        add(f"blk.{i}.attn_norm", layer["input_layernorm.weight"])
-        add(f"blk.{i}.ffn_norm", layer["post_attention_layernorm.weight"])
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, weight in model.named_parameters():
+        place, _, end = name.rpartition(".")
+        *_, index, block = ["", *place.removeprefix("model.layers.").split(".", 1)]
+        theirs = _ENDS.get(place) or f"blk.{index}.{_NAMES[architecture][block]}"
+        values = weight.detach().numpy()
+        if architecture == "llama" and (count := heads.get(theirs.rpartition(".")[2])):
+            values = interleaved(values, count)
+        if architecture.startswith("gemma") and "norm" in theirs:
+            values = values + 1
+        out.add_tensor(f"{theirs}.{end}", np.ascontiguousarray(values))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

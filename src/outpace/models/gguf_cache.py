@@ -92,16 +92,15 @@ def described(path: Path) -> Iterator[Path]:
     weights turn out to be broken leaves nothing. Raises BadInput as :func:`converted` does.
     """
     digest, root = content_digest(path), cache_dir() / "gguf"
-    known = _described_before(path, digest)
-    if known is not None:
+    entry = root / _entry_name(path, digest, "config")
+    if is_whole(entry, digest):
         _sweep(root)
-        yield known
+        yield entry
         return
     header = read_header(path)
     with _locked(root):
-        known = _described_before(path, digest)  # another process may have been quicker
-        if known is not None:
-            yield known
+        if is_whole(entry, digest):  # another process may have been quicker
+            yield entry
             return
         with _temporary(root, _DESCRIPTION) as folder:
             _log.info("converting the tokenizer and configuration of %s, once", path)
@@ -110,16 +109,13 @@ def described(path: Path) -> Iterator[Path]:
                 gguf_convert.write(configuration, tokenizer, folder)
             yield folder
             with _writing(root):
-                _publish(folder, root / _entry_name(path, digest, "config"), path, digest, "config")
+                _publish(folder, entry, path, digest, "config")
 
 
 def converted_before(path: Path) -> Path | None:
     """A folder that holds this GGUF file's tokenizer and configuration, if it was converted before."""
-    return _described_before(path, content_digest(path))
-
-
-def _described_before(path: Path, digest: str) -> Path | None:
-    entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")))
+    digest = content_digest(path)
+    entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")), key=lambda one: "-config-" not in one.name)
     return next((entry for entry in entries if is_whole(entry, digest, weights=False)), None)
 
 

@@ -120,8 +120,12 @@ def _place(header: GGUFHeader) -> dict[str, str]:
 
 def write(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save both into an existing folder. ``model``: one of transformers, or a :class:`Configuration`."""
+    from transformers import AutoTokenizer
+
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # As it will be when it is loaded: some classes rebuild the pipeline then, and outpace reads the file's.
+    AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(folder)
 
 
 def _dense() -> dict[str, Any]:

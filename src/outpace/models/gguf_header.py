@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,6 @@ class GGUFHeader:
             raise BadInput(f"'{self.path}': tensor {name} should be float32")
         return np.fromfile(self.path, np.float32, prod(entry.shape), offset=entry.offset)
 
-    def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A matrix as it lies in the file: (outputs, bytes of a row)."""
-        entry = self.tensors[name]
-        return np.fromfile(self.path, np.uint8, entry.nbytes, offset=entry.offset).reshape(entry.shape[0], -1)
-
     def mapped(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A tensor as it lies in the file, mapped into memory: (rows, bytes of a row)."""
         entry = self.tensors[name]
@@ -85,11 +81,20 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read and check the head of a file.
+    """Read and check the head of a file. That of a file that has not changed since is remembered.
 
     Raises BadInput when it is broken, truncated or one part of several, when metadata is missing or unusable, and when
     its blocks are not those that the metadata count.
     """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise BadInput(f"cannot read '{path}': {error.strerror}") from error
+    return _read(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, seen: tuple[int, ...]) -> GGUFHeader:
 
     def refusal(why: str) -> BadInput:
         return _broken(path, why)
@@ -191,6 +196,15 @@ class _Reader:
             raise ValueError("string beyond the end")
         return begin, self.at
 
+    def skip_strings(self, count: int) -> None:
+        """A vocabulary has some hundred thousand: nothing is called here but what reads a length."""
+        at, data, read = self.at, self.data, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            at += 8 + read(data, at)[0]
+        if at > len(data):
+            raise ValueError("string beyond the end")
+        self.at = at
+
     def string(self) -> str:
         begin, end = self.skip_string()
         return self.data[begin:end].decode("utf-8")
@@ -204,7 +218,6 @@ class _Reader:
         if length > len(self.data):
             raise ValueError("array beyond the end")
         if element == _STRING:
-            for _ in range(length):
-                self.skip_string()
+            self.skip_strings(length)
             return length
         return list(self.take(f"{length}{_SCALARS[element]}"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from outpace.targets.dense.binding import Packed
+    from outpace.targets.dense.quant_blocks import Blocks
 
 
 Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -20,8 +20,8 @@ Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Stored(Protocol):
     """A matrix in the blocks of a GGUF file, which is read when a method is called."""
 
-    def packed(self) -> Packed:
-        """The blocks as the kernels take them."""
+    def blocks(self) -> Blocks:
+        """The blocks as they lie in the file, their rows in the model's order."""
         ...
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:

@@ -19,8 +19,8 @@ from outpace.models.safetensors_folder import SafetensorsFolder
 from outpace.models.weights_check import finite
 from outpace.targets.dense import quant_blocks
 from outpace.targets.dense.architectures import Place, decoder_spec, rotation_names
-from outpace.targets.dense.binding import Packed
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
+from outpace.targets.dense.quant_blocks import Blocks
 from outpace.targets.dense.rope import rotation
 
 
@@ -30,8 +30,10 @@ def spec_of(config: PlainConfig, weights: FolderWeights | GGUFWeights) -> Decode
     Raises Unclear and UnsupportedArchitecture, also later, when its layers are read.
     """
     found = config.rope_parameters
-    rotations = [rotation(found if name is None else found[name], config.head_dim) for name in rotation_names(config)]
-    return decoder_spec(config, weights, rotations)
+    kinds = [found if name is None else found[name] for name in rotation_names(config)]
+    spec = decoder_spec(config, weights, [rotation(kind, config.head_dim) for kind in kinds])
+    _ = spec.layers[0], spec.layers[-1]  # before anything is made in sizes that the file does not have
+    return spec
 
 
 class _Counted:
@@ -138,24 +140,18 @@ class _StoredMatrix:
         self._header, self._name, self._order = header, name, order
         self._entry = header.tensors[name]
 
-    def packed(self) -> Packed:
-        """Raises Unclear for a scale that is not finite."""
-        found = quant_blocks.from_gguf(self._entry.kind_name, self._raw())
-        if any(ends is not None and not np.isfinite(ends).all() for ends in (found.scales, found.minima)):
-            raise Unclear(f"{self._name} has values that are not finite")
-        return found
+    def blocks(self) -> Blocks:
+        return Blocks(self._entry.kind_name, self._raw())
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:
         from gguf import GGMLQuantizationType, dequantize
 
-        found = dequantize(
-            self._raw(None if chosen is None else chosen.numpy()), GGMLQuantizationType(self._entry.kind)
-        )
-        return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+        found = dequantize(self._raw(None if chosen is None else chosen.numpy()), GGMLQuantizationType(self._entry.kind))
+        return torch.from_numpy(np.require(found, np.float32, ["C", "W"]))
 
     def _raw(self, chosen: Any = None) -> quant_blocks.Raw:
         """(rows, bytes)."""
         rows = self._header.mapped(self._name)
         if self._order is not None:
             chosen = self._order if chosen is None else self._order[chosen]
-        return np.array(rows if chosen is None else rows[chosen])
+        return rows if chosen is None else rows[chosen]

@@ -19,15 +19,19 @@ from outpace.targets.dense.decoder_spec import Rotation
 
 def rotation(parameters: Mapping[str, Any], head_size: int) -> Rotation:
     """Of ``parameters`` as :func:`outpace.models.plain_config.plain_config` leaves them: default, linear or llama3."""
+    return partial(_turned, parameters, head_size)
+
+
+def _turned(parameters: Mapping[str, Any], head_size: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions[:, None].float() * _speeds(parameters, head_size)
+    return angles.cos(), angles.sin()
+
+
+def _speeds(parameters: Mapping[str, Any], head_size: int) -> Tensor:
     speeds = 1.0 / (parameters["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size))
-    kind = parameters["rope_type"]
-    if kind == "linear":
-        speeds = speeds / parameters["factor"]
-    elif kind == "llama3":
-        speeds = _by_wavelength(speeds, parameters)
-    elif kind != "default":
-        raise ValueError(f"rotary scaling {kind}")
-    return partial(_turned, speeds)
+    if parameters["rope_type"] == "linear":
+        return speeds / parameters["factor"]
+    return _by_wavelength(speeds, parameters) if parameters["rope_type"] == "llama3" else speeds
 
 
 def _by_wavelength(speeds: Tensor, parameters: Mapping[str, Any]) -> Tensor:
@@ -41,8 +45,3 @@ def _by_wavelength(speeds: Tensor, parameters: Mapping[str, Any]) -> Tensor:
     blended = (1 - kept) * slowed / factor + kept * slowed
     between = (wavelengths >= shortest) & (wavelengths <= longest)
     return torch.where(between, blended, slowed)
-
-
-def _turned(speeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    angles = positions[:, None].float() * speeds
-    return angles.cos(), angles.sin()
