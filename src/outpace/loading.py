@@ -72,12 +72,7 @@ def load(
 
 
 def _plain(
-    source: Source,
-    label: str,
-    quantised: str | None,
-    dtype: torch.dtype | None,
-    tokenizer: Any,
-    fixed_costs: bool,
+    source: Source, label: str, quantised: str | None, dtype: torch.dtype | None, tokenizer: Any, fixed_costs: bool
 ) -> Model | None:
     """The model on the fast target, without transformers; None where that takes transformers."""
     from outpace.models.gguf_cache import converted
@@ -193,7 +188,7 @@ def _model_of(
     weights: str,
     fixed_costs: bool,
 ) -> Model:
-    """``info``: what is known of the model itself; what its target knows is added. ``weights``: what identifies them."""
+    """``info``: what is known of the model; its target's part is added. ``weights``: what identifies them."""
     import torch
 
     from outpace.targets.cost_table import table_of
@@ -292,7 +287,9 @@ def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
     folder = Path(where)
     if folder.is_dir():
         if not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
-            raise BadInput(f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer=")
+            raise BadInput(
+                f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer="
+            )
         if (found := plain_tokenizer(folder)) is not None:
             return found
     with quiet(), explained(f"cannot load the tokenizer of '{where}'"):

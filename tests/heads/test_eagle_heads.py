@@ -15,8 +15,8 @@ from outpace.methods.learned.eagle.drafter import EagleNet
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.methods.learned.feature_method import FeatureMethod, FeatureSettings
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.targets.attention import IMPLEMENTATION, SideKV, running
 from outpace.targets.context_limit import context_limit
-from outpace.targets.dense.transformers_weights import spec_if_known
 from outpace.targets.dense.decoder_spec import DecoderSpec
+from outpace.targets.dense.transformers_weights import spec_if_known
 from outpace.targets.forward_plan import ForwardPlan
 from outpace.targets.hf_support import check_supported, described, dissect, self_check
 from outpace.targets.layered_kv import LayeredKV

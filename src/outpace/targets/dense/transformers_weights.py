@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.dense.architectures import (
-    KNOWN,
-    Place,
-    UnsupportedArchitecture,
-    decoder_spec,
-    rotation_names,
-)
+from outpace.targets.dense.architectures import KNOWN, Place, UnsupportedArchitecture, decoder_spec, rotation_names
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 
 
