@@ -13,7 +13,7 @@ from cli_support import Run, refused, runner, toy
 from outpace.controllers.fixed import Fixed
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
-from outpace.heads.checkpoint import CONFIG, PROVENANCE, WEIGHTS
+from outpace.heads.head_config import CONFIG, PROVENANCE, WEIGHTS
 from outpace.training.dataset import held_out
 from outpace.training.job import kind_and_method
 from outpace.training.run_state import STATE, read_state

@@ -12,8 +12,9 @@ from eagle_support import Written, drafted_logits, head_of, table, true_states
 from outpace.heads.base import Batch, Teacher
 from outpace.heads.unrolled import gathered, plainly, spread, unrolled
 from outpace.methods.learned.eagle.drafter import EagleNet
+from outpace.methods.learned.eagle.feature_method import FeatureMethod
+from outpace.methods.learned.eagle.feature_settings import FeatureSettings
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
-from outpace.methods.learned.feature_method import FeatureMethod, FeatureSettings
 from outpace.targets.base import Target
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec

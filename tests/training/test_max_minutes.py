@@ -14,7 +14,7 @@ import outpace
 from cli_support import toy
 from outpace.core.errors import BadInput
 from outpace.engine.decoder import Decoder
-from outpace.heads.checkpoint import WEIGHTS
+from outpace.heads.head_config import WEIGHTS
 from outpace.training.run_state import read_state
 from outpace.training.shards import Shards
 from outpace.training.time_plan import DATA_SHARE, TimePlan, TrainingSpeed

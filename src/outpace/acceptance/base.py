@@ -5,10 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from outpace.acceptance.draws import draws_by_parent
 from outpace.core.chance import Chance
@@ -17,6 +14,9 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, Draw, TokenTree
 from outpace.targets.base import Sequence, TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Verdict:
 
     def hidden_states(self, layers: Seq[int]) -> Tensor:
         """Hidden states of :attr:`rows`, those of ``layers`` side by side: (rows, layers * hidden)."""
+        import torch
+
         rows = self.rows
         found = [self.scores.hidden_states[layer] for layer in layers]
         if rows[-1] == len(rows) - 1:  # the first rows need no gathering

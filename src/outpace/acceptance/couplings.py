@@ -7,11 +7,13 @@ Given x ~ q, :func:`maximal_redraw` returns y ~ p with P(y = x) = sum_x min(p, q
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.core.chance import Chance
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def maximal_redraw(p: Tensor, q: Tensor, token: int, chance: Chance) -> int:
@@ -30,6 +32,8 @@ def gumbel_redraw(p: Tensor, q: Tensor, token: int, chance: Chance) -> int:
 def _noise_behind(q: Tensor, token: int, chance: Chance) -> Tensor:
     """Gumbel noise given that ``token`` won under ``q``: the others' perturbed log-probabilities are truncated below
     its own (Maddison et al. 2014, arXiv 1411.0030); tokens without probability are free."""
+    import torch
+
     fresh = chance.gumbel(len(q)).to(q.device)
     log_q = q.double().log()
     best = float(fresh[token])  # max of log q + G is a standard Gumbel, whatever won

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence as Seq
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draws_by_parent(tree: TokenTree) -> dict[int, list[Draw]]:
@@ -50,6 +51,8 @@ def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: floa
 
 def residual_distribution(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> tuple[Tensor, float]:
     """max(0, prefix * p - q), (V,), and its sum: what a rejected draw leaves of the target distribution."""
+    import torch
+
     if q is None:
         rest = prefix * p if prefix != 1.0 else p.clone()
         rest[token] = 0.0

@@ -9,10 +9,7 @@ transport's. Applied level by level, it takes trees whose siblings are independe
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TopDown
 from outpace.acceptance.draws import acceptance_probability, proposal_distribution
@@ -21,9 +18,14 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     """rho of k-sequential selection for ``k`` draws of ``q`` against ``p``, by bisection to float precision."""
+    import numpy as np
+
     if k == 1:
         return 1.0
     support = q > 0.0
@@ -60,6 +62,8 @@ class KSequential(TopDown):
             )
 
     def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        import torch
+
         if len({draw.q_row for draw in draws}) > 1 or draws[0].q_row == DETERMINISTIC:
             raise BadInput("rule 'k-seq' takes siblings that were drawn independently from one q row")
         q = proposal_distribution(tree, (), draws[0], p)

@@ -12,13 +12,15 @@ draw from a one-hot q: it is accepted with probability p(x), and its residual is
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TopDown
 from outpace.acceptance.draws import acceptance_probability, proposal_distribution, residual_distribution
 from outpace.core.chance import Chance
 from outpace.core.tree import Draw, TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RecursiveRejection(TopDown):

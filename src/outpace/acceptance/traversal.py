@@ -14,8 +14,7 @@ A node whose children are all gone is accepted with its mass, and the next token
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import (
@@ -27,6 +26,9 @@ from outpace.acceptance.draws import (
 from outpace.core.chance import Chance
 from outpace.core.tree import ROOT, Draw, TokenTree
 from outpace.targets.base import TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Traversal(TreeByTree):

@@ -17,9 +17,7 @@ rejection. Nodes with several sampled draws have no closed form: such trees are 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TreeByTree, Verdict
 from outpace.acceptance.draws import draws_by_parent, proposal_distribution
@@ -28,6 +26,9 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw
 from outpace.targets.base import TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class UniVer(TreeByTree):
@@ -68,6 +69,8 @@ class _Plan:
     __slots__ = ("left", "node", "rest", "shares", "stop")
 
     def __init__(self, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
+        import torch
+
         p = scores.p(node)
         known = {draw.token: draw.node for draw in draws if draw.q_row == DETERMINISTIC}
         sampled = [draw for draw in draws if draw.q_row != DETERMINISTIC]

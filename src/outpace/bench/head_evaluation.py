@@ -34,7 +34,8 @@ from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 from outpace.core.sampling import SamplingParams
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import PROVENANCE, read_provenance
+from outpace.heads.checkpoint import read_provenance
+from outpace.heads.head_config import PROVENANCE
 from outpace.heads.head_folder import HeadFolder, open_head
 from outpace.heads.untrained import as_training_begins
 from outpace.methods.registry import find, present_names

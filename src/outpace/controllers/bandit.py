@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Policy = Literal["ucb", "thompson", "exp3"]
-_GRID = (np.arange(400) + 0.5) / 400
 
 
 @dataclass(slots=True)
@@ -48,6 +46,8 @@ class Bandit:
 
     def probabilities(self) -> Tensor:
         """With what probability each arm is to be pulled, (arms,) float64."""
+        import torch
+
         if self.policy == "exp3":
             return self._exp3()
         if self.policy == "thompson":
@@ -66,9 +66,13 @@ class Bandit:
 
     def _thompson(self) -> Tensor:
         """P(arm has the largest rate) under independent Beta(1 + hits, 1 + misses) posteriors, on a grid."""
+        import numpy as np
+        import torch
+
+        grid = (np.arange(400) + 0.5) / 400
         densities = []
         for hits, pulls in zip(self.rewards, self.pulls, strict=True):
-            log = hits * np.log(_GRID) + max(0.0, pulls - hits) * np.log1p(-_GRID)
+            log = hits * np.log(grid) + max(0.0, pulls - hits) * np.log1p(-grid)
             density = np.exp(log - log.max())
             densities.append(density / density.sum())
         below = [np.cumsum(density) - 0.5 * density for density in densities]
@@ -80,6 +84,8 @@ class Bandit:
         return out / out.sum()
 
     def _exp3(self) -> Tensor:
+        import torch
+
         weights = torch.tensor(self._log_weights, dtype=torch.float64).softmax(0)
         return (1.0 - self.exploration) * weights + self.exploration / self.arms
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import cached_property
-from typing import Protocol, TypeVar
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from outpace.core import races
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 T = TypeVar("T")
 _Number = tuple[int, str, int]
@@ -72,6 +72,8 @@ class ChanceSource(Protocol):
 
 
 def _check_weights(weights: Tensor, total: float | None = None) -> None:
+    import torch
+
     total = float(weights.sum(dtype=torch.float64)) if total is None else total
     if not 0.0 < total < float("inf") or float(weights.min()) < 0.0:
         raise ValueError(f"categorical weights must be finite, non-negative and not all zero (sum {total})")
@@ -91,6 +93,8 @@ class _Stream:
     @cached_property
     def _generator(self) -> np.random.Generator:
         """Made at the first draw: a greedy round opens streams and draws nothing."""
+        import numpy as np
+
         source, purpose, position = self._at
         digest = hashlib.blake2b(source.key + purpose.encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)
@@ -101,6 +105,8 @@ class _Stream:
         return bool(self._generator.random() < p)
 
     def categorical(self, weights: Tensor) -> int:
+        import torch
+
         cumulative = _checked_cumsum(weights)
         point = self._generator.random() * float(cumulative[-1])
         # right=True: the first index whose cumulative weight exceeds the point, so zero weights are never hit.
@@ -110,6 +116,8 @@ class _Stream:
         return index
 
     def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+        import numpy as np
+
         # Gumbel-top-k: the order of perturbed log-weights is that of sequential draws (Vieira 2014).
         perturbed = weights.double().log() + self.gumbel(len(weights)).to(weights.device)
         best = perturbed.topk(min(k, len(weights)))
@@ -121,9 +129,13 @@ class _Stream:
         return float(self._generator.random())
 
     def gumbel(self, n: int) -> Tensor:
+        import torch
+
         return torch.from_numpy(self._generator.gumbel(size=n))
 
     def race(self, weights: Tensor) -> int:
+        import torch
+
         _check_weights(weights)
         if self._times is None or self._times.device != weights.device:
             # G = -log E for a standard exponential E, and argmax(log w - log E) = argmax(w / E): no logarithm.
@@ -142,6 +154,8 @@ class SeededChance:
     @cached_property
     def key(self) -> bytes:
         """What tells its streams from those of other requests."""
+        import numpy as np
+
         digest = hashlib.blake2b(f"{self.seed}|{self.earlier}".encode(), digest_size=16)
         for text in self.texts:
             digest.update(f"|{len(text)}|".encode())

@@ -6,8 +6,16 @@ import importlib
 import pkgutil
 
 
-def import_all(package: str) -> None:
-    """Import every module of ``package``, those of its subpackages included."""
-    module = importlib.import_module(package)
-    for entry in pkgutil.walk_packages(module.__path__, f"{package}."):
-        importlib.import_module(entry.name)
+def import_all(package: str, entry: str = "") -> None:
+    """Import every module of ``package``, those of its subpackages included.
+
+    Of a package that has a module called ``entry``, that module alone is imported.
+    """
+    found = list(pkgutil.iter_modules(importlib.import_module(package).__path__))
+    entries = [one for one in found if one.name == entry]
+    for one in entries or found:
+        name = f"{package}.{one.name}"
+        if one.ispkg:
+            import_all(name, entry)
+        else:
+            importlib.import_module(name)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outpace.core.errors import BadInput, said
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @runtime_checkable
@@ -95,6 +95,9 @@ class Processors:
 
 def _wrong(row: Any, before: Tensor) -> str | None:
     """What is wrong with the logits that a processor returned for those ``before`` it; None: nothing."""
+    import torch
+    from torch import Tensor
+
     if not isinstance(row, Tensor):
         return f"returned {type(row).__name__} instead of logits"
     if row.layout != torch.strided or row.device != before.device:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Race = tuple[tuple[float, ...], int]
 """Weights, and the index that won."""
@@ -22,6 +24,8 @@ _THIN = 1e-10
 @lru_cache(maxsize=100_000)
 def probability(races: tuple[Race, ...]) -> float:
     """The probability that all ``races`` over the same indices, run with one noise, are won as they say."""
+    import numpy as np
+
     [(weights, winner), *others] = races
     if not others:
         return float(weights[winner] / math.fsum(weights))
@@ -50,6 +54,8 @@ def _conditions(weights: tuple[float, ...], winner: int) -> list[list[float]]:
 
 def _volume(slopes: np.ndarray, offsets: np.ndarray) -> float:
     """The volume of {x: slopes x + offsets <= 0}, a bounded set."""
+    import numpy as np
+
     if slopes.shape[1] == 1:
         below = [-b / a for [a], b in zip(slopes, offsets, strict=True) if a > 0]
         above = [-b / a for [a], b in zip(slopes, offsets, strict=True) if a < 0]

@@ -16,12 +16,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -102,6 +103,8 @@ class Sampler:
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, stop_ids: frozenset[int] = frozenset()
     ) -> None:
+        import torch
+
         self.params = params
         self.stop_ids = stop_ids
         self.vocab_size = vocab_size
@@ -150,6 +153,8 @@ class Sampler:
     def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
         """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
         ``states``: the processors' states there. Or what a processor did wrong."""
+        import torch
+
         params = self.params
         if self._seen is not None:
             seen = self._seen

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = -1
 DETERMINISTIC = -1
@@ -32,6 +33,8 @@ class QRow:
     ids: Tensor | None = None
 
     def _normalised(self) -> Tensor:
+        import torch
+
         probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
         return probs / probs.sum()
 
@@ -229,6 +232,8 @@ class TokenTree:
 
     def ancestor_mask(self) -> Tensor:
         """Bool (1 + n + s, 1 + n + s): row i sees column j. Rows are the root, nodes, auxiliary tokens."""
+        import torch
+
         rows = 1 + len(self.tokens) + len(self.auxiliary_tokens)
         if not self.auxiliary_tokens and self._is_line:
             return torch.ones(rows, rows, dtype=torch.bool).tril_()

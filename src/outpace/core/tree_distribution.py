@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.processors import ProcessorFailure, States
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _COLDEST = 1e-30
 """Lower temperatures would overflow float32; their distribution is the same."""
@@ -38,6 +39,8 @@ def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
 
     Of equal logits at the edge the smallest ids stay, so that a row's set never depends on the other rows.
     """
+    import torch
+
     vocab = logits.shape[-1]
     probs = logits.softmax(-1)
     size = min(512, vocab)
@@ -63,6 +66,8 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     A row's result is the same bits whatever rows are processed beside it: torch's softmax is computed row by row, while
     its sums over a row are split among threads in another way where there are several rows.
     """
+    import torch
+
     if params.greedy:
         best = logits.max(-1, keepdim=True)
         # A row without a token that can follow is NaN here as it is after a softmax; see TreeDistribution.p.
@@ -111,6 +116,8 @@ class TreeDistribution:
 
         All -inf where a processor failed.
         """
+        import torch
+
         sampler = self.sampler
         if not sampler.params.path_dependent and sampler.bias is None:
             if len(nodes) == 1:
@@ -125,6 +132,8 @@ class TreeDistribution:
         return torch.stack([self._penalised(row, node) for row, node in zip(rows, nodes, strict=True)])
 
     def _penalised(self, row: Tensor, node: int) -> Tensor:
+        import torch
+
         found = self.sampler.penalise(row, self.tree.path_tokens(node), self._states_at(node))
         if not isinstance(found, ProcessorFailure):
             return found
@@ -133,6 +142,8 @@ class TreeDistribution:
 
     def ensure(self, nodes: Iterable[int]) -> None:
         """Compute p for all of ``nodes`` in one vectorised pass."""
+        import torch
+
         missing = [node for node in dict.fromkeys(nodes) if node not in self._probs]
         if missing:
             rows = self.processed(missing)
@@ -158,6 +169,8 @@ class TreeDistribution:
 
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
+        import torch
+
         plain = not self.sampler.params.path_dependent and self.sampler.bias is None
         row = self.logits[node + 1] if plain else self.processed([node])[0]
         if row.device.type == "cpu" and row.dtype == torch.float32:

@@ -16,9 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -28,6 +26,9 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.namespaces import EarlierRequests, Namespaces
 from outpace.targets.base import Scores, Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 S = TypeVar("S")
 """What a drafter keeps of one request, whatever that is."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -20,6 +18,9 @@ from outpace.drafting.ngram_index import NgramIndex
 from outpace.drafting.tree_builder import ChainBuilder, build_together
 from outpace.targets.base import Sequence, Target
 from outpace.targets.sub_graph import SubGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 S = TypeVar("S")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -18,7 +17,9 @@ from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
-from outpace.targets.top import top_and_totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class ChainWithSiblings(TreeBuilder):
         return True
 
     def _likeliest(self, distribution: TreeDistribution, node: int, room: int) -> tuple[_Step, float]:
+        from outpace.targets.top import top_and_totals
+
         logits = distribution.processed([node])
         [(values, ids, total)] = top_and_totals(logits, min(room, max(self.counts.greedy)))
         confidence = math.exp(values[0] - total)

@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -21,6 +19,9 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.targets.base import Scores, Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def one_of(proposals: Seq[Proposal]) -> Proposal:

@@ -8,9 +8,10 @@ choose for it together, by the sum of their products.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _AT_ONCE = 512
 """Tokens whose keys are copied at a time."""
@@ -44,6 +45,8 @@ class Chunks:
     def products(self, queries: Tensor) -> Tensor:
         """Products of ``queries`` (layers, heads, width) with the mean keys, summed over the query heads of a K/V head:
         (layers, kv_heads, chunks)."""
+        import torch
+
         self._means = [torch.cat(self._means, 2)]
         means = self._means[0]
         layers, heads, _, width = means.shape
@@ -53,6 +56,8 @@ class Chunks:
     def choose(self, queries: Tensor, length: int, sink: int, window: int, retrieved: int) -> None:
         """Choose whole chunks, at most ``retrieved`` of ``length`` committed tokens, behind the first ``sink`` and
         before the last ``window``. ``queries``: (layers, heads, width)."""
+        import torch
+
         first, last = -(-sink // self.size), min(self.seen, length - window) // self.size
         count = min(retrieved // self.size, last - first)
         self.chosen_at, self._recent, self._chosen = length, length - window, None
@@ -64,6 +69,8 @@ class Chunks:
     def positions(self, length: int, sink: int) -> Tensor:
         """What to read of ``length`` committed tokens, ascending: the first ``sink``, the chosen chunks, and all from
         the window on that was the latest when they were chosen. (layers, kv_heads, k), or (k,) where none was."""
+        import torch
+
         ends = torch.arange(min(sink, self._recent)), torch.arange(self._recent, length)
         if self._chosen is None:
             return torch.cat(ends)
@@ -75,6 +82,8 @@ class Chunks:
 def streaming(length: int, sink: int, window: int) -> Tensor | None:
     """The first ``sink`` and the last ``window`` of ``length`` positions (Xiao et al. 2024, arXiv 2309.17453), or
     None: all of them."""
+    import torch
+
     if length <= sink + window:
         return None
     return torch.cat([torch.arange(sink), torch.arange(length - window, length)])

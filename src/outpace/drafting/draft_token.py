@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.chance import Chance
 from outpace.targets.base import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draft_token(sequence: Sequence, ahead: int, q: Tensor, chance: Chance) -> int:

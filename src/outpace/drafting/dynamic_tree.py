@@ -15,10 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence as Seq
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -26,7 +23,9 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
-from outpace.targets.top import top, top_and_totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.68, 0.8, 0.9, 0.97)
 CENTRES = (0.005, 0.015, 0.03, 0.055, 0.095, 0.16, 0.25, 0.36, 0.485, 0.615, 0.74, 0.85, 0.935, 0.985)
@@ -116,6 +115,8 @@ class DynamicTree:
 
     def _best(self, logits: Tensor) -> Iterable[tuple[list[float], list[int], float]]:
         """The likeliest columns of each row with their logits, and the log of what normalises them."""
+        from outpace.targets.top import top, top_and_totals
+
         topk = self._budget.topk
         if not self._confident and self._budget.confidence <= 0.0:
             return ((*best, 0.0) for best in top(logits, topk))
@@ -251,6 +252,8 @@ class SampledTree:
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
         """As :meth:`DynamicTree.take`."""
+        import torch
+
         whole = logits.new_full((len(logits), self._vocab_size), -torch.inf, dtype=torch.float32)
         whole[:, self._ids.to(logits.device)] = logits.float()
         self._logits = whole if self._logits is None else torch.cat([self._logits, whole])

@@ -13,10 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import mul
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -27,6 +26,9 @@ from outpace.drafting.calibration import Calibration
 from outpace.drafting.copying import continuation
 from outpace.drafting.ngram_index import NgramIndex
 from outpace.targets.base import Sequence, TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Guess = Literal["lookup", "last", "pad"]
 OLDEST = 3

@@ -31,10 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, takewhile
 from operator import mul
-from typing import Any, NamedTuple, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -48,7 +45,9 @@ from outpace.drafting.calibration import Calibration, Kind
 from outpace.drafting.draft_token import draft_token
 from outpace.drafting.namespaces import Namespaces
 from outpace.targets.base import Sequence
-from outpace.targets.top import top_and_totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EDGE = 5
 """The largest certainty: odds of e^5 to 1."""
@@ -88,6 +87,8 @@ def levels_of(logits: Tensor, ids: Seq[int], topk: int, temperature: float = 0.0
 
     Above temperature 0 the probabilities are those at that temperature.
     """
+    from outpace.targets.top import top_and_totals
+
     inverse_temperature = 1.0 / temperature if temperature > 0.0 else 1.0
     return [
         Level([ids[place] for place in places], [value * inverse_temperature - total for value in values])
@@ -126,6 +127,8 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     Fewer where no token can follow. ``ids`` (Vd,): the target's ids of the draft vocabulary. Each draw's q is its row;
     with penalties or a grammar, the row after these were applied for the draws before it.
     """
+    import torch
+
     tree, sampler, ids = TokenTree(), sequence.sampler, ids.to(logits.device)
     alike = not sampler.params.path_dependent and not sampler.params.logit_bias
     if alike and sequence.noise is None:  # shared noise belongs to the target's ids

@@ -10,10 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -21,7 +18,9 @@ from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
-from outpace.targets.top import top_and_totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Child(NamedTuple):
@@ -108,6 +107,8 @@ class SampledTreeBuilder(TreeBuilder):
 
     def _children(self, distribution: TreeDistribution, width: int) -> list[list[Child]]:
         """For every node of the frontier after which something can follow, its ``width`` likeliest, best first."""
+        from outpace.targets.top import top_and_totals
+
         rows = self._ranking(distribution, [node for node, _ in self._frontier])
         found = []
         for (node, at), (values, tokens, total) in zip(self._frontier, top_and_totals(rows, width), strict=True):
@@ -185,6 +186,8 @@ class StochasticBeam(SampledTreeBuilder):
         """Log-probability of the path and its perturbed value, by node of ``_tree``."""
 
     def _level(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
+        import torch
+
         beam = self.branching[0]
         if len(self._tree.draws) + beam > self.budget.max_nodes:
             return []
@@ -230,6 +233,8 @@ class StochasticBeam(SampledTreeBuilder):
 
 def _conditioned(perturbed: Tensor, maximum: float) -> Tensor:
     """Gumbel-perturbed values, (V,), given that the largest of them is ``maximum`` (Kool et al. 2019, appendix B.3)."""
+    import torch
+
     v = maximum - perturbed + torch.log1p(-(perturbed - perturbed.max()).exp())
     out = maximum - v.clamp(min=0.0) - torch.log1p((-v.abs()).exp())
     # The largest itself has v = -inf and lands on the maximum; tokens without probability stay out.

@@ -14,9 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -26,6 +24,9 @@ from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder, build_together
 from outpace.targets.base import Scores, Target
 from outpace.targets.sub_graph import SubGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ConfidentChainBuilder(ChainBuilder):

@@ -12,12 +12,15 @@ A token of the corpus takes 5 microseconds to build and about 600 bytes: the aut
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from outpace.core.errors import BadInput
-from outpace.datastore.store import Datastore
 from outpace.drafting.copying import separated
 from outpace.drafting.suffix_automaton import ROOT_STATE, SuffixAutomaton
+
+if TYPE_CHECKING:
+    from outpace.datastore.store import Datastore
 
 
 class StaticAutomaton:

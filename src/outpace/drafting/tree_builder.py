@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -19,6 +17,9 @@ from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.draft_token import draft_token
 from outpace.targets.base import Scores, Sequence, Target
 from outpace.targets.sub_graph import FULL, SubGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TreeBuilder(ABC):
@@ -52,6 +53,8 @@ class TreeBuilder(ABC):
     def _ranking(self, distribution: TreeDistribution, nodes: Seq[int]) -> Tensor:
         """Logits after ``nodes`` of ``_drafted``, (n, V), to rank tokens by; above temperature 0, the log of what would
         be sampled from. All -inf where nothing can follow."""
+        import torch
+
         if self.sequence.params.greedy:
             return distribution.processed(nodes)
         distribution.ensure(nodes)  # one vectorised pass

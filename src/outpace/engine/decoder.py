@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from time import perf_counter
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler
@@ -23,6 +22,9 @@ from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
 from outpace.targets.base import Sequence, Target
 from outpace.targets.states import States
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Decoder:

@@ -5,9 +5,12 @@ Names of weights are those of the Llama family, so that checkpoints of the field
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from outpace.heads.head_config import HeadConfig
 from outpace.targets.rotary import angles, rotate, turns
@@ -100,6 +103,20 @@ def initialised(module: nn.Module, deviation: float = 0.02) -> None:
             nn.init.normal_(part.weight, std=deviation)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+class Uninitialised(TorchFunctionMode):
+    """Modules that are made inside keep whatever their memory holds: for shapes, and for weights that are then loaded.
+
+    On the meta device torch would import its compiler to draw random numbers, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def shifted(rows: Tensor, by: int) -> Tensor:

@@ -22,12 +22,9 @@ from outpace.core.files import atomic_file, read_json, write_atomically
 from outpace.heads.base import Head
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.fingerprint import probe
-from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.heads.head_config import CONFIG, PROVENANCE, WEIGHTS, HeadConfig, TargetFacts
 from outpace.heads.kinds import find_kind
 from outpace.targets.base import Target
-
-CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "training.json"
-FORMAT = 1
 
 
 def facts(target: Target, name: str) -> TargetFacts:

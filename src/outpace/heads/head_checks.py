@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import CONFIG
+from outpace.heads.blocks import Uninitialised
 from outpace.heads.draft_vocabulary import DraftVocabulary, map_problem
 from outpace.heads.fingerprint import ALIKE, cosines, probe
-from outpace.heads.head_config import HeadConfig
+from outpace.heads.head_config import CONFIG, HeadConfig
 from outpace.heads.incompatible import CheckName, IncompatibleHead
 from outpace.heads.kinds import find_kind, weight_shapes
 from outpace.heads.layouts.base import D2T, ROWS, StoredHead
@@ -65,7 +65,9 @@ def examine(stored: StoredHead, target: Target) -> tuple[list[Finding], Head | N
     if described > 4 * there + _ROOM:  # what is missing would be allocated before it is named
         problem = f"has a {CONFIG} that describes {described:,} weights, and holds {there:,}"
         return [*found, Finding("shapes", [problem])], None
-    head = find_kind(stored.config.kind)(stored.config, DraftVocabulary(d2t, lent, rank=stored.config.rank, own=own))
+    with Uninitialised():
+        vocabulary = DraftVocabulary(d2t, lent, rank=stored.config.rank, own=own)
+        head = find_kind(stored.config.kind)(stored.config, vocabulary)
     return [*found, *_tensors(stored, {name: tuple(value.shape) for name, value in head.state_dict().items()})], head
 
 

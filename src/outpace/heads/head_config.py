@@ -9,6 +9,10 @@ from pydantic import AliasChoices, Field
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 
+CONFIG, WEIGHTS, PROVENANCE = "config.json", "model.safetensors", "training.json"
+"""Files of a head's folder."""
+FORMAT = 1
+
 SIZES = {"tiny": 0.25, "small": 0.5, "base": 1.0, "large": 2.0}
 """``outpace train --size``: the MLP's width as a share of the usual 8/3 of the hidden size."""
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import CONFIG
 from outpace.heads.head_checks import examine
+from outpace.heads.head_config import CONFIG
 from outpace.heads.incompatible import IncompatibleHead
 from outpace.heads.kinds import find_kind
 from outpace.heads.layouts.base import Layout, StoredHead

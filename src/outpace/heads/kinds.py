@@ -12,6 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
 from outpace.core.validation import known_fields, validated
 from outpace.heads.base import Head
+from outpace.heads.blocks import Uninitialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.heads.incompatible import IncompatibleHead
@@ -57,8 +58,8 @@ def weight_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     Raises IncompatibleHead for a configuration that describes no head of its kind.
     """
     try:
-        with torch.device("meta"):
-            vocabulary = DraftVocabulary(torch.arange(1), torch.zeros(1, config.hidden_size))
+        with torch.device("meta"), Uninitialised():
+            vocabulary = DraftVocabulary(torch.zeros(1, dtype=torch.long), torch.zeros(1, config.hidden_size))
             head = find_kind(config.kind)(config.model_copy(update={"vocabulary": 1, "rank": 0}), vocabulary)
     except (ValueError, RuntimeError, ArithmeticError, AssertionError) as error:  # pydantic's errors are ValueErrors
         what = f"a configuration that describes no {config.kind} head ({one_line(error)})"

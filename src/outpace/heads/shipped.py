@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
-from outpace.heads.checkpoint import CONFIG, read_provenance
-from outpace.heads.fingerprint import alike, probe
-from outpace.heads.head_folder import HeadFolder, open_head
-from outpace.heads.layouts.own import own_config
-from outpace.targets.base import Target
+from outpace.core.files import read_json
+from outpace.heads.head_config import CONFIG, HeadConfig
+
+if TYPE_CHECKING:
+    from outpace.heads.head_folder import HeadFolder
+    from outpace.targets.base import Target
 
 SHIPPED = Path(__file__).parent / "weights"
 
@@ -20,6 +22,8 @@ def measured(folder: HeadFolder, method: str) -> float | None:
     0 for a head that its training has found not to gain; None where it was not measured with these very weights
     (``outpace eval-head --record`` does).
     """
+    from outpace.heads.checkpoint import read_provenance
+
     try:
         about = read_provenance(folder.files.path) or {}
         if "measured" not in about and about.get("trial", {}).get("gains") is False:
@@ -33,6 +37,10 @@ def measured(folder: HeadFolder, method: str) -> float | None:
 
 def shipped(target: Target) -> list[HeadFolder]:
     """The shipped heads that were made for this target, by name."""
+    from outpace.heads.fingerprint import alike, probe
+    from outpace.heads.head_folder import open_head
+    from outpace.heads.layouts.own import own_config
+
     fitting, seen = [], None
     for path in sorted(SHIPPED.glob(f"*/{CONFIG}")):
         found = open_head(path.parent)
@@ -50,6 +58,6 @@ def shipped_for() -> dict[str, list[str]]:
     """By kind of head, the names of the models that one is shipped for. No model is loaded."""
     found: dict[str, list[str]] = {}
     for path in sorted(SHIPPED.glob(f"*/{CONFIG}")):
-        folder = open_head(path.parent)
-        found.setdefault(folder.kind, []).append(own_config(folder.files).target.name)
+        config = HeadConfig.model_validate(read_json(path))
+        found.setdefault(config.kind, []).append(config.target.name)
     return found

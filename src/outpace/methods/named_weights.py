@@ -9,17 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.heads.checkpoint import WEIGHTS
-from outpace.heads.head_folder import HeadFolder, open_head
+from outpace.heads.head_config import WEIGHTS
 from outpace.heads.shipped import measured, shipped
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, check_names
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
+
+if TYPE_CHECKING:
+    from outpace.heads.head_folder import HeadFolder
 
 DRAFT_LM = "draft-lm"
 """The kind of head that is a language model by itself; as a draft model's name, the one that is shipped."""
@@ -54,6 +56,8 @@ def head_folders(given: Heads) -> dict[str, HeadFolder]:
 
     Raises BadInput for a folder that holds no head, and for a name that two have.
     """
+    from outpace.heads.head_folder import open_head
+
     opened = [(name, open_head(place)) for name, place in _pairs(given)]
     called = [(name or folder.kind, folder) for name, folder in opened]
     check_names("--head", [name for name, _ in called])
@@ -65,6 +69,8 @@ def draft_lm_folder(place: str | Path) -> HeadFolder | None:
 
     Raises BadInput for a head of another kind.
     """
+    from outpace.heads.head_folder import open_head
+
     try:
         folder = open_head(place)
     except BadInput:  # a model, or nothing: whoever loads models says which
@@ -146,9 +152,13 @@ class _Weights:
             offered = self._shipped(kind)
         return [offered] if offered is not None and name in ("", offered.name) else []
 
+    @cached_property
+    def _all_shipped(self) -> list[HeadFolder]:
+        return shipped(self.target)
+
     def _shipped(self, kind: str) -> Binding | None:
         """The head of a kind that is shipped for this target, under its kind as its name."""
-        found = next((one for one in shipped(self.target) if one.kind == kind), None)
+        found = next((one for one in self._all_shipped if one.kind == kind), None)
         return None if found is None else self.head(kind, found, is_shipped=True)
 
     def _as_draft_model(self, name: str, head: Binding, words: str = "") -> Binding:

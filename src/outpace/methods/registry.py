@@ -19,26 +19,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.default import default_rule
-from outpace.acceptance.registry import find_rule
-from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
 from outpace.core.plugins import import_all
 from outpace.core.validation import StrictModel, known_fields, validated
-from outpace.drafting.base import Drafter
-from outpace.engine.method import Method
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, split
-from outpace.targets.base import Target
 
 if TYPE_CHECKING:
+    from outpace.acceptance.base import AcceptanceRule
+    from outpace.controllers.base import Controller
     from outpace.datastore.store import Datastore
+    from outpace.drafting.base import Drafter
+    from outpace.engine.method import Method
     from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer
+    from outpace.targets.base import Target
 
 Need = Literal["draft model", "head", "datastore", "reference"]
 """``--draft-model``, ``--head``, ``--datastore``, ``--reference``. The first two are shipped for some targets."""
@@ -208,7 +207,7 @@ def register(
     """
 
     def declare(build: Callable[..., Parts]) -> Callable[..., Parts]:
-        settings = typing.get_type_hints(build).get("settings", NoSettings)
+        settings = _settings_of(build)
         needed: tuple[Need, ...] = (*needs, "head") if head is not None else needs
         info = MethodInfo(
             name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, needed, tiny or {}
@@ -226,9 +225,20 @@ def register(
     return declare
 
 
+def _settings_of(build: Callable[..., Parts]) -> type[BaseModel]:
+    """The settings model in a build function's signature.
+
+    The other annotations are left alone: a method's module may import what they name for type checkers only.
+    """
+    hint = build.__annotations__.get("settings", NoSettings)
+    found = typing.get_type_hints(SimpleNamespace(__annotations__={"settings": hint}), build.__globals__)
+    model: type[BaseModel] = found["settings"]
+    return model
+
+
 @cache
 def _discover() -> None:
-    import_all("outpace.methods")
+    import_all("outpace.methods", entry="method")
     for point in entry_points(group="outpace.methods"):
         try:
             point.load()
@@ -290,6 +300,10 @@ def build(
     name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
 ) -> Method:
     """Build a method by name or label. Raises BadInput for unknown names or settings and for parts that do not fit."""
+    from outpace.acceptance.default import default_rule
+    from outpace.acceptance.registry import find_rule
+    from outpace.engine.method import Method
+
     info = find(name)
     context = replace(context, label=canonical(name), taken=[])
     parts = info.build(context, configured(info, settings or {}))

@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from outpace.core.chance import ChanceSource, SeededChance
 from outpace.core.errors import BadInput
@@ -25,9 +22,14 @@ from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import Costs, ForwardCosts
-from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.states import States
 from outpace.targets.sub_graph import FULL, SubGraph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from outpace.targets.dense.decoder_spec import DecoderSpec
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +117,7 @@ class TreeScores:
 
 Trees = Seq[tuple[Sequence, TokenTree]]
 """Sequences, and the tree to score after each."""
-HiddenStateChunk = Callable[[Sequence, int, Mapping[int, Tensor]], None]
+HiddenStateChunk: TypeAlias = "Callable[[Sequence, int, Mapping[int, Tensor]], None]"
 """Called during prefill with (sequence, position of the chunk's first token, (rows, hidden) by layer)."""
 
 
@@ -125,8 +127,6 @@ class Target(ABC):
     vocab_size: int
     num_layers: int
     hidden_size: int
-    device: torch.device = torch.device("cpu")
-    """Where logits and hidden states are, and heads beside it run."""
     dtype: str
     """Name of the precision that scores are computed in ("float32", "bfloat16", ..., "int8", "int4")."""
     batch_invariant: bool = False
@@ -139,6 +139,13 @@ class Target(ABC):
     """Whether it takes sub-graphs, auxiliary tokens and ``aux_hidden_state_layers`` in prefill."""
     origin: Callable[[], DecoderSpec | None] | None = None
     """Reads the weights that it was made of once more."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where logits and hidden states are, and heads beside it run: the CPU, unless it says otherwise."""
+        import torch
+
+        return torch.device("cpu")
 
     @cached_property
     def costs(self) -> Costs:

@@ -15,17 +15,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from outpace.core import machine
 from outpace.core.files import write_atomically
-from outpace.models.gguf_cache import cache_dir
 from outpace.models.placement import cpu_flags
 from outpace.targets.threads import threads
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 FORMAT = 1
 _PATIENCE = 2.0
@@ -82,6 +83,8 @@ class CostTable:
 
 def folder() -> Path:
     """Where the tables are."""
+    from outpace.models.gguf_cache import cache_dir
+
     return cache_dir() / "costs"
 
 
@@ -96,6 +99,8 @@ def forget() -> int:
 
 def table_of(weights: str, *, kind: str, precision: str, device: torch.device) -> CostTable:
     """The table of a target on this machine. ``weights``: their :func:`digest` or file's; ``kind``: of target."""
+    import torch
+
     about = {
         "format": FORMAT,
         "machine": {

@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outpace.core.tree import TokenTree
 from outpace.targets.cost_table import CostTable
 from outpace.targets.threads import threads
+
+if TYPE_CHECKING:
+    import torch
 
 CONTEXTS = (16, 256, 1024, 4096)
 """Numbers of committed tokens that are measured. Attention grows in proportion beyond; so larger K/V, which memory
@@ -92,7 +93,9 @@ class Scorer(Protocol):
 
     vocab_size: int
     context_length: int
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device: ...
 
     def round(self) -> AbstractContextManager[None]: ...
 
@@ -204,6 +207,8 @@ class ForwardCosts(Costs):
         return self._now() - began
 
     def _now(self) -> float:
+        import torch
+
         if self._target.device.type == "cuda":
             torch.cuda.synchronize(self._target.device)  # a forward returns before the device has run it
         return perf_counter()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from outpace.core.errors import OutpaceError
 from outpace.core.machine import best_time
 from outpace.targets.dense.binding import product_rate, read_rate
@@ -11,6 +9,8 @@ from outpace.targets.dense.binding import product_rate, read_rate
 
 def measure_bandwidth(megabytes: int = 256) -> float:
     """GB/s of one pass of reading over a buffer larger than the caches, with torch's current number of threads."""
+    import torch
+
     try:
         return read_rate(torch.get_num_threads(), megabytes) / 1e9
     except OutpaceError:  # the kernels are not available
@@ -25,6 +25,8 @@ def measure_products(precision: str) -> float | None:
     The limit for any matrix product at this precision, with torch's current number of threads; None where the compiled
     kernels are not available.
     """
+    import torch
+
     try:
         return product_rate(torch.get_num_threads(), precision) / 1e9
     except OutpaceError:

@@ -7,9 +7,10 @@ ones runs no forward over them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence as Seq
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK = 256
 
@@ -34,6 +35,8 @@ class States:
 
     def first(self, count: int, layers: Seq[int]) -> States:
         """A copy of the first ``count`` rows of these layers, which must be among those that are kept."""
+        import torch
+
         out = States(layers)
         if count:
             out._rows = count
@@ -42,6 +45,8 @@ class States:
 
     def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
         """All rows in pieces, as a prefill streams them: (position of the first row, (rows, hidden) by layer)."""
+        import torch
+
         if self._rows:
             whole = {layer: torch.cat(pieces) for layer, pieces in self._pieces.items()}
             for start in range(0, self._rows, _CHUNK):

@@ -12,14 +12,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 _RESTING = threading.local()
 """``threads``: how many torch uses outside :func:`torch_at_rest`; set in Python threads that are inside."""
 
 
 def threads() -> int:
     """How many threads a forward uses."""
+    import torch
+
     return _asked() or torch.get_num_threads()
 
 
@@ -30,6 +30,8 @@ def _asked() -> int:
 @contextmanager
 def torch_at_rest() -> Iterator[None]:
     """Torch uses one thread inside; :func:`threads` still gives what it was set to."""
+    import torch
+
     if _asked():
         yield
         return
@@ -45,6 +47,8 @@ def torch_at_rest() -> Iterator[None]:
 @contextmanager
 def torch_at_work() -> Iterator[None]:
     """Torch uses all threads inside, also within :func:`torch_at_rest`: for a model that torch runs."""
+    import torch
+
     asked = _asked()
     if not asked:
         yield

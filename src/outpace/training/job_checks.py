@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outpace.core.errors import BadInput
-from outpace.heads import checkpoint
+from outpace.heads.head_config import WEIGHTS
 from outpace.training.run_state import STATE
 
 
@@ -47,5 +47,5 @@ def check_folder(folder: Path, resume: bool) -> None:
     if (folder / STATE).exists():
         if not resume:
             raise BadInput(f"{folder} holds a run already; go on with it (--resume), or give another folder")
-    elif (folder / checkpoint.WEIGHTS).exists():
+    elif (folder / WEIGHTS).exists():
         raise BadInput(f"{folder} holds a head already; give another folder")

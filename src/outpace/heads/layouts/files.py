@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_folder, read_json
-from outpace.heads.checkpoint import CONFIG, WEIGHTS
+from outpace.heads.head_config import CONFIG, WEIGHTS
 from outpace.heads.incompatible import IncompatibleHead
 from outpace.models.quiet import one_line
 

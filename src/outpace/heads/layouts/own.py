@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from outpace.core.errors import BadInput
 from outpace.core.validation import validated
-from outpace.heads.checkpoint import CONFIG, FORMAT
-from outpace.heads.head_config import HeadConfig
+from outpace.heads.head_config import CONFIG, FORMAT, HeadConfig
 from outpace.heads.layouts.base import Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles
 from outpace.targets.base import Target

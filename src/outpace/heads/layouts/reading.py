@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.validation import validated
-from outpace.heads.checkpoint import CONFIG, facts
+from outpace.heads.checkpoint import facts
 from outpace.heads.draft_vocabulary import map_problem
-from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.heads.head_config import CONFIG, HeadConfig, TargetFacts
 from outpace.heads.incompatible import CheckName, IncompatibleHead
 from outpace.heads.kinds import find_kind, weight_shapes
 from outpace.targets.base import Target

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import PROVENANCE
+from outpace.heads.head_config import PROVENANCE
 from outpace.heads.kinds import discover
 from outpace.heads.layouts.base import About, Layout
 from outpace.heads.layouts.files import write_folder

@@ -16,7 +16,6 @@ from pydantic import Field
 from outpace.acceptance.default import default_rule
 from outpace.acceptance.registry import rules
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.hierarchy import best_hierarchy, measured_rates
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.validation import StrictModel
@@ -126,6 +125,8 @@ def _texts(context: Context, count: int = 4, tokens: int = 32) -> list[list[int]
 )
 def build_nested(context: Context, settings: NestedSettings) -> Parts:
     """The decoders under the target."""
+    from outpace.controllers.hierarchy import best_hierarchy, measured_rates
+
     if any(length < 1 for length in settings.lengths):
         raise BadInput(f"lengths must be at least 1, not {list(settings.lengths)}")
     models, lengths = list(starmap(_Level, context.drafts())), settings.lengths

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -29,13 +29,15 @@ from outpace.controllers.combined import CombinedController
 from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse
 from outpace.drafting.base import Drafter
-from outpace.drafting.clusters import Clusters
 from outpace.drafting.namespaces import Namespaces
 from outpace.drafting.rewarded import Rewarded, RewardedState
 from outpace.drafting.rewards import Reward
 from outpace.methods.combination.parts import CombinationSettings, build_parts
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
+
+if TYPE_CHECKING:
+    from outpace.drafting.clusters import Clusters
 
 Rule = Callable[[Seq[int]], int | None]
 """The part that a user's rules want for the tokens of a text, or None."""
@@ -168,6 +170,8 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
 )
 def build(context: Context, settings: TaskSwitchSettings) -> Parts:
     """A bandit over the parts for every cluster of texts."""
+    from outpace.drafting.clusters import Clusters
+
     built = build_parts(context, settings)
     make = partial(Bandit, len(built.drafters), settings.policy, settings.discount, settings.exploration)
     drafter = TaskSwitch(

@@ -22,11 +22,7 @@ from outpace.controllers.draft_length import draft_length
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
-from outpace.drafting.text_drafter import TextDrafter
 from outpace.methods.registry import Context, Parts, register
-from outpace.targets.bridged import BridgedTarget, StringTarget
-from outpace.vocabulary.shared import vocabulary_map
-from outpace.vocabulary.strings import StringSum
 
 
 class HetvocabSettings(StrictModel):
@@ -66,6 +62,11 @@ class HetvocabSettings(StrictModel):
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:
     """The draft model that the caller named, whatever its tokenizer. Raises BadInput where it cannot draft."""
+    from outpace.drafting.text_drafter import TextDrafter
+    from outpace.targets.bridged import BridgedTarget, StringTarget
+    from outpace.vocabulary.shared import vocabulary_map
+    from outpace.vocabulary.strings import StringSum
+
     choice = context.draft_choice()
     if context.tokenizer is None:
         raise BadInput("method 'hetvocab' needs the target's tokenizer beside the draft model's")

@@ -24,10 +24,9 @@ would reveal the token at a later position.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from outpace.acceptance.couplings import gumbel_redraw, maximal_redraw
 from outpace.controllers.fixed import Fixed
@@ -47,6 +46,9 @@ from outpace.drafting.jacobi_window import (
 )
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Coupling = Literal["maximal", "gumbel", "independent"]
 

@@ -26,8 +26,6 @@ from pydantic import Field
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.validation import StrictModel
-from outpace.datastore.shipped_answers import shipped_answers
-from outpace.datastore.store import Datastore
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
@@ -208,6 +206,9 @@ _SHARED: WeakKeyDictionary[object, dict[tuple[int, ...], CorpusTable]] = WeakKey
 
 def corpus_table(context: Context, settings: CachebackSettings) -> CorpusTable | None:
     """The second table; None where it is not wanted or there is no text for it. Raises BadInput for a bad datastore."""
+    from outpace.datastore.shipped_answers import shipped_answers
+    from outpace.datastore.store import Datastore
+
     most, shape = settings.corpus, (settings.leader, settings.follower, settings.branches)
     if not most:
         return None

@@ -28,7 +28,6 @@ from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence
-from outpace.targets.top import top
 
 Key = tuple[int, ...]
 Row = list[tuple[int, int]]
@@ -98,6 +97,8 @@ class Recycling(BestFirst[RecyclingState]):
 
     def observe(self, state: RecyclingState, verdict: Verdict) -> None:
         """Replace the rows of every token that was scored, the rejected draft tokens included."""
+        from outpace.targets.top import top
+
         super().observe(state, verdict)
         scores, tree = verdict.scores, verdict.scores.tree
         before = state.sequence.tokens[max(0, scores.length - self.context) : scores.length]

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from outpace.core.validation import StrictModel
-from outpace.datastore.store import Datastore
 from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence
+
+if TYPE_CHECKING:
+    from outpace.datastore.store import Datastore
 
 LEVELS = 2
 """Matches that are looked up at most: the longest, and one of half its length."""

@@ -25,10 +25,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
@@ -40,7 +39,9 @@ from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 from outpace.targets.costs import NOMINAL
 from outpace.targets.sub_graph import SubGraph
-from outpace.targets.top import top_and_totals
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PRIOR_RATE = 0.5
 _PRIOR_WEIGHT = 2.0
@@ -158,6 +159,8 @@ class EarlyExit(SelfDraft[EarlyExitState]):
 
     def learn(self, state: EarlyExitState, verdict: Verdict, drafted: DraftPass | None) -> None:
         """Compare shadow tokens of all exits on the accepted rows with the tokens that the target committed there."""
+        import torch
+
         state.rows += self.rows / (self.rest if state.idle else 1)
         # A stop token that comes first leaves nothing to compare with.
         rows = verdict.rows[: min(len(verdict.committed), int(state.rows / len(state.exits)))]
@@ -178,6 +181,10 @@ class EarlyExit(SelfDraft[EarlyExitState]):
     ) -> Iterator[tuple[float, float]]:
         """For every exit and row, ``logits`` (exits * rows, V): the probability that a token drafted there is accepted,
         and the largest probability of the row."""
+        import torch
+
+        from outpace.targets.top import top_and_totals
+
         temperature = state.sequence.params.temperature
         # Raw logits: penalties and the like would shift both sides alike, and the sampler has moved on.
         if state.sequence.params.greedy:

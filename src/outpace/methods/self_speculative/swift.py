@@ -18,7 +18,7 @@ on a clock, so that a seed reproduces a sampled answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -34,10 +34,12 @@ from outpace.drafting.chain_with_siblings import CandidateCounts, ChainWithSibli
 from outpace.drafting.layer_skips import Mask, Skips
 from outpace.drafting.namespaces import Namespaces
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
-from outpace.drafting.skip_search import MaskSearch
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 from outpace.targets.sub_graph import SubGraph
+
+if TYPE_CHECKING:
+    from outpace.drafting.skip_search import MaskSearch
 
 Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 
@@ -114,6 +116,8 @@ class Swift(SelfDraft[SwiftState]):
         self.memories = Namespaces(self._fresh_memory, settings.namespaces)
 
     def _fresh_memory(self) -> SkipMemory:
+        from outpace.drafting.skip_search import MaskSearch
+
         settings = self.settings
         search = MaskSearch(len(self._first), self._free, self._count, self._count, interval=settings.interval)
         return SkipMemory(search, Skips.of(self._first).graph, done=settings.steps == 0)

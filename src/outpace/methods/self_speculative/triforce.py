@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from outpace.acceptance.draws import acceptance_probability, residual_distribution
 from outpace.controllers.base import Budget
@@ -39,6 +38,9 @@ from outpace.drafting.draft_token import draft_token
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Scores, Sequence, Target, TreeScores
 from outpace.targets.sub_graph import SubGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)

@@ -13,19 +13,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Controller
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
-from outpace.core.validation import StrictModel
 from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
 from outpace.methods.learned.dflash.network import DFlash
-from outpace.methods.registry import Context, Parts, register
+from outpace.methods.registry import Context
 from outpace.targets.base import Sequence, Target
 from outpace.targets.rotary import RotaryTable, angles, rotate
 
@@ -171,31 +166,3 @@ def head_of(context: Context) -> DFlash:
     head = context.head("dflash")
     assert isinstance(head, DFlash)
     return head
-
-
-class DFlashSettings(StrictModel):
-    """Settings of ``dflash``."""
-
-    num_draft_tokens: int | None = Field(
-        None, ge=0, le=63, description="draft tokens a round; by default from measured costs and acceptance"
-    )
-    sampled: bool = Field(True, description="whether tokens are sampled above temperature 0, or always the likeliest")
-
-
-@register(
-    "dflash",
-    family="trained",
-    paper="Chen et al. 2026, arXiv 2602.06036",
-    summary="A few layers over the target's states fill in a block of masked tokens in one forward; a chain.",
-    head="dflash",
-    when_to_use="Where forwards of a drafter are expensive: a draft is always one. "
-    "Each token is predicted without knowing those between, so that long blocks need a well trained head.",
-    tiny={"num_draft_tokens": 2},
-)
-def build(context: Context, settings: DFlashSettings) -> Parts:
-    """A chain from one block. Raises BadInput where no head fits the target."""
-    drafter = DFlashDrafter(head_of(context), context.target, sampled=settings.sampled)
-    controller: Controller = CostModel(context.target.costs, drafter.most)
-    if settings.num_draft_tokens is not None:
-        controller = Fixed(settings.num_draft_tokens, max_nodes=settings.num_draft_tokens)
-    return Parts(drafter, controller)

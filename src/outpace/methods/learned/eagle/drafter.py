@@ -18,8 +18,6 @@ from torch import Tensor
 from outpace.heads.feature_net import Entering, Net
 from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of
 from outpace.heads.lm_head import LmHead
-from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
-from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import Entry
 
@@ -43,18 +41,3 @@ class EagleNet(Net):
         embedded = self.embedded(tokens)
         features = self.target.final_norm(states) if known else states
         return Entering(torch.cat([embedded, features.to(embedded)], -1), entry=True)
-
-
-@register(
-    "eagle",
-    family="eagle",
-    paper="Li et al. 2024, arXiv 2401.15077",
-    summary="One decoder layer predicts the target's next features and drafts a tree of a fixed shape.",
-    when_to_use="Any text, once a head is trained for the target. eagle2 drafts better trees with the same head.",
-    head="eagle",
-    aliases=("eagle1",),
-    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
-)
-def build(context: Context, settings: FeatureSettings) -> Parts:
-    """A tree shaped by ranks, or samples, from an ``eagle`` head. Raises BadInput where no head fits the target."""
-    return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=False)

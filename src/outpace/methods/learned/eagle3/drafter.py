@@ -1,4 +1,4 @@
-"""EAGLE-3 at decoding (Li et al. 2025, arXiv 2503.01840): its layer beside the target, and the ``eagle3`` method.
+"""EAGLE-3 at decoding (Li et al. 2025, arXiv 2503.01840): its layer beside the target.
 
 Drafts are EAGLE-2's dynamic trees by default (Li et al. 2024, arXiv 2406.16858), chosen by score and deterministic at
 every temperature. ``mode="sampled"`` draws trees without replacement and ``"chain"`` chains; each draw carries the row
@@ -17,8 +17,6 @@ from torch.nn import functional
 from outpace.heads.feature_net import Entering, Net
 from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of, norm_of
 from outpace.heads.lm_head import LmHead
-from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
-from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import Entry, Matrix
 
@@ -56,19 +54,3 @@ class Eagle3Net(Net):
         if self._before is not None and not known:
             states = functional.rms_norm(states.float(), self._before.shape, self._before, self._epsilon)
         return Entering(states, beside=True, entry=known)
-
-
-@register(
-    "eagle3",
-    family="eagle",
-    paper="Li et al. 2025, arXiv 2503.01840; Li et al. 2024, arXiv 2406.16858; Eldenk et al. 2026, arXiv 2605.09992",
-    aliases=("attdrift",),
-    summary="One decoder layer, trained on its own outputs, drafts a dynamic tree from three of the target's layers.",
-    when_to_use="Any text, open-ended prose included, once a head is trained for the target. Not where batches "
-    "already use the whole machine.",
-    head="eagle3",
-    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
-)
-def build(context: Context, settings: FeatureSettings) -> Parts:
-    """A dynamic tree, or samples, from an ``eagle3`` head. Raises BadInput where no head fits the target."""
-    return feature_parts(context, Eagle3Net(context.head("eagle3"), context.target), settings, confident=True)

@@ -16,19 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from outpace.acceptance.base import Verdict
-from outpace.controllers.base import Controller
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.fixed import Fixed
-from outpace.core.validation import StrictModel
 from outpace.drafting.marginals import FromMarginals, MarginalState
 from outpace.heads.head_runner import HeadRunner, Rows, head_spec
 from outpace.heads.lm_head import LmHead, Product
 from outpace.methods.learned.pard2.network import Pard2
-from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 
 CATCH_UP = 16
@@ -192,37 +186,3 @@ class Pard2Drafter(FromMarginals[Pard2State]):
 
     def end(self, state: Pard2State) -> None:
         self._runner.close(state.kv)
-
-
-class Pard2Settings(StrictModel):
-    """Settings of ``pard2``."""
-
-    topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each position that are candidates; 1: a chain")
-    max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
-    )
-    depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, where max_nodes is given")
-    features: bool = Field(True, description="whether rows carry the target's hidden states (target-dependent mode)")
-    sampled: bool = Field(False, description="above temperature 0, a sampled chain instead of a tree")
-
-
-@register(
-    "pard2",
-    family="trained",
-    paper="An et al. 2026, arXiv 2605.08632",
-    summary="Masks after the last token: a small LM predicts all draft tokens in one forward, a tree of the likeliest.",
-    when_to_use="Where forwards of a drafter are expensive: a draft is always one. Chains of a drafter that sees its "
-    "own tokens are accepted further.",
-    aliases=("pard",),
-    head="pard2",
-    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
-)
-def build(context: Context, settings: Pard2Settings) -> Parts:
-    """The head that was named or is shipped, beside the target. Raises BadInput where no head fits it."""
-    head = context.head("pard2")
-    assert isinstance(head, Pard2)
-    drafter = Pard2Drafter(head, context.target, settings.topk, features=settings.features, sampled=settings.sampled)
-    controller: Controller = CostModel(context.target.costs, width=settings.topk)
-    if settings.max_nodes is not None:
-        controller = Fixed(settings.depth, settings.topk, settings.max_nodes)
-    return Parts(drafter, controller)

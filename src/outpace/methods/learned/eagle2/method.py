@@ -5,8 +5,7 @@ The drafter's own probabilities choose which nodes are expanded; all candidates 
 
 from __future__ import annotations
 
-from outpace.methods.learned.eagle.drafter import EagleNet
-from outpace.methods.learned.feature_method import FeatureSettings, feature_parts
+from outpace.methods.learned.eagle.feature_settings import FeatureSettings
 from outpace.methods.registry import Context, Parts, register
 
 
@@ -22,4 +21,7 @@ from outpace.methods.registry import Context, Parts, register
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:
     """A dynamic tree, or samples, from an ``eagle`` head. Raises BadInput where no head fits the target."""
+    from outpace.methods.learned.eagle.drafter import EagleNet
+    from outpace.methods.learned.eagle.feature_method import feature_parts
+
     return feature_parts(context, EagleNet(context.head("eagle"), context.target), settings, confident=True)

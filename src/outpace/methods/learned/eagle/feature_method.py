@@ -1,53 +1,26 @@
-"""Settings that the methods of the EAGLE family share, and how a method is put together from them."""
+"""How the methods of the EAGLE family are put together from a head's network and their settings."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 from operator import mul
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
-from outpace.core.validation import StrictModel
 from outpace.drafting.dynamic_tree import DynamicTree, SampledTree, by_confidence, by_rank
 from outpace.drafting.sampled_trees import WithoutReplacement
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder
 from outpace.heads.feature_drafter import CandidateTree, FeatureDrafter, FeatureState
 from outpace.heads.feature_net import Net
+from outpace.methods.learned.eagle.feature_settings import FeatureSettings
 from outpace.methods.registry import Context, Parts
 
 MOST = 24
 """Most draft tokens of a round whose size follows from measured costs."""
-Mode = Literal["tree", "sampled", "chain"]
-
-
-class FeatureSettings(StrictModel):
-    """Settings of ``eagle``, ``eagle2`` and ``eagle3``."""
-
-    mode: Mode = Field(
-        "tree",
-        description="a tree of the likeliest paths; or, above temperature 0, a tree sampled without replacement or a "
-        "sampled chain",
-    )
-    max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
-    )
-    depth: int = Field(
-        6, ge=1, le=64, description="draft tokens on a path, where max_nodes is given and in sampled chains"
-    )
-    topk: int = Field(6, ge=1, le=64, description="likeliest tokens after each node that are candidates; 1: a chain")
-    expand: int = Field(4, ge=1, le=64, description="most nodes whose children one forward of the head scores")
-    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        (3, 2, 1, 1), min_length=1, description="draws after each node of a sampled tree, level by level"
-    )
-    confidence: float = Field(
-        0.0, ge=0.0, le=1.0, description="stop before the next draw when the largest probability is lower"
-    )
 
 
 class FeatureMethod(FeatureDrafter):

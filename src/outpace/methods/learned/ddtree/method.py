@@ -10,10 +10,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from outpace.controllers.base import Controller
-from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.validation import StrictModel
-from outpace.methods.learned.dflash.drafter import DFlashDrafter, head_of
 from outpace.methods.registry import Context, Parts, register
 
 
@@ -37,6 +35,9 @@ class DDTreeSettings(StrictModel):
 )
 def build(context: Context, settings: DDTreeSettings) -> Parts:
     """A tree from one block. Raises BadInput where no head fits the target."""
+    from outpace.controllers.cost_model import CostModel
+    from outpace.methods.learned.dflash.drafter import DFlashDrafter, head_of
+
     drafter = DFlashDrafter(head_of(context), context.target, settings.topk)
     controller: Controller = CostModel(context.target.costs, width=settings.topk)
     if settings.max_nodes is not None:

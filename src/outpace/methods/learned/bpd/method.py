@@ -10,8 +10,6 @@ from pydantic import Field
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.validation import StrictModel
-from outpace.heads.parallel_drafter import HeadsDrafter
-from outpace.methods.learned.bpd.network import Bpd
 from outpace.methods.registry import Context, Parts, register
 
 
@@ -35,6 +33,9 @@ class BpdSettings(StrictModel):
 )
 def build(context: Context, settings: BpdSettings) -> Parts:
     """The chain of the heads' likeliest tokens. Raises BadInput where no head fits the target."""
+    from outpace.heads.parallel_drafter import HeadsDrafter
+    from outpace.methods.learned.bpd.network import Bpd
+
     head = context.head("bpd")
     assert isinstance(head, Bpd)
     drafter = HeadsDrafter(head, context.target, 1)

@@ -16,8 +16,6 @@ from outpace.controllers.base import Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.validation import StrictModel
-from outpace.heads.parallel_drafter import HeadsDrafter
-from outpace.methods.learned.medusa.network import Medusa
 from outpace.methods.registry import Context, Parts, register
 
 
@@ -45,6 +43,9 @@ class MedusaSettings(StrictModel):
 )
 def build(context: Context, settings: MedusaSettings) -> Parts:
     """A tree over the heads' likeliest tokens. Raises BadInput where no head fits the target."""
+    from outpace.heads.parallel_drafter import HeadsDrafter
+    from outpace.methods.learned.medusa.network import Medusa
+
     head = context.head("medusa")
     assert isinstance(head, Medusa)
     drafter = HeadsDrafter(head, context.target, settings.topk, by_rank=settings.tree == "sparse")

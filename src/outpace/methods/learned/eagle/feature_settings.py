@@ -1,0 +1,35 @@
+"""Settings that the methods of the EAGLE family share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from outpace.core.validation import StrictModel
+
+Mode = Literal["tree", "sampled", "chain"]
+
+
+class FeatureSettings(StrictModel):
+    """Settings of ``eagle``, ``eagle2`` and ``eagle3``."""
+
+    mode: Mode = Field(
+        "tree",
+        description="a tree of the likeliest paths; or, above temperature 0, a tree sampled without replacement or a "
+        "sampled chain",
+    )
+    max_nodes: int | None = Field(
+        None, ge=0, le=512, description="draft tokens a round; by default from measured costs and acceptance"
+    )
+    depth: int = Field(
+        6, ge=1, le=64, description="draft tokens on a path, where max_nodes is given and in sampled chains"
+    )
+    topk: int = Field(6, ge=1, le=64, description="likeliest tokens after each node that are candidates; 1: a chain")
+    expand: int = Field(4, ge=1, le=64, description="most nodes whose children one forward of the head scores")
+    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
+        (3, 2, 1, 1), min_length=1, description="draws after each node of a sampled tree, level by level"
+    )
+    confidence: float = Field(
+        0.0, ge=0.0, le=1.0, description="stop before the next draw when the largest probability is lower"
+    )
