@@ -67,7 +67,8 @@ def add_sizes(out: gguf.GGUFWriter, config: LlamaConfig) -> None:
     out.add_head_count(config.num_attention_heads)
     out.add_head_count_kv(config.num_key_value_heads)
     out.add_rope_dimension_count(config.head_dim)
-    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    out.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 

@@ -23,7 +23,7 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.model import Model
 from outpace.models.gguf_header import read_header
-from outpace.models.plain_config import Unclear, plain_config
+from outpace.models.plain_config import plain_config
 from outpace.targets import choice
 from outpace.targets.base import Target
 from outpace.targets.dense import kernel_build, packing
@@ -157,9 +157,7 @@ def test_a_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_a_folder_that_is_left_to_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_left_to_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(LEFT[name](), tmp_path / "tiny")
     with pytest.raises(TypeError, match="NoneType"):
         plain(folder, monkeypatch, dtype="float32")
@@ -174,9 +172,7 @@ def test_weights_that_are_stored_in_another_precision(
     folder = folder_of(config("Qwen3"), tmp_path / "tiny", dtype)
     for wanted in ("float32", "bfloat16", "int8"):
         options = {"dtype": wanted}
-        assert_same_model(
-            plain(folder, monkeypatch, **options), through_transformers(folder, monkeypatch, **options)
-        )
+        assert_same_model(plain(folder, monkeypatch, **options), through_transformers(folder, monkeypatch, **options))
     assert (plain(folder, monkeypatch, dtype="auto").info["dtype"] if dtype == torch.bfloat16 else "bfloat16") == (
         "bfloat16"
     )
@@ -261,8 +257,8 @@ def in_blocks(name: str) -> str:
 
 
 def model_for_gguf(family: str, **changes: Any) -> Any:
-    what = config(family, hidden_size=64, intermediate_size=96, vocab_size=261, head_dim=16, **changes)
-    return model_of(what)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 261, "head_dim": 16}
+    return model_of(config(family, **sizes | changes))
 
 
 def sliding(out: gguf.GGUFWriter) -> None:
@@ -274,7 +270,7 @@ GGUF: dict[str, tuple[Callable[[], Any], Any]] = {
     "llama": (lambda: model_for_gguf("Llama"), None),
     "llama, a head of its own": (lambda: model_for_gguf("Llama", tie_word_embeddings=False), None),
     "qwen2": (lambda: model_for_gguf("Qwen2"), None),
-    "qwen3": (lambda: model_for_gguf("Qwen3", num_attention_heads=2, num_key_value_heads=1), None),
+    "qwen3": (lambda: model_for_gguf("Qwen3", num_attention_heads=2, num_key_value_heads=1, head_dim=128), None),
     "gemma2": (lambda: model_for_gguf("Gemma2"), sliding),
     "gemma3": (lambda: model_for_gguf("Gemma3Text"), sliding),
 }
@@ -324,9 +320,7 @@ def test_a_gguf_file(name: str, tmp_path: Path, cache: Path, monkeypatch: pytest
     assert found is not None and expected is not None
     assert_same_matrix(found.layers[1].query, expected.layers[1].query)
     for dtype in ("bfloat16", "int8"):
-        assert_same_model(
-            plain(file, monkeypatch, dtype=dtype), through_transformers(file, monkeypatch, dtype=dtype)
-        )
+        assert_same_model(plain(file, monkeypatch, dtype=dtype), through_transformers(file, monkeypatch, dtype=dtype))
 
 
 def only(folder: Path) -> Path:
@@ -334,27 +328,32 @@ def only(folder: Path) -> Path:
     return found
 
 
-def no_bias(out: gguf.GGUFWriter) -> None:
+def another_bias(out: gguf.GGUFWriter) -> None:
     out.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))
+
+
+def endless_block(out: gguf.GGUFWriter) -> None:
+    raw = gguf.quantize(np.ones((64, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    raw[5, :2] = np.array([np.inf], np.float16).view(np.uint8)
+    out.add_tensor("blk.1.ffn_up.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
 
 
 def broken(kind: str, tmp_path: Path) -> Path:
     """A file of blocks with one thing wrong."""
 
     def changed(name: str, weight: Any) -> Any:
-        if kind == "missing" and name == "blk.1.ffn_up.weight":
-            return None
+        if kind in ("missing", "block") and name == "blk.1.ffn_up.weight":
+            return weight if weight.dtype == np.uint8 else None
         if kind == "shape" and name == "blk.1.attn_v.weight":
             return weight[:-2]
-        if kind in ("norm", "block") and name == {"norm": "output_norm", "block": "blk.1.ffn_up"}[kind] + ".weight":
-            weight = weight.copy()
-            weight.flat[3] = np.inf
+        if kind == "norm" and name == "output_norm.weight":
+            return np.where(np.arange(len(weight)) == 3, np.inf, weight).astype(np.float32)
         return weight
 
     def kinds(name: str) -> str:
         return "F32" if "norm" in name or name.endswith("bias") else "Q8_0"
 
-    extra = no_bias if kind == "unread" else None
+    extra = {"unread": another_bias, "block": endless_block}.get(kind)
     return write_gguf(tmp_path / "tiny.gguf", reference(), extra, tensor=changed, kinds=kinds)
 
 
@@ -498,9 +497,7 @@ def test_a_gguf_file_is_loaded_again_without_importing_transformers(tmp_path: Pa
 
 
 @pytest.mark.model
-def test_the_embedded_model_is_loaded_again_without_importing_transformers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_embedded_model_is_loaded_again_without_importing_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTPACE_CACHE")
     imports_transformers("smollm2")
     assert not imports_transformers("smollm2")

@@ -17,9 +17,9 @@ from hypothesis import given, strategies as st
 
 from dense_support import config, mixed, model_of, threads, write_blocks
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf_support import disagreement
 
 SCALES = {"Q4_0": 0, "Q4_1": 0, "Q5_0": 0, "Q5_1": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}

@@ -115,7 +115,9 @@ def described(path: Path) -> Iterator[Path]:
 def converted_before(path: Path) -> Path | None:
     """A folder that holds this GGUF file's tokenizer and configuration, if it was converted before."""
     digest = content_digest(path)
-    entries = sorted((cache_dir() / "gguf").glob(_entry_name(path, digest, "*")), key=lambda one: "-config-" not in one.name)
+    entries = sorted(
+        (cache_dir() / "gguf").glob(_entry_name(path, digest, "*")), key=lambda one: "-config-" not in one.name
+    )
     return next((entry for entry in entries if is_whole(entry, digest, weights=False)), None)
 
 

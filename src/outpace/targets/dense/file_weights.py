@@ -146,7 +146,9 @@ class _StoredMatrix:
     def rows(self, chosen: Tensor | None = None) -> Tensor:
         from gguf import GGMLQuantizationType, dequantize
 
-        found = dequantize(self._raw(None if chosen is None else chosen.numpy()), GGMLQuantizationType(self._entry.kind))
+        found = dequantize(
+            self._raw(None if chosen is None else chosen.numpy()), GGMLQuantizationType(self._entry.kind)
+        )
         return torch.from_numpy(np.require(found, np.float32, ["C", "W"]))
 
     def _raw(self, chosen: Any = None) -> quant_blocks.Raw:
