@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from outpace.cli.output import err
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from outpace.bench.settings import Progress as BenchProgress
 
 _SAY = 60.0  # seconds between two lines where nobody watches a bar
@@ -37,6 +37,8 @@ class Bar:
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Bar]:
     """A bar for ``what`` while the context lasts; gone afterwards."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     console = err()
     columns = (BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

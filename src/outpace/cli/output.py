@@ -11,16 +11,18 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.results import Results
 from outpace.cli.options import INTERRUPTED, option
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file, is_special
+
+if TYPE_CHECKING:
+    from outpace.bench.results import Results
 
 STDOUT = "-"
 
