@@ -117,7 +117,7 @@ def write_gguf(
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in model.named_parameters():
         place, _, end = name.rpartition(".")
-        *_, index, block = ["", *place.removeprefix("model.layers.").split(".", 1)]
+        index, _, block = place.removeprefix("model.layers.").partition(".")
         theirs = _ENDS.get(place) or f"blk.{index}.{_NAMES[architecture][block]}"
         values = weight.detach().numpy()
         if architecture == "llama" and (count := heads.get(theirs.rpartition(".")[2])):

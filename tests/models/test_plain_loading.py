@@ -27,9 +27,12 @@ from outpace.models.plain_config import plain_config
 from outpace.targets import choice
 from outpace.targets.base import Target
 from outpace.targets.dense import kernel_build, packing
+from outpace.targets.dense.binding import NativeModel
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.file_weights import GGUFWeights, spec_of
+from outpace.targets.dense.quant_blocks import taken, unpacked
+from outpace.targets.dense.self_check import layer_disagreement
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from test_models import tiny_tokenizer
 
@@ -131,10 +134,12 @@ def assert_same_spec(one: DecoderSpec, other: DecoderSpec) -> None:
     assert one.final_norm is not None and other.final_norm is not None
     assert torch.equal(one.final_norm.weight, other.final_norm.weight)
     where = torch.arange(5000)
-    for ours, theirs in zip(one.rotations, other.rotations, strict=True):
-        assert all(map(torch.equal, ours(where), theirs(where)))
-    rest = ("hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary", "activation", "epsilon")
-    rest += ("attention_scale", "context_length", "softcap", "final_softcap", "embedding_scale", "dtype", "device")
+    for turn, expected in zip(one.rotations, other.rotations, strict=True):
+        assert all(map(torch.equal, turn(where), expected(where)))
+    rest = (
+        *("hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary", "activation", "epsilon"),
+        *("attention_scale", "context_length", "softcap", "final_softcap", "embedding_scale", "dtype", "device"),
+    )
     assert {name: getattr(one, name) for name in rest} == {name: getattr(other, name) for name in rest}
 
 
@@ -395,7 +400,7 @@ class Counted:
     """Counts comparisons."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self._check = 0, choice.layer_disagreement
+        self.count, self._check = 0, layer_disagreement
         monkeypatch.setattr(choice, "layer_disagreement", self)
 
     def __call__(self, *what: Any) -> float:
@@ -443,17 +448,15 @@ def _without_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _turned_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = packing.NativeModel.set_rotation
-    monkeypatch.setattr(
-        packing.NativeModel, "set_rotation", lambda self, index, cos, sin: honest(self, index, cos, -sin)
-    )
+    honest = NativeModel.set_rotation
+    monkeypatch.setattr(NativeModel, "set_rotation", lambda self, index, cos, sin: honest(self, index, cos, -sin))
 
 
 def _another_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: Any, spec: DecoderSpec, source: Any) -> None:
-        model.set_matrix(-1, 0, packing.unpacked(source(spec.embedding)))
-        rows = np.arange(len(spec.embedding.weight))[::-1]
-        model.set_matrix(-1, 1, packing.quant_blocks.taken(packing.unpacked(source(spec.embedding)), rows))
+        embedding = source(spec.embedding)
+        model.set_matrix(-1, 0, unpacked(embedding))
+        model.set_matrix(-1, 1, unpacked(taken(embedding, np.arange(len(spec.embedding.weight))[::-1])))
 
     monkeypatch.setattr(packing, "_pack_ends", wrong)
 
