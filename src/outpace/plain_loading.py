@@ -117,8 +117,9 @@ class _GGUF:
 def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HFTokenizer]) -> PlainModel:
     from outpace.models.placement import dtype_name
     from outpace.models.stop_ids import configurations, stop_ids_of
-    from outpace.targets.choice import fast_target
+    from outpace.targets.choice import check_parts
     from outpace.targets.dense.architectures import CLASSES
+    from outpace.targets.dense.dense_target import DenseTarget
     from outpace.targets.dense.file_weights import spec_of
     from outpace.targets.dense.kernel_build import library
     from outpace.targets.dense.packing import PRECISIONS
@@ -130,8 +131,10 @@ def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HF
     words = tokenizer(files.folder)
     stop_ids = stop_ids_of(configurations(files.folder), words, files.config.vocab_size)
     weights, identity = files.open(), files.digest()
-    target = fast_target(spec_of(files.config, weights), precision, identity)
+    spec = spec_of(files.config, weights)
+    target = DenseTarget(spec, precision)
     weights.check_all_read()
+    check_parts(target, spec, identity)
     target.origin = partial(_again, files)
     return PlainModel(target, words, stop_ids, CLASSES[files.config.model_type], weights.parameters, identity)
 

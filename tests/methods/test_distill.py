@@ -30,8 +30,8 @@ from outpace.methods.learned.distill.network import DraftLm
 from outpace.methods.learned.distill.target import HeadTarget
 from outpace.methods.registry import build
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.dataset import Dataset
