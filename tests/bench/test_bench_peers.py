@@ -272,7 +272,7 @@ def test_a_row_that_failed_stays_and_is_nobody_s_best() -> None:
     for words in ("the process ended by signal 9", "needs a GGUF file", "openvino-genai", "pip install gone"):
         assert words in page
         assert words in shown
-    assert "was faster than outpace sam int4 until it failed" in shown.replace("\n", " ")
+    assert "was faster than outpace sam int4 before it failed" in shown.replace("\n", " ")
     assert "a &lt;note&gt;" in page
     assert "<script" not in page
 

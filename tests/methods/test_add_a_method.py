@@ -87,7 +87,7 @@ def test_settings_reach_the_command_line(cli: Run, tmp_path: Path, monkeypatch: 
     assert ran["bigrams", "0"]["metrics"]["mean_acceptance_length"] > 1
     assert ran["bigrams", "1"]["metrics"]["acceptance_rate"] > 0
     shown = cli("methods", "bigrams").out
-    assert "Little gain in prose" in shown and "draft tokens a round" in shown
+    assert "Little gain in prose" in shown and "draft tokens per round" in shown
     refused = cli("generate", "abc", "--method", "bigrams", "--param", "num_draft_tokens=-1")
     assert refused.code == 2 and "num_draft_tokens" in refused.err
 

@@ -82,8 +82,8 @@ class Chosen:
 def choose(given: Mapping[str, Any]) -> Chosen:
     """Read the options that a caller wrote. Raises BadInput, in one line, for unknown names and unusable values."""
     values = _named(given)
-    whole = {name: _whole(name, values.get(name), 1) for name in ("max_new_tokens", "max_length")}
-    if None not in whole.values():
+    lengths = {name: whole(name, values.get(name), 1) for name in ("max_new_tokens", "max_length")}
+    if None not in lengths.values():
         raise BadInput("max_new_tokens and max_length both limit the answer; give one of them")
     eos = values.get("eos_token_id")
     return Chosen(
@@ -94,12 +94,12 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         draft_model=_weights("draft_model", values.get("draft_model"), "a loaded model, the folder of a draft LM"),
         head=_weights("head", values.get("head"), "the folder of a trained head"),
         datastore=_of_type("datastore", values.get("datastore"), (str, os.PathLike), "a path", None),
-        references=_texts("references", values.get("references")),
+        references=texts("references", values.get("references")),
         namespace=_of_type("namespace", values.get("namespace"), (str,), "a name", ""),
         raw=_of_type("raw", values.get("raw"), (bool,), "True or False", False),
-        max_new_tokens=_DEFAULT_LENGTH if whole["max_new_tokens"] is None else whole["max_new_tokens"],
-        max_length=whole["max_length"],
-        stop=_texts("stop", values.get("stop")),
+        max_new_tokens=lengths["max_new_tokens"] or _DEFAULT_LENGTH,
+        max_length=lengths["max_length"],
+        stop=texts("stop", values.get("stop")),
         ignore_eos=_of_type("ignore_eos", values.get("ignore_eos"), (bool,), "True or False", False),
         eos_token_id=None if eos is None else _ids("eos_token_id", eos),
         stop_token_ids=_ids("stop_token_ids", values.get("stop_token_ids", ())),
@@ -181,7 +181,8 @@ def _weights(name: str, value: Any, what: str) -> Any:
     return value
 
 
-def _whole(name: str, value: Any, low: int) -> int | None:
+def whole(name: str, value: Any, low: int) -> int | None:
+    """A whole number of at least ``low``, or None. Raises BadInput for anything else."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -191,8 +192,8 @@ def _whole(name: str, value: Any, low: int) -> int | None:
     return int(value)
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text, or a list of them: a text alone is one item, never its characters."""
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text, or a list of them: a text alone is one item, never its characters. Raises BadInput for others."""
     found = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(found, Sequence | set | frozenset) or not all(isinstance(one, str) for one in found):
         raise BadInput(f"{name} must be a text or a list of texts, not {shown(value)}")

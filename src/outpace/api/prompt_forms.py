@@ -66,10 +66,10 @@ def read_messages(messages: Sequence[Any]) -> list[Message]:
 
 
 def _is_batch(given: Any) -> bool:
-    """Whether a list holds prompts, not numbers or messages."""
-    if isinstance(given, str) or not isinstance(given, list | tuple) or not given:
+    """Whether a list holds anything that is a prompt by itself, not numbers or messages alone."""
+    if not isinstance(given, list | tuple):
         return False
-    return all(isinstance(one, str | list | tuple) or _is_array(one) or _is_encoding(one) for one in given)
+    return any(isinstance(one, str | list | tuple) or _is_array(one) or _is_encoding(one) for one in given)
 
 
 def _is_array(given: Any) -> bool:
@@ -105,7 +105,7 @@ def _one(tokenizer: ChatTokenizer, given: Any, raw: bool) -> list[int]:
         return tokenizer.chat(read_messages(given))
     if all(isinstance(one, Integral) for one in given):
         return _ids(given)
-    raise BadInput(f"the prompt's list mixes or holds what is no prompt ({_kinds(given)}); give {_FORMS}")
+    raise BadInput(f"the prompt is a list of {_kinds(given)}; give {_FORMS}")
 
 
 def _kinds(given: Sequence[Any]) -> str:

@@ -102,11 +102,18 @@ def first_guesses(guess: Guess, pad: int, vocab_size: int) -> FirstGuesses:
 
 GuessSetting = Annotated[
     Guess,
-    Field(description="a position's first guess: what followed the last tokens before, the last token, or padding"),
+    Field(
+        description="a position's first guess: the token that followed the last tokens earlier, the last token, "
+        "or padding"
+    ),
 ]
-PadSetting = Annotated[int, Field(ge=0, description="the padding token, where that is the first guess")]
+PadSetting = Annotated[int, Field(ge=0, description="the padding token, if padding is the first guess")]
 RestartSetting = Annotated[
-    bool, Field(description="start afresh from what followed the last tokens where that comes right more often")
+    bool,
+    Field(
+        description="restart from the tokens that followed the last tokens earlier, if those guesses are accepted "
+        "more often"
+    ),
 ]
 
 

@@ -24,10 +24,10 @@ class NoDraft(Drafter[None]):
     "none",
     family="baseline",
     paper="-",
-    summary="Autoregressive decoding, one token a forward.",
+    summary="Autoregressive decoding: one token per forward pass, without a draft.",
+    when_to_use="Texts whose draft tokens are hardly ever accepted, and batches that already use the whole "
+    "machine: there every draft token costs time.",
     aliases=("autoregressive", "baseline", "plain", "greedy", "off"),
-    when_to_use="Where draft tokens are hardly ever accepted, and in batches that already use the whole machine: every "
-    "draft token costs time there.",
 )
 def build(context: Context, settings: NoSettings) -> Parts:
     """Autoregressive decoding has no settings."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace import loading
+from outpace.api.chosen import whole
 from outpace.core.errors import BadInput, shown
 from outpace.core.turns import ROUNDS
 from outpace.engine.method import Method
@@ -145,7 +146,7 @@ class AcceleratedModel:
     def _requests(
         self, settings: Settings, ids: Tensor, mask: Tensor, logits_processor: Any, prefix_allowed_tokens_fn: Any
     ) -> list[Request]:
-        copies = int(settings.get("num_return_sequences") or 1)
+        copies = whole("num_return_sequences", settings.get("num_return_sequences"), 1) or 1
         if copies > 1 and not settings.get("do_sample"):
             raise BadInput(f"num_return_sequences={copies} needs do_sample=True: greedy answers are all the same")
         stops = settings.stop_strings

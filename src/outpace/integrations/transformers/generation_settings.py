@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from outpace.api.chosen import texts, whole
 from outpace.api.processor_forms import read_processors
-from outpace.core.errors import BadInput, shown
+from outpace.core.errors import BadInput, shortened, shown
 from outpace.core.processors import LogitsProcessor
 from outpace.core.sampling import SamplingParams
 
@@ -62,7 +63,11 @@ class Settings:
         value = self.get(name)
         if isinstance(value, Tensor):
             value = value.tolist()
-        return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        found = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        wrong = next((one for one in found if isinstance(one, bool) or not isinstance(one, int)), None)
+        if wrong is not None:
+            raise BadInput(f"{name} must be a token id or a list of them, not {shown(wrong)}")
+        return found
 
     @property
     def pad_token_id(self) -> int | None:
@@ -72,18 +77,19 @@ class Settings:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end an answer."""
-        value = self.get("stop_strings")
-        return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        return texts("stop_strings", self.get("stop_strings"))
 
     def new_tokens(self, prompt: int, context: int) -> int:
         """The most tokens that a prompt of ``prompt`` tokens, padding included, may be given."""
-        if self.get("max_new_tokens") is not None:
-            return int(self.get("max_new_tokens"))
-        if self.get("max_length") is None:
+        new = whole("max_new_tokens", self.get("max_new_tokens"), 1)
+        length = whole("max_length", self.get("max_length"), 1)
+        if new is not None:
+            return new
+        if length is None:
             return max(1, min(DEFAULT_NEW_TOKENS, context - prompt))
-        if (most := int(self.get("max_length")) - prompt) < 1:
-            raise BadInput(f"max_length={self.get('max_length')} leaves no room behind {prompt} input ids; raise it")
-        return most
+        if length <= prompt:
+            raise BadInput(f"max_length={length} leaves no room behind {prompt} input ids; raise it")
+        return length - prompt
 
     def sampling(
         self, given: Any, prefix_allowed_tokens_fn: Any, length: int, limit: int, padding: tuple[int, ...], seed: int
@@ -179,7 +185,9 @@ def _check_setting(name: str, value: Any) -> None:
         return
     if value not in _NEUTRAL.get(name, ()):
         hint = ": beam search is not supported" if "beam" in name else ""
-        raise BadInput(f"generate cannot honour {name}={shown(value)}{hint}; leave it out, or call transformers' own")
+        raise BadInput(
+            f"generate cannot honour {name}={shortened(repr(value), 40)}{hint}; leave it out, or call transformers' own"
+        )
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -39,14 +39,16 @@ DRAFT_MODEL = {"num_draft_tokens": 4, "topk": 3, "max_nodes": 12}
 class AutoSettings(StrictModel):
     """Settings of ``auto``."""
 
-    free: str = Field(FREE, description="the method that is asked in every round: one that takes next to no time")
+    free: str = Field(FREE, description="the method that drafts in every round; it should take almost no time")
     learned: tuple[str, ...] | None = Field(
-        None, description="learned methods: the first that there is a head for drafts; by default all, [] for none"
+        None,
+        description="learned methods in order of preference: the first one with a head drafts; by default "
+        "all, [] for none",
     )
     settings: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description='settings of the parts by name: {"eagle3": {"max_nodes": 8}}'
     )
-    namespaces: int = Field(64, ge=1, description="most namespaces whose statistics are kept")
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose statistics are kept")
 
 
 def learned_methods() -> tuple[str, ...]:
@@ -102,9 +104,10 @@ def _heads_for(context: Context, label: str) -> list[Binding]:
     "auto",
     family="combination",
     paper="outpace's own; after Kim, Jung, Yun 2026, arXiv 2604.05417",
-    summary="A learned drafter, the suffix automaton, both or neither, chosen by acceptance and measured costs.",
-    when_to_use="The default: on any text with a head for the model, without one where text repeats. A part "
-    "that does not gain is left out; without any gain it decodes autoregressively.",
+    summary="Drafts with a learned drafter, the suffix automaton, both or neither, chosen by acceptance and "
+    "measured costs.",
+    when_to_use="The default, for any text. Without a head for the model it gains only where text repeats. A part "
+    "that does not make decoding faster is not used.",
     tiny={"settings": {"eagle3": {"max_nodes": 3, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:

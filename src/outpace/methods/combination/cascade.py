@@ -66,10 +66,16 @@ class CascadeSettings(CombinationSettings):
     """Settings of ``cascade``."""
 
     parts: tuple[str, ...] = Field(
-        ("sam", "recycling"), min_length=1, max_length=16, description="names of methods, the first to be asked first"
+        ("sam", "recycling"),
+        min_length=1,
+        max_length=16,
+        description="names of methods, in the order in which they are asked",
     )
     confidence: float = Field(
-        0.15, ge=0.0, le=1.0, description="a deterministic draft is taken when its first token is accepted this often"
+        0.15,
+        ge=0.0,
+        le=1.0,
+        description="a deterministic draft is used if the acceptance rate of its first token is at least this",
     )
 
 
@@ -77,9 +83,9 @@ class CascadeSettings(CombinationSettings):
     "cascade",
     family="combination",
     paper="Hu et al. 2024, arXiv 2411.10666",
-    summary="The first of several drafters that is confident drafts.",
-    when_to_use="With a sharp part that is silent most of the time before one that always has something. "
-    "Not for parts that are sure of the same tokens.",
+    summary="Asks several drafters in order; the first one that is confident drafts.",
+    when_to_use="A precise part that drafts rarely, followed by one that always drafts. Not for parts that "
+    "predict the same tokens.",
     tiny={
         "parts": ("pld", "draft-model"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},

@@ -36,10 +36,10 @@ class NestedSettings(StrictModel):
         (6,),
         min_length=1,
         max_length=16,
-        description="tokens handed up, from the target's level down; the last one repeats",
+        description="draft tokens passed to the level above, from the target's level down; the last number repeats",
     )
-    handover: Handover = Field("fixed", description="hand up exactly so many tokens, or all that whole rounds gave")
-    inner: str = Field("pld", description="the method by which the lowest model decodes")
+    handover: Handover = Field("fixed", description="pass up exactly this many tokens, or all tokens of whole rounds")
+    inner: str = Field("pld", description="the method with which the lowest model decodes")
     inner_settings: dict[str, Any] = Field(default_factory=dict, description="settings of the inner method")
     inner_rule: str | None = Field(
         None,
@@ -47,16 +47,19 @@ class NestedSettings(StrictModel):
         "noise with the drafter needs the same rule here",
     )
     levels: int | None = Field(
-        None, ge=1, le=16, description="how many draft models are levels, in the order named (default: all); "
-        "the inner method may use the others"
-    )  # fmt: skip
+        None,
+        ge=1,
+        le=16,
+        description="number of draft models that are levels, in the order named (default: all); the others are for the "
+        "inner method",
+    )
     hierarchy: Literal["given", "auto"] = Field(
         "given",
-        description="levels and lengths as given, or those of least expected latency by measured costs (as given "
-        "where costs are fixed)",
+        description="levels and lengths as given, or those with the lowest expected latency by measured costs (as "
+        "given if costs are fixed)",
     )
     acceptance: tuple[tuple[float, ...], ...] = Field(
-        (), description="for auto: how often model i accepts a token of model j, the target first; default: measured"
+        (), description="for auto: acceptance rate of model j's tokens by model i, the target first; default: measured"
     )
 
 
@@ -117,9 +120,9 @@ def _texts(context: Context, count: int = 4, tokens: int = 32) -> list[list[int]
     family="combination",
     paper="Mohri et al. 2025, arXiv 2510.19705",
     needs=("draft model",),
-    summary="A draft model that decodes speculatively itself, with any method inside, any number of levels deep.",
-    when_to_use="With an expensive target whose draft model is slow enough to be accelerated itself. "
-    "Not with a cheap draft model: inner rounds take time too.",
+    summary="A draft model that itself decodes speculatively with any inner method, over any number of levels.",
+    when_to_use="An expensive target whose draft model is slow enough to benefit from acceleration. Not with a "
+    "cheap draft model, because inner rounds take time too.",
     aliases=("hierarchical",),
     tiny={"lengths": (2,), "levels": 1, "inner": "pld", "inner_settings": {"num_draft_tokens": 2}},
 )

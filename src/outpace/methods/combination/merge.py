@@ -34,9 +34,9 @@ class MergeSettings(CombinationSettings):
     "merge",
     family="combination",
     paper="Miao et al. 2024, arXiv 2305.09781",
-    summary="The trees of several drafters united: equal nodes once, every draw kept.",
-    when_to_use="With parts that are right about different tokens, where rows are cheap. Not in batches that fill a "
-    "machine.",
+    summary="Merges the trees of several drafters: equal nodes once, every draw kept.",
+    when_to_use="Parts that predict different tokens, on machines where additional rows cost little. Not in "
+    "batches that already use the whole machine.",
     tiny={
         "parts": ("pld", "draft-model"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},

@@ -57,21 +57,25 @@ class SwitchSettings(CombinationSettings):
     )
     policy: Policy = Field("ucb", description="how the next part is chosen: ucb, thompson or exp3")
     reward: Reward = Field(
-        "length", description="accepted length, block divergence where the request samples, or pace: tokens per time"
+        "length",
+        description="accepted length, block divergence (for sampled requests), or pace: tokens per unit of time",
     )
-    discount: float = Field(1.0, gt=0.0, le=1.0, description="what a past reward still weighs a round later")
-    exploration: float = Field(0.3, ge=0.0, le=1.0, description="how much is tried: ucb's width, exp3's random share")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose statistics are kept")
+    discount: float = Field(
+        1.0, gt=0.0, le=1.0, description="factor by which the weight of a past reward decreases per round"
+    )
+    exploration: float = Field(
+        0.3, ge=0.0, le=1.0, description="amount of exploration: the width of ucb, the random share of exp3"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose statistics are kept")
 
 
 @register(
     "metasd",
     family="combination",
     paper="Kim, Jung, Yun 2026, arXiv 2604.05417",
-    summary="A bandit (UCB1, Thompson, EXP3) picks each round's drafter by the rewards of earlier rounds.",
-    when_to_use="Where nobody knows which part suits the text, over long answers or in a namespace. Not for a short "
-    "answer: "
-    "finding out costs rounds.",
+    summary="A bandit (UCB1, Thompson, EXP3) chooses each round's drafter by the rewards of earlier rounds.",
+    when_to_use="When it is unknown which part suits the text, over long answers or in a namespace. Not for short "
+    "answers, because exploration costs rounds.",
     tiny={
         "parts": ("pld", "draft-model"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},

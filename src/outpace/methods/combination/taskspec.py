@@ -121,15 +121,23 @@ class TaskSwitchSettings(CombinationSettings):
         '{"translate": "recycling"}',
     )
     window: int = Field(
-        64, ge=0, le=65536, description="tokens of the answer after which they route it again; 0: by its prompt alone"
+        64, ge=0, le=65536, description="tokens of the answer after which it is routed again; 0: by the prompt only"
     )
-    clusters: int = Field(16, ge=1, le=1024, description="most kinds of texts; the least recently used leave first")
-    likeness: float = Field(0.1, ge=0.0, le=1.0, description="cosine from which on a text is of a known kind")
+    clusters: int = Field(
+        16, ge=1, le=1024, description="maximum number of kinds of text; the least recently used are removed first"
+    )
+    likeness: float = Field(
+        0.1, ge=0.0, le=1.0, description="cosine similarity from which on a text belongs to a known kind"
+    )
     policy: Policy = Field("ucb", description="how a kind's part is chosen: ucb, thompson or exp3")
     reward: Reward = Field("length", description="accepted length, block divergence, or pace (see metasd)")
-    discount: float = Field(1.0, gt=0.0, le=1.0, description="what a past reward still weighs a round later")
-    exploration: float = Field(0.1, ge=0.0, le=1.0, description="how much is tried: ucb's width, exp3's random share")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose clusters are kept")
+    discount: float = Field(
+        1.0, gt=0.0, le=1.0, description="factor by which the weight of a past reward decreases per round"
+    )
+    exploration: float = Field(
+        0.1, ge=0.0, le=1.0, description="amount of exploration: the width of ucb, the random share of exp3"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose clusters are kept")
 
 
 def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
@@ -158,9 +166,10 @@ def word_rule(context: Context, settings: TaskSwitchSettings) -> Rule:
     "taskspec",
     family="combination",
     paper="Ge et al. 2025, arXiv 2505.08600",
-    summary="An online classifier routes prompts and stretches of answers to the part that served their like best.",
-    when_to_use="In a namespace with many texts of a few kinds, served best by different parts. Without a namespace it "
-    "follows the rules, and learns within a long answer alone.",
+    summary="An online classifier routes prompts and sections of answers to the part that worked best for "
+    "similar text.",
+    when_to_use="A namespace with many texts of a few kinds that different parts serve best. Without a namespace "
+    "it follows the rules and learns only within a long answer.",
     tiny={
         "parts": ("draft-model", "pld"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 2}},

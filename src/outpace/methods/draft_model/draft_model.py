@@ -27,7 +27,7 @@ class DraftModelSettings(StrictModel):
         None, ge=0, le=128, description="draft tokens on a path (gamma); by default from measured costs and acceptance"
     )
     topk: int = Field(1, ge=1, le=64, description="children of a node; 1 samples a chain, more select a tree")
-    max_nodes: int = Field(16, ge=1, le=512, description="nodes of the whole tree")
+    max_nodes: int = Field(16, ge=1, le=512, description="number of nodes in the whole tree")
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
     )
@@ -38,9 +38,10 @@ class DraftModelSettings(StrictModel):
     family="draft-model",
     paper="Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318",
     needs=("draft model",),
-    summary="A smaller model with the same vocabulary drafts a chain (true q) or a top-k tree.",
-    when_to_use="Where a model about ten times faster often agrees with the target, open-ended text included. Not "
-    "beside a small target, where drafting costs too much.",
+    summary="A smaller model with the same vocabulary drafts a chain (sampled from its own distribution) or a "
+    "top-k tree.",
+    when_to_use="A draft model about ten times faster than the target that often agrees with it, also on "
+    "open-ended text. Not with a small target, where drafting costs too much.",
     aliases=("assisted", "assisted-generation", "speculative", "speculative-decoding", "leviathan", "sps"),
     tiny={"num_draft_tokens": 2},
 )

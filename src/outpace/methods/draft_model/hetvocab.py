@@ -36,15 +36,17 @@ class HetvocabSettings(StrictModel):
         None,
         ge=0,
         le=128,
-        description="draft tokens per round, the target's; by default from measured costs and acceptance",
+        description="draft tokens per round, in the target's vocabulary; by default from measured costs and acceptance",
     )
     steps: int | None = Field(
         None,
         ge=1,
         le=512,
-        description="slem: draft tokens of the draft model, which make their text; by default as many",
+        description="slem: tokens that the draft model generates for the text; by default as many as num_draft_tokens",
     )
-    terms: int = Field(256, ge=1, le=65536, description="slrs: most draft token sequences summed over for a token")
+    terms: int = Field(
+        256, ge=1, le=65536, description="slrs: maximum number of draft token sequences summed over per token"
+    )
     confidence: float = Field(
         0.0, ge=0.0, le=1.0, description="stop before the next draw when the draft model's largest probability is lower"
     )
@@ -55,9 +57,10 @@ class HetvocabSettings(StrictModel):
     family="draft-model",
     paper="Timor et al. 2025, arXiv 2502.05202",
     needs=("draft model",),
-    summary="A draft model of another vocabulary: shared tokens, exact match or rejection sampling of strings.",
-    when_to_use="When the only suitable small model has another tokenizer: tli where shared tokens cover most of the "
-    "text, slem whatever they share, slrs for small vocabularies. Not for a draft model of the target's vocabulary.",
+    summary="A draft model of another vocabulary: shared tokens, exact string match, or rejection sampling of strings.",
+    when_to_use="When the only suitable small model has another tokenizer: tli if shared tokens cover most of the "
+    "text, slem for any vocabularies, slrs for small vocabularies. Not for a draft model with the "
+    "target's vocabulary.",
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: HetvocabSettings) -> Parts:

@@ -36,7 +36,7 @@ class RsdSettings(TreeSettings):
     paper="Jeon et al. 2024, arXiv 2402.14160",
     needs=("draft model",),
     summary="A draft model's tree of siblings sampled without replacement (Gumbel-top-k or stochastic beam).",
-    when_to_use="With a fast draft model and a target whose forward costs little more for more rows.",
+    when_to_use="A fast draft model and a target whose forward pass costs little more for additional rows.",
     tiny={"branching": (2, 1)},
 )
 def build(context: Context, settings: RsdSettings) -> Parts:

@@ -21,7 +21,7 @@ class SampledTreeSettings(TreeSettings):
     """Settings of ``sampled-tree``."""
 
     draws: Literal["replacement", "greedy"] = Field(
-        "replacement", description="siblings drawn independently, or the likeliest tokens and one sampled"
+        "replacement", description="siblings drawn independently, or the most probable tokens and one sampled"
     )
 
 
@@ -30,8 +30,8 @@ class SampledTreeSettings(TreeSettings):
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781; Hu et al. 2025, arXiv 2502.18779",
     needs=("draft model",),
-    summary="A draft model's tree of siblings sampled with replacement, or the likeliest and one sampled.",
-    when_to_use="With a fast draft model. Where its distributions are peaked, independent draws repeat, and rsd wastes "
+    summary="A draft model's tree of siblings sampled with replacement, or the most probable ones and one sampled.",
+    when_to_use="A fast draft model. If its distributions are peaked, independent draws repeat and rsd wastes "
     "fewer rows.",
     tiny={"branching": (2, 1)},
 )

@@ -46,12 +46,13 @@ class SpecInferSettings(StrictModel):
     branching: Branching = Field(
         (2, 1, 1, 1),
         min_length=1,
-        description="children of a node, level by level; where it is not given, as many levels as measured costs and "
-        "acceptance suggest",
+        description="children of a node, level by level; if not given, the number of levels follows measured "
+        "costs and acceptance",
     )
     max_nodes: int = Field(16, ge=1, le=512, description="draws of one draft model; a node is not expanded beyond it")
     expansion: Literal["sampled", "top-k"] = Field(
-        "sampled", description="children drawn with their q (at temperature 0 the likeliest), or the likeliest tokens"
+        "sampled",
+        description="children drawn with their q (at temperature 0 the most probable), or the most probable tokens",
     )
 
     @model_validator(mode="after")
@@ -68,9 +69,9 @@ class SpecInferSettings(StrictModel):
     family="draft-model",
     paper="Miao et al. 2024, arXiv 2305.09781",
     needs=("draft model",),
-    summary="Several draft models' trees merged into one, each draw with its own q.",
-    when_to_use="With draft models that are right in different places, beside a target whose forward costs little more "
-    "for more rows. Not with models that agree: the second then costs its forwards and adds nothing.",
+    summary="Merges the trees of several draft models, each draw with its own q.",
+    when_to_use="Draft models that predict different tokens, with a target whose forward pass costs little more "
+    "for additional rows. Not for draft models that agree: the second one then adds only cost.",
     tiny={"branching": (1,)},
 )
 def build(context: Context, settings: SpecInferSettings) -> Parts:

@@ -24,8 +24,8 @@ class TreeSettings(StrictModel):
     branching: Branching = Field(
         (3, 2, 1, 1),
         min_length=1,
-        description="draws after each node, level by level; where it is not given, as many levels as measured costs "
-        "and acceptance suggest",
+        description="draws after each node, level by level; if not given, the number of levels follows measured "
+        "costs and acceptance",
     )
     max_nodes: int = Field(32, ge=1, le=512, description="draws in the whole tree; a node is not expanded beyond it")
 

@@ -76,8 +76,8 @@ class JacobiSettings(StrictModel):
 
     mode: Mode = Field(
         "jacobi",
-        description="one window that moves on (jacobi), blocks one after the other (gs), or blocks at the start of the "
-        "answer and autoregressive decoding after them (hybrid)",
+        description="one moving window (jacobi), consecutive blocks (gs), or blocks at the start of the answer "
+        "followed by autoregressive decoding (hybrid)",
     )
     window: int = Field(3, ge=0, le=512, description="guesses per round (jacobi); tokens in blocks (hybrid)")
     block: int = Field(4, ge=1, le=512, description="tokens of a block (gs, hybrid)")
@@ -91,7 +91,7 @@ class JacobiSettings(StrictModel):
     family="jacobi",
     paper="Santilli et al. 2023, arXiv 2305.10427",
     summary="Iterates on guesses for the next tokens until the target confirms them (Jacobi, Gauss-Seidel, hybrid).",
-    when_to_use="Where a forward over a few rows costs no more than one over one row. Few guesses are accepted.",
+    when_to_use="When a forward pass over a few rows costs no more than over one row. Few guesses are accepted.",
     aliases=("jacobi-decoding", "santilli"),
     tiny={"window": 2},
 )

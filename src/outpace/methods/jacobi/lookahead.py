@@ -261,21 +261,25 @@ class LookaheadSettings(StrictModel):
 
     window: int = Field(2, ge=1, le=64, description="columns of the window (W)")
     ngram: int = Field(3, ge=2, le=16, description="tokens of an n-gram (N); the window has N - 1 levels")
-    guesses: int = Field(4, ge=1, le=256, description="n-grams that are kept of each first token (G)")
+    guesses: int = Field(4, ge=1, le=256, description="n-grams kept per first token (G)")
     max_nodes: MaxNodes = None
-    depth: int = Field(8, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")
-    text: bool = Field(True, description="whether n-grams of prompt and answer enter the pool as well")
-    entries: int = Field(10_000, ge=1, description="most first tokens of a namespace; least recently used leave first")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
+    depth: int = Field(8, ge=1, le=64, description="draft tokens on a path, if max_nodes is given")
+    text: bool = Field(True, description="whether n-grams of prompt and answer are added to the pool")
+    entries: int = Field(
+        10_000,
+        ge=1,
+        description="maximum number of first tokens per namespace; the least recently used are removed first",
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose tables are kept")
 
 
 @register(
     "lookahead",
     family="jacobi",
     paper="Fu et al. 2024, arXiv 2402.02057",
-    summary="Collects n-grams from a Jacobi window beside the draft, in the same forward, and drafts them.",
-    when_to_use="Where more rows hardly slow a forward, as on a GPU at batch size one. On a CPU with a small window at "
-    "most.",
+    summary="Collects n-grams from a Jacobi window in the scoring forward pass and drafts them.",
+    when_to_use="When additional rows hardly slow a forward pass, as on a GPU at batch size one. On a CPU only "
+    "with a small window.",
     tiny={"window": 2, "ngram": 3, "guesses": 2, "max_nodes": 3, "depth": 2},
 )
 def build(context: Context, settings: LookaheadSettings) -> Parts:

@@ -97,7 +97,7 @@ class CoupledSettings(StrictModel):
 
     window: int = Field(3, ge=0, le=512, description="draft tokens per round")
     coupling: Coupling = Field(
-        "maximal", description="how a new draw follows the old one: maximal, gumbel, or independent (plain SJD)"
+        "maximal", description="coupling of a new draw with the old one: maximal, gumbel, or independent (plain SJD)"
     )
     guess: GuessSetting = "lookup"
     pad: PadSetting = 0
@@ -108,9 +108,9 @@ class CoupledSettings(StrictModel):
     "mcsjd",
     family="jacobi",
     paper="So et al. 2025, arXiv 2510.24211; Teng et al. 2024, arXiv 2410.01699",
-    summary="Jacobi decoding on samples: draft tokens that were not reached are redrawn, coupled with the old ones.",
-    when_to_use="Where a forward over a few rows costs no more than one over one row, and neighbouring tokens depend "
-    "little on each other, as in images. On text few draws are accepted.",
+    summary="Jacobi decoding with samples: draft tokens that were not reached are redrawn, coupled with the old ones.",
+    when_to_use="When a forward pass over a few rows costs no more than over one row and neighboring tokens "
+    "depend little on each other, as in images. On text few draws are accepted.",
     aliases=("sjd",),
     tiny={"window": 2},
 )

@@ -186,17 +186,21 @@ class CachebackSettings(StrictModel):
     """Settings of ``cacheback``."""
 
     max_nodes: MaxNodes = None
-    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")
-    leader: int = Field(3, ge=1, le=16, description="most tokens of a leader")
-    follower: int = Field(3, ge=1, le=16, description="tokens of a follower")
-    branches: int = Field(4, ge=1, le=64, description="followers that are kept of each leader")
-    entries: int = Field(50_000, ge=1, description="most leaders of a namespace; the least recently used leave first")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
+    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, if max_nodes is given")
+    leader: int = Field(
+        3, ge=1, le=16, description="maximum number of tokens in a leader (the tokens that are looked up)"
+    )
+    follower: int = Field(3, ge=1, le=16, description="number of tokens in a follower (the tokens that are drafted)")
+    branches: int = Field(4, ge=1, le=64, description="followers kept per leader")
+    entries: int = Field(
+        50_000, ge=1, description="maximum number of leaders per namespace; the least recently used are removed first"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose tables are kept")
     corpus: int = Field(
         100_000,
         ge=0,
-        description="most tokens of the datastore, or else of the answers that ship with outpace, that the second table"
-        " is filled from; 0: no second table",
+        description="maximum number of tokens from the datastore, or otherwise from the answers that come with "
+        "outpace, for the second table; 0: no second table",
     )
 
 
@@ -226,9 +230,9 @@ def corpus_table(context: Context, settings: CachebackSettings) -> CorpusTable |
     "cacheback",
     family="model-free",
     paper="Ma et al. 2025, arXiv 2511.21699",
-    summary="Drafts what recently followed the last tokens, several branches, from LRU tables.",
-    when_to_use="Where phrases come again, in one text or, in a namespace, across texts; a datastore of similar text "
-    "adds first mentions. Little gain without either.",
+    summary="Drafts tokens that recently followed the last tokens, in several branches, from LRU tables.",
+    when_to_use="Phrases that recur within a text or, in a namespace, across texts; a datastore of similar text "
+    "also covers first occurrences. Little gain otherwise.",
     tiny={"max_nodes": 3, "depth": 2, "follower": 1, "leader": 2, "branches": 2},
 )
 def build(context: Context, settings: CachebackSettings) -> Parts:

@@ -16,7 +16,7 @@ from outpace.methods.registry import Context, Parts, register
 class LlmaSettings(LookupSettings):
     """Settings of ``llma``."""
 
-    align: bool = Field(True, description="keep the place in the references, and look up only where it is lost")
+    align: bool = Field(True, description="track the position in the references, and look up only when it is lost")
 
 
 @register(
@@ -24,8 +24,8 @@ class LlmaSettings(LookupSettings):
     family="model-free",
     paper="Yang et al. 2023, arXiv 2304.04487",
     needs=("reference",),
-    summary="Copies from the reference texts (from the prompt when none are given).",
-    when_to_use="Where references hold the answer's wording. Not where nothing is quoted.",
+    summary="Copies from the reference texts, or from the prompt if there are none.",
+    when_to_use="References that contain the answer's wording. No gain where nothing is quoted.",
 )
 def build_llma(context: Context, settings: LlmaSettings) -> Parts:
     """N-gram lookup in the references."""

@@ -89,7 +89,7 @@ class LookupSettings(StrictModel):
     family="model-free",
     paper="Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding",
     summary="Copies what followed the last n tokens earlier in prompt, output or references.",
-    when_to_use="Where the answer repeats its prompt or itself: summaries, retrieval, edits. Little gain in free "
+    when_to_use="Answers that repeat their prompt or themselves: summaries, retrieval, edits. Little gain in free "
     "prose.",
     aliases=("prompt-lookup", "prompt-lookup-decoding", "ngram"),
 )

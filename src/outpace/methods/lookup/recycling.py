@@ -124,19 +124,21 @@ class RecyclingSettings(StrictModel):
     """Settings of ``recycling``."""
 
     max_nodes: MaxNodes = None
-    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, where max_nodes is given")
-    topk: int = Field(8, ge=1, le=64, description="successors that are kept of each key")
-    context: int = Field(3, ge=1, le=4, description="most tokens of a key; the paper has 1")
-    entries: int = Field(50_000, ge=1, description="most keys of a namespace; the least recently used leave first")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose tables are kept")
+    depth: int = Field(16, ge=1, le=64, description="draft tokens on a path, if max_nodes is given")
+    topk: int = Field(8, ge=1, le=64, description="successors kept per key")
+    context: int = Field(3, ge=1, le=4, description="maximum number of tokens in a key; the paper has 1")
+    entries: int = Field(
+        50_000, ge=1, description="maximum number of keys per namespace; the least recently used are removed first"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose tables are kept")
 
 
 @register(
     "recycling",
     family="model-free",
     paper="Luo et al. 2024, arXiv 2408.08696",
-    summary="Drafts along the successors that the target ranked highest when it last stood at a token.",
-    when_to_use="On any text after some hundred tokens, most of all in a namespace with earlier answers. Little gain "
+    summary="Drafts along the successors that the target ranked highest when it last scored the same token.",
+    when_to_use="Any text after a few hundred tokens, especially in a namespace with earlier answers. Little gain "
     "in the first rounds of a new subject.",
     aliases=("token-recycling",),
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},

@@ -110,8 +110,10 @@ class RestSettings(StrictModel):
     max_nodes: MaxNodes = None
     depth: int = Field(16, ge=1, le=64, description="draft tokens on a path")
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
-    occurrences: int = Field(16, ge=1, le=4096, description="most occurrences whose continuations are read")
-    namespaces: int = Field(64, ge=1, description="most namespaces whose acceptance rates are kept")
+    occurrences: int = Field(
+        16, ge=1, le=4096, description="maximum number of occurrences whose continuations are read"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose acceptance rates are kept")
 
 
 @register(
@@ -120,8 +122,8 @@ class RestSettings(StrictModel):
     paper="He et al. 2024, arXiv 2311.08252",
     needs=("datastore",),
     summary="Drafts the most frequent continuations in a datastore, as a tree.",
-    when_to_use="Where answers resemble the corpus: code, standard phrases, earlier answers. "
-    "No gain with a corpus of another subject.",
+    when_to_use="Answers that resemble the corpus: code, standard phrases, earlier answers. No gain with a corpus "
+    "about another subject.",
     tiny={"max_nodes": 3, "depth": 2, "occurrences": 4},
 )
 def build(context: Context, settings: RestSettings) -> Parts:

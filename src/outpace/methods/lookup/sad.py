@@ -68,9 +68,9 @@ class SadSettings(StrictModel):
 
     num_draft_tokens: NumDraftTokens = None
     min_match: int = Field(1, ge=1, le=64, description="tokens that must match to resume copying after an edit")
-    window: int = Field(64, ge=1, le=4096, description="tokens around the last place that are searched first")
-    realign: bool = Field(True, description="resume copying after an edit; without, the first edit ends it")
-    guess: bool = Field(True, description="draft from the likeliest place while the place is in doubt")
+    window: int = Field(64, ge=1, le=4096, description="tokens around the last position that are searched first")
+    realign: bool = Field(True, description="resume copying after an edit; otherwise the first edit ends it")
+    guess: bool = Field(True, description="draft from the most probable position while the position is uncertain")
 
 
 @register(
@@ -78,9 +78,9 @@ class SadSettings(StrictModel):
     family="model-free",
     paper="Sun et al. 2021, arXiv 2106.04970",
     needs=("reference",),
-    summary="Drafts the reference (or the prompt) itself and finds its place in it again after every edit.",
-    when_to_use="Where a text is corrected or code is edited: most of the answer is the source. Not where it is only "
-    "quoted.",
+    summary="Drafts the reference (or the prompt) itself and resumes after every edit.",
+    when_to_use="Corrections of text or edits of code, where most of the answer is the source. Not where the "
+    "source is only quoted.",
     aliases=("shallow-aggressive",),
     tiny={"num_draft_tokens": 2},
 )

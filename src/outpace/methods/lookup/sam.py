@@ -90,10 +90,14 @@ class SamSettings(StrictModel):
     num_draft_tokens: NumDraftTokens = None
     min_match: int = Field(1, ge=1, le=64, description="draft nothing after a shorter match")
     base: int = Field(2, ge=0, le=512, description="draft tokens after any match")
-    slope: float = Field(1.0, ge=0.0, le=64.0, description="draft tokens more for every token matched")
+    slope: float = Field(1.0, ge=0.0, le=64.0, description="additional draft tokens per matched token")
     prefer: Prefer = Field("latest", description="which occurrence of the longest match to copy from")
-    corpus: int = Field(200_000, ge=0, description="most tokens of a datastore that are held as an automaton; 0: none")
-    bias: int = Field(BIAS, ge=0, description="a match in the datastore must be longer by more than this")
+    corpus: int = Field(
+        200_000, ge=0, description="maximum number of tokens of a datastore that are held as an automaton; 0: none"
+    )
+    bias: int = Field(
+        BIAS, ge=0, description="a match in the datastore must be longer than one in the text by more than this"
+    )
 
 
 @register(
@@ -101,8 +105,8 @@ class SamSettings(StrictModel):
     family="model-free",
     paper="Hu et al. 2024, arXiv 2411.10666",
     summary="Copies after the longest match (suffix automaton) in the text so far, or in a datastore.",
-    when_to_use="Where the answer repeats its prompt, itself or a small corpus; the longer the repetitions, the "
-    "better. Little gain in free prose.",
+    when_to_use="Answers that repeat their prompt, themselves or a small corpus; longer repetitions give larger "
+    "gains. Little gain in free prose.",
     aliases=("sam-decoding", "suffix-automaton"),
 )
 def build_sam(context: Context, settings: SamSettings) -> Parts:

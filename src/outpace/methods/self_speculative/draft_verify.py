@@ -82,10 +82,10 @@ class LayerSkipSettings(StrictModel):
 
     num_draft_tokens: int = Field(8, ge=0, le=64, description="maximum number of draft tokens per round")
     confidence: float = Field(
-        0.6, ge=0.0, le=1.0, description="end a draft with the first token whose largest probability is lower"
+        0.6, ge=0.0, le=1.0, description="end a draft after the first token whose probability is lower"
     )
-    wanted: float = Field(0.9, ge=0.0, le=1.0, description="acceptance rate that the threshold is steered to")
-    step: float = Field(0.01, ge=0.0, le=1.0, description="how far a round moves the threshold; 0 keeps it")
+    wanted: float = Field(0.9, ge=0.0, le=1.0, description="acceptance rate to which the threshold is adjusted")
+    step: float = Field(0.01, ge=0.0, le=1.0, description="step by which a round adjusts the threshold; 0: fixed")
     skips: str = Field(
         "", description="file of 'outpace tune draft-verify'; by default every other attention of the middle half"
     )
@@ -114,9 +114,9 @@ def skips_of(target: Target, settings: LayerSkipSettings) -> Skips:
     "draft-verify",
     family="self-speculative",
     paper="Zhang et al. 2023, arXiv 2309.08168",
-    summary="The model without a fixed set of its sublayers drafts for the whole of it.",
-    when_to_use="On deep models, skips tuned on prompts like yours (outpace tune draft-verify). Not on small ones, "
-    "where the layers that are left cost half a forward and agree too seldom.",
+    summary="The model without a fixed set of its sublayers drafts for the complete model.",
+    when_to_use="Deep models, with skipped layers tuned on prompts like yours (outpace tune draft-verify). Not "
+    "for small models, where the remaining layers cost half a forward pass and agree too rarely.",
     aliases=("dv", "draft-and-verify"),
     tiny={"num_draft_tokens": 2, "confidence": 0.4, "step": 0.5},
 )

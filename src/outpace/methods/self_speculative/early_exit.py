@@ -208,13 +208,13 @@ class EarlyExitSettings(StrictModel):
         8,
         ge=1,
         le=4096,
-        description="rows of the LM head that a round earns for judging the exits; all are judged, on an accepted "
-        "token, when there is a row for each",
+        description="rows of the LM head per round for evaluating the exits; all exits are evaluated, on an "
+        "accepted token, once there is a row for each",
     )
-    memory: float = Field(0.95, ge=0.0, lt=1.0, description="what stays of an exit's record with each token")
-    rest: int = Field(
-        8, ge=1, description="a round in which no exit is worth drafting with earns this part of the rows"
+    memory: float = Field(
+        0.95, ge=0.0, lt=1.0, description="factor by which the weight of an exit's record decreases per token"
     )
+    rest: int = Field(8, ge=1, description="in a round in which no exit makes decoding faster, rows is divided by this")
     dynamic: bool = Field(True, description="stop a draft by confidence")
     head_cost: float | None = Field(None, ge=0.0, description="the LM head's cost in layers; by default from its size")
     row_cost: float = Field(
@@ -238,9 +238,10 @@ def exits_of(target: Target, exits: tuple[int, ...] | None) -> tuple[int, ...]:
     "early-exit",
     family="self-speculative",
     paper="Entezari Zarch et al. 2025, arXiv 2504.05598",
-    summary="The first layers draft; after how many, and how far, is chosen each round from cached states.",
-    when_to_use="On models trained to exit early (LayerSkip). Elsewhere early layers predict too little: it measures "
-    "that, and hardly drafts.",
+    summary="The first layers of the model draft; the exit layer and the draft length are chosen each round "
+    "from cached states.",
+    when_to_use="Models trained to exit early (LayerSkip). With other models early layers predict too little; the "
+    "method measures this and hardly drafts.",
     aliases=("del",),
     tiny={"num_draft_tokens": 2, "memory": 0.5},
 )

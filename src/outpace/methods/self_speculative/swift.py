@@ -47,30 +47,34 @@ Counts = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 class SwiftSettings(StrictModel):
     """Settings of ``swift``."""
 
-    num_draft_tokens: int = Field(25, ge=0, le=64, description="most steps of a draft, one token of the chain each")
+    num_draft_tokens: int = Field(
+        25, ge=0, le=64, description="maximum number of steps in a draft, one token of the chain each"
+    )
     confidence: float = Field(
-        0.8, ge=0.0, le=1.0, description="end a draft with the first chain token whose probability is lower"
+        0.8, ge=0.0, le=1.0, description="end a draft after the first chain token whose probability is lower"
     )
     candidates: Counts = Field(
         (3, 5, 8, 10),
         min_length=4,
         max_length=4,
-        description="candidates of a step at temperature 0, where its chain token's probability is above 0.95, above "
+        description="candidates per step at temperature 0 if its chain token's probability is above 0.95, above "
         "0.8, above 0.5, and lower",
     )
     sampled_candidates: Counts = Field(
-        (1, 3, 5, 10), min_length=4, max_length=4, description="as many at other temperatures"
+        (1, 3, 5, 10), min_length=4, max_length=4, description="candidates per step at other temperatures"
     )
     ratio: float = Field(
         0.2, gt=0.0, lt=1.0, description="share of the sublayers between first and last layer that are skipped"
     )
-    window: int = Field(32, ge=1, le=512, description="generated tokens that a set is tried on")
-    every: int = Field(8, ge=1, description="rounds between two tries")
-    steps: int = Field(200, ge=0, description="most sets to try in a namespace; 0 keeps the first")
-    patience: int = Field(60, ge=1, description="tries without a better set that end the search")
-    enough: float = Field(0.95, ge=0.0, le=1.0, description="share of predicted tokens that ends the search")
-    interval: int = Field(5, ge=1, description="every so many tries the set comes from Bayesian optimisation")
-    namespaces: int = Field(64, ge=1, description="namespaces to remember the best set of")
+    window: int = Field(32, ge=1, le=512, description="number of generated tokens on which a set is tried")
+    every: int = Field(8, ge=1, description="rounds between two trials")
+    steps: int = Field(200, ge=0, description="maximum number of sets to try per namespace; 0 keeps the first")
+    patience: int = Field(60, ge=1, description="number of trials without a better set that ends the search")
+    enough: float = Field(0.95, ge=0.0, le=1.0, description="share of correctly predicted tokens that ends the search")
+    interval: int = Field(
+        5, ge=1, description="number of trials after which the next set comes from Bayesian optimization"
+    )
+    namespaces: int = Field(64, ge=1, description="maximum number of namespaces whose best set is kept")
 
 
 @dataclass(slots=True)
@@ -170,9 +174,9 @@ class Swift(SelfDraft[SwiftState]):
     "swift",
     family="self-speculative",
     paper="Xia et al. 2025, arXiv 2410.06916",
-    summary="Skips sublayers to draft; the set is searched for while the text is generated.",
-    when_to_use="For long outputs of deep models, long enough for the search to find a good set. Not on small models, "
-    "nor for short answers without a namespace that keeps the set.",
+    summary="Skips sublayers to draft; the set of skipped sublayers is searched for during generation.",
+    when_to_use="Long outputs of deep models, long enough for the search to finish. Not for small models, nor for "
+    "short answers without a namespace that keeps the set.",
     tiny={
         "num_draft_tokens": 2, "confidence": 0.5, "candidates": [1, 1, 2, 3], "sampled_candidates": [1, 1, 2, 1],
         "window": 1, "every": 1, "ratio": 0.3, "interval": 1,

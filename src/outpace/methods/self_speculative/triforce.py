@@ -206,25 +206,28 @@ class TriForceSettings(StrictModel):
 
     num_draft_tokens: int = Field(6, ge=0, le=64, description="tokens that the middle level proposes per round")
     bottom: Literal["auto", "model", "lookup"] = Field(
-        "auto", description="who drafts for the middle level; auto takes the draft model, if one is named"
+        "auto", description="what drafts for the middle level; auto uses the draft model if one is named"
     )
-    inner: int = Field(4, ge=0, le=64, description="most tokens that the bottom level drafts at a time")
+    inner: int = Field(4, ge=0, le=64, description="maximum number of tokens that the bottom level drafts at a time")
     retrieved: int = Field(
         512, ge=0, description="tokens that the middle level reads in chunks chosen from the context"
     )
-    chunk: int = Field(8, ge=1, description="tokens of a chunk")
-    every: int = Field(4, ge=1, description="tokens after which chunks are chosen again, by one more forward")
-    window: int = Field(256, ge=1, description="latest tokens that the middle level reads, and the draft model")
-    sink: int = Field(16, ge=0, description="first tokens that both read")
+    chunk: int = Field(8, ge=1, description="number of tokens in a chunk")
+    every: int = Field(
+        4, ge=1, description="number of tokens after which chunks are chosen again, by one more forward pass"
+    )
+    window: int = Field(256, ge=1, description="number of latest tokens that the middle level and the draft model read")
+    sink: int = Field(16, ge=0, description="number of first tokens that both read")
 
 
 @register(
     "triforce",
     family="self-speculative",
     paper="Sun et al. 2024, arXiv 2404.11912",
-    summary="The model reads a part of a long context to draft for itself; a small model or a lookup drafts for that.",
-    when_to_use="Where reading the K/V takes most of a forward: contexts of many thousands of tokens on fast weights. "
-    "Not on short ones, where a forward costs the same whatever it reads.",
+    summary="The model drafts for itself while reading only a part of a long context; a small model or a "
+    "lookup drafts for that level.",
+    when_to_use="Contexts of many thousands of tokens on a target for which reading the K/V takes most of a "
+    "forward pass. Not for short contexts.",
     tiny={
         "num_draft_tokens": 2, "bottom": "model", "inner": 1, "retrieved": 1, "chunk": 1, "window": 1, "sink": 1,
         "every": 1,

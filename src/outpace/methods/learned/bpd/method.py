@@ -25,10 +25,10 @@ class BpdSettings(StrictModel):
     "bpd",
     family="trained",
     paper="Stern et al. 2018, arXiv 1811.03115",
-    summary="One feed-forward layer on the target's last state predicts the next tokens at once, a chain.",
+    summary="One feed-forward layer on the target's last hidden state predicts the next tokens at once, as a chain.",
     head="bpd",
-    when_to_use="Where medusa is used, on machines where scoring more than a few tokens is expensive. Elsewhere more "
-    "of a tree is accepted.",
+    when_to_use="As medusa, on machines where scoring more than a few tokens is expensive. Elsewhere trees have "
+    "longer accepted lengths.",
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: BpdSettings) -> Parts:

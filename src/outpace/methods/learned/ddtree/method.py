@@ -21,16 +21,16 @@ class DDTreeSettings(StrictModel):
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
-    topk: int = Field(8, ge=2, le=64, description="likeliest tokens of each position that are candidates")
+    topk: int = Field(8, ge=2, le=64, description="number of most probable tokens per position that are candidates")
 
 
 @register(
     "ddtree",
     family="trained",
     paper="Ringel and Romano 2026, arXiv 2604.12989",
-    summary="The likeliest prefixes from the rows of one dflash block, as a tree.",
+    summary="The most probable prefixes from the rows of one dflash block, as a tree.",
     head="dflash",
-    when_to_use="Wherever dflash is used and scoring a few more tokens costs the target little.",
+    when_to_use="As dflash, when scoring a few more tokens costs the target little.",
     tiny={"max_nodes": 3, "topk": 2},
 )
 def build(context: Context, settings: DDTreeSettings) -> Parts:

@@ -17,17 +17,20 @@ class DFlashSettings(StrictModel):
     num_draft_tokens: int | None = Field(
         None, ge=0, le=63, description="draft tokens per round; by default from measured costs and acceptance"
     )
-    sampled: bool = Field(True, description="whether tokens are sampled above temperature 0, or always the likeliest")
+    sampled: bool = Field(
+        True, description="whether tokens are sampled above temperature 0; otherwise always the most probable"
+    )
 
 
 @register(
     "dflash",
     family="trained",
     paper="Chen et al. 2026, arXiv 2602.06036",
-    summary="A few layers over the target's states fill in a block of masked tokens in one forward; a chain.",
+    summary="A few layers over the target's hidden states fill in a block of masked tokens in one forward "
+    "pass; a chain.",
     head="dflash",
-    when_to_use="Where forwards of a drafter are expensive: a draft is always one. "
-    "Each token is predicted without knowing those between, so that long blocks need a well trained head.",
+    when_to_use="Drafters whose forward pass is expensive: a draft always takes one. Each token is predicted "
+    "without the draft tokens before it, so long blocks need a well-trained head.",
     tiny={"num_draft_tokens": 2},
 )
 def build(context: Context, settings: DFlashSettings) -> Parts:

@@ -22,17 +22,19 @@ class DistillSettings(StrictModel):
     """Settings of ``distill``."""
 
     draft: Literal["likeliest", "sampled", "sampled-tree"] = Field(
-        "likeliest", description="the likeliest paths, a sampled chain, or a tree drawn without replacement"
+        "likeliest", description="the most probable paths, a sampled chain, or a tree drawn without replacement"
     )
-    topk: int = Field(4, ge=1, le=64, description="likeliest: most children of a node; 1: a chain")
+    topk: int = Field(
+        4, ge=1, le=64, description="for draft=likeliest: maximum number of children per node; 1: a chain"
+    )
     max_nodes: int | None = Field(
-        None, ge=0, le=512, description="draft tokens per round; by default as many as are worth their measured cost"
+        None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     depth: int = Field(
         5,
         ge=0,
         le=64,
-        description="draft tokens on a path, where max_nodes is given; sampled: by default chosen by costs",
+        description="draft tokens on a path, if max_nodes is given; for sampled chains by default from measured costs",
     )
     branching: Branching = Field((3, 2, 1, 1), min_length=1, description="sampled-tree: draws after each node")
     confidence: float = Field(
@@ -44,9 +46,9 @@ class DistillSettings(StrictModel):
     "distill",
     family="trained",
     paper="Zhou et al. 2024, arXiv 2310.08461",
-    summary="A small draft LM, distilled from this very target, drafts its likeliest paths or samples of its own.",
-    when_to_use="On open-ended text, beside a target that is slow compared with a few small layers. Drafters that read "
-    "the target's hidden states accept more for the same cost.",
+    summary="A small draft LM, distilled from this target, drafts its most probable paths or its own samples.",
+    when_to_use="Open-ended text with a target that is slow compared with a few small layers. Drafters that read "
+    "the target's hidden states have longer accepted lengths for the same cost.",
     aliases=("distillspec", "draft-lm"),
     head="draft-lm",
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},

@@ -16,17 +16,21 @@ class FeatureSettings(StrictModel):
 
     mode: Mode = Field(
         "tree",
-        description="a tree of the likeliest paths; or, above temperature 0, a tree sampled without replacement or a "
-        "sampled chain",
+        description="a tree of the most probable paths; or, above temperature 0, a tree sampled without "
+        "replacement or a sampled chain",
     )
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
     depth: int = Field(
-        6, ge=1, le=64, description="draft tokens on a path, where max_nodes is given and in sampled chains"
+        6, ge=1, le=64, description="draft tokens on a path, if max_nodes is given and in sampled chains"
     )
-    topk: int = Field(6, ge=1, le=64, description="likeliest tokens after each node that are candidates; 1: a chain")
-    expand: int = Field(4, ge=1, le=64, description="most nodes whose children one forward of the head scores")
+    topk: int = Field(
+        6, ge=1, le=64, description="number of most probable tokens after each node that are candidates; 1: a chain"
+    )
+    expand: int = Field(
+        4, ge=1, le=64, description="maximum number of nodes whose children are scored in one forward pass of the head"
+    )
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
         (3, 2, 1, 1), min_length=1, description="draws after each node of a sampled tree, level by level"
     )

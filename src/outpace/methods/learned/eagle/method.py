@@ -11,7 +11,7 @@ from outpace.methods.registry import Context, Parts, register
     family="eagle",
     paper="Li et al. 2024, arXiv 2401.15077",
     summary="One decoder layer predicts the target's next features and drafts a tree of a fixed shape.",
-    when_to_use="Any text, once a head is trained for the target. eagle2 drafts better trees with the same head.",
+    when_to_use="Any text, after a head was trained for the target. eagle2 drafts better trees with the same head.",
     head="eagle",
     aliases=("eagle-1",),
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},

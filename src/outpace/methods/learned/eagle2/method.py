@@ -14,8 +14,8 @@ from outpace.methods.registry import Context, Parts, register
     family="eagle",
     paper="Li et al. 2024, arXiv 2406.16858",
     summary="EAGLE's drafter with a dynamic tree: its own probabilities choose which paths are drafted.",
-    when_to_use="Any text, once a head is trained for the target; eagle3 is accepted further. Not where batches "
-    "already use the whole machine.",
+    when_to_use="Any text, after a head was trained for the target; eagle3 has longer accepted lengths. Not for "
+    "batches that already use the whole machine.",
     head="eagle",
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )

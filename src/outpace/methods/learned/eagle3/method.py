@@ -11,9 +11,10 @@ from outpace.methods.registry import Context, Parts, register
     family="eagle",
     paper="Li et al. 2025, arXiv 2503.01840; Li et al. 2024, arXiv 2406.16858; Eldenk et al. 2026, arXiv 2605.09992",
     aliases=("attdrift",),
-    summary="One decoder layer, trained on its own outputs, drafts a dynamic tree from three of the target's layers.",
-    when_to_use="Any text, open-ended prose included, once a head is trained for the target. Not where batches "
-    "already use the whole machine.",
+    summary="One decoder layer, trained on its own outputs, drafts a dynamic tree from the hidden states of "
+    "three target layers.",
+    when_to_use="Any text including open-ended prose, after a head was trained for the target. Not for batches "
+    "that already use the whole machine.",
     head="eagle3",
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},
 )

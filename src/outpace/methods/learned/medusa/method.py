@@ -25,9 +25,9 @@ class MedusaSettings(StrictModel):
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
-    topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each head that are candidates")
+    topk: int = Field(8, ge=1, le=64, description="number of most probable tokens per head that are candidates")
     tree: Literal["dynamic", "sparse"] = Field(
-        "dynamic", description="chosen by the heads' probabilities, or by the ranks of their tokens alone"
+        "dynamic", description="tree chosen by the heads' probabilities, or only by the ranks of their tokens"
     )
 
 
@@ -35,10 +35,11 @@ class MedusaSettings(StrictModel):
     "medusa",
     family="trained",
     paper="Cai et al. 2024, arXiv 2401.10774",
-    summary="Heads on the target's last state each predict one of the next tokens; a tree combines their choices.",
+    summary="Heads on the target's last hidden state each predict one of the next tokens; a tree combines "
+    "their choices.",
     head="medusa",
-    when_to_use="Where drafting must cost next to nothing: all heads are one small forward a round. "
-    "Later tokens are predicted without knowing the earlier ones, so accepted paths stay short.",
+    when_to_use="When drafting must cost almost nothing: all heads take one small forward pass per round. Later "
+    "tokens are predicted without the earlier ones, so accepted paths are short.",
     tiny={"max_nodes": 3, "topk": 2},
 )
 def build(context: Context, settings: MedusaSettings) -> Parts:

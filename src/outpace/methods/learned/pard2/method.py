@@ -14,11 +14,13 @@ from outpace.methods.registry import Context, Parts, register
 class Pard2Settings(StrictModel):
     """Settings of ``pard2``."""
 
-    topk: int = Field(8, ge=1, le=64, description="likeliest tokens of each position that are candidates; 1: a chain")
+    topk: int = Field(
+        8, ge=1, le=64, description="number of most probable tokens per position that are candidates; 1: a chain"
+    )
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"
     )
-    depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, where max_nodes is given")
+    depth: int = Field(8, ge=0, le=32, description="draft tokens on a path, if max_nodes is given")
     features: bool = Field(True, description="whether rows carry the target's hidden states (target-dependent mode)")
     sampled: bool = Field(False, description="above temperature 0, a sampled chain instead of a tree")
 
@@ -27,9 +29,10 @@ class Pard2Settings(StrictModel):
     "pard2",
     family="trained",
     paper="An et al. 2026, arXiv 2605.08632",
-    summary="Masks after the last token: a small LM predicts all draft tokens in one forward, a tree of the likeliest.",
-    when_to_use="Where forwards of a drafter are expensive: a draft is always one. Chains of a drafter that sees its "
-    "own tokens are accepted further.",
+    summary="A small LM predicts all draft tokens in one forward pass from mask tokens after the last token; "
+    "a tree of the most probable.",
+    when_to_use="Drafters whose forward pass is expensive: a draft always takes one. Chains of a drafter that "
+    "reads its own tokens have longer accepted lengths.",
     aliases=("pard",),
     head="pard2",
     tiny={"max_nodes": 3, "depth": 2, "topk": 2},
