@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import outpace.loading
 from cli_support import Letters, Run
 from outpace.bench.peers import comparison
 from outpace.certify import validate_head
+from outpace.cli import output
 from outpace.core import machine
 from outpace.engine.decoder import Decoder
 
@@ -85,16 +85,16 @@ def test_every_command_says_what_is_kept(
 
 
 def test_a_second_press_does_not_cut_the_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, pressed = outpace.cli.err, 0
+    pressed = 0
 
     def twice() -> Any:
         nonlocal pressed
         pressed += 1
         signal.raise_signal(signal.SIGINT)
-        return write()
+        return output.err()
 
     in_call(machine, "measure_matmul")(monkeypatch)
-    monkeypatch.setattr(outpace.cli, "err", twice)
+    monkeypatch.setattr("outpace.cli.err", twice)
     ran = cli("doctor")
     assert (ran.code, pressed) == (130, 1)
     assert ran.err.splitlines()[-1] == "interrupted: nothing was kept"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from huggingface_hub.utils import tqdm as hub_tqdm
+from huggingface_hub.utils import tqdm as hub_tqdm  # type: ignore[attr-defined]
 
 from outpace.core.progress import Stage, reporting
 from outpace.models.hub_progress import HubBar

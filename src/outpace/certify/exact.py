@@ -235,7 +235,7 @@ def certify_exact(
         drafted += count
     certificate = _conclude(name, checks, freedoms, samples, alpha)
     if certificate.lossless and not drafted and make(tiny_context(3, 0)).may_draft:
-        return replace(certificate, lossless=None, verdict="inconclusive: it drafted nothing in any setting")
+        return replace(certificate, lossless=None, verdict="inconclusive: the method drafted nothing in any setting")
     return certificate
 
 
@@ -265,7 +265,9 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         first = next(check for check in checks if check.passed is False)
         verdict = f"not lossless: output probabilities are off by {first.max_abs_error:.2g} with {first.name}"
     elif sampled_fails:
-        verdict = f"not lossless: sampled outputs differ in distribution from method none, p = {p_value:.2g}"
+        verdict = (
+            f"not lossless: sampled outputs differ in distribution from autoregressive decoding, p = {p_value:.2g}"
+        )
     elif not checks:
         verdict = "no setting was run"
     elif p_values:
@@ -275,6 +277,9 @@ def _conclude(name: str, checks: list[Check], freedoms: list[int], samples: int,
         if errors:
             verdict += f"; {len(errors)} settings exact to {worst:.1g}"
     else:
-        verdict = f"exact: output probabilities equal those of method none to {worst:.1g} in {len(errors)} settings"
+        verdict = (
+            f"exact: output probabilities equal those of autoregressive decoding to within {worst:.1g} in "
+            f"{len(errors)} settings"
+        )
     lossless = None if not checks else not (exact_fails or sampled_fails)
     return Certificate(name, "exact", lossless, verdict, worst, p_value, bias, checks=tuple(checks))

@@ -50,7 +50,7 @@ def certify_greedy(
     if wrong:
         lossless, verdict = False, f"not lossless: {wrong} of {len(checks)} answers differ beyond a near-tie"
     elif not drafted and method.may_draft:
-        lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
+        lossless, verdict = None, "inconclusive: the method drafted nothing on these prompts"
     else:
         lossless = True
         verdict = f"{len(checks) - ties} of {len(checks)} answers identical" + (f", {ties} near-ties" if ties else "")

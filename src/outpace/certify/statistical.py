@@ -182,7 +182,7 @@ def _conclude(
         worst = min(checks, key=lambda check: check.p_value or 0.0)
         lossless, verdict = False, f"not lossless: the test '{worst.name}' rejects, adjusted p = {adjusted:.2g}"
     elif not drafted and method.may_draft:
-        lossless, verdict = None, "inconclusive: it drafted nothing on these prompts"
+        lossless, verdict = None, "inconclusive: the method drafted nothing on these prompts"
     else:
         tested = f"{len(checks)} tests, adjusted p = {adjusted:.2g}"
         verdict = f"no bias above {bias:.3g} (total variation) in {tested}; {rescored}"

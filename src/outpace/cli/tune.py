@@ -108,7 +108,7 @@ def _show(method: str, found: dict[str, Any], trials: int, output: Path) -> None
         f"[bold cyan]{method}[/]  {ratio:.2f}x the speed of autoregressive decoding expected, after {trials} sets"
     )
     console.print(f"  attention skipped in layers {found['attention']}, MLP in layers {found['mlp']}", soft_wrap=True)
-    console.print(f"  best with {found['length']} draft tokens per round")
+    console.print(f"  best number of draft tokens per round: {found['length']}")
     if ratio < 1.0:
         console.print("  [yellow]no set was faster than autoregressive decoding on this model and machine[/]")
     settings = f"--param skips={output} --param num_draft_tokens={found['length']}"
