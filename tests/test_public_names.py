@@ -73,7 +73,7 @@ def test_every_public_class_has_a_docstring(name: str) -> None:
 
 
 def test_help_answers() -> None:
-    shown = pydoc.render_doc(outpace.generate, renderer=pydoc.plaintext)
+    shown = pydoc.plain(pydoc.render_doc(outpace.generate))
     for word in ("max_new_tokens: int = 256", "temperature: float = 0.0", "n: int | None = None", "Raises BadInput"):
         assert word in shown
-    assert "generate(" in pydoc.render_doc(outpace.Model, renderer=pydoc.plaintext)
+    assert "generate(" in pydoc.plain(pydoc.render_doc(outpace.Model))

@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def inputs() -> dict[str, Tensor]:
+def inputs() -> dict[str, Any]:
     """Three rows, padded on the left."""
     ids = torch.randint(3, 97, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
@@ -96,7 +96,10 @@ def test_sampling_repeats_by_torchs_seed_and_has_the_models_distribution(llama: 
 
     def draw(seed: int, count: int = 3, most: int = 6) -> Tensor:
         torch.manual_seed(seed)
-        return accelerated.generate(**one, do_sample=True, num_return_sequences=count, max_new_tokens=most, top_k=0)
+        found: Tensor = accelerated.generate(
+            **one, do_sample=True, num_return_sequences=count, max_new_tokens=most, top_k=0
+        )
+        return found
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
@@ -198,7 +201,7 @@ def test_load_takes_a_model_and_its_tokenizer_or_says_what_it_needs(llama: tuple
         ((model, 5), "tokenizer must be"),
     ):
         with pytest.raises(BadInput, match=said):
-            outpace.load(*given)  # type: ignore[arg-type]
+            outpace.load(*given)
     with pytest.raises(BadInput, match="dtype cannot be chosen for a model that is loaded already"):
         outpace.load(model, IdsTokenizer(model), dtype="int8")
 
