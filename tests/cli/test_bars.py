@@ -47,6 +47,18 @@ def test_short_stages_leave_a_log_quiet(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "conversion ...\n"
 
 
+def test_inner_stages_are_shown_only_within_others(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    with reporting(Bars(Console(file=screen, force_terminal=True, width=80, color_system=None))):
+        with stage("measuring costs", brief=True, inner=True) as at:
+            at.move(1)
+        assert screen.getvalue() == ""
+        with stage("benchmark"), stage("measuring costs", brief=True, inner=True):
+            pass
+    assert "measuring costs" in screen.getvalue()
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_terminal_gets_one_line_that_fits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")

@@ -50,6 +50,8 @@ class Bars:
         """What to say after Ctrl-C of work that keeps nothing: how far its last counted stage came."""
 
     def began(self, one: Stage) -> None:
+        if one.inner and not self._shown:
+            return
         now = self._clock()
         shown = self._shown[one] = Shown(now, said=now)
         if self._console.is_terminal:

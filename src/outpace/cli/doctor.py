@@ -112,9 +112,9 @@ def _print(found: dict[str, Any]) -> None:
     for precision, peak in measured["matmul_gflop_per_second"].items():
         table.add_row(f"matmul {precision}", f"{peak:.0f} GFLOP/s")
     for precision, limit in measured["product_limit_gop_per_second"].items():
-        table.add_row(f"limit {precision}", f"{limit:.0f} GOP/s")
+        table.add_row(f"product limit {precision}", f"{limit:.0f} GOP/s")
     table.add_row("fast target", escape(found["fast_target"] or "-"))
-    table.add_row("costs measured", f"{found['costs']['models']} models, in {escape(found['costs']['folder'])}")
+    table.add_row("measured costs", f"{found['costs']['models']} models, in {escape(found['costs']['folder'])}")
     table.add_row("", "")
     for model in found["models"]:
         table.add_row(

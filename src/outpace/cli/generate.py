@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
+from outpace.core.progress import stage
 from outpace.core.text import check_text
 
 if TYPE_CHECKING:
@@ -99,7 +101,10 @@ def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> boo
         if explain:
             _explained(model, decoder, generation, err() if json else out())
         else:
-            for piece in decoder.stream(generation):
+            pieces = decoder.stream(generation)
+            with stage("reading the prompt", brief=True):
+                first = list(islice(pieces, 1))
+            for piece in chain(first, pieces):
                 if not json:
                     print(piece, end="", flush=True)
         decoder.run()  # lets a cancelled request leave

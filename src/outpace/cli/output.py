@@ -105,12 +105,13 @@ class Outputs:
             raise BadInput(f"--json and --html both name {self.html}")
 
     def write(self, report: Results) -> None:
-        """Everything that was asked for; without rows JSON alone. Raises Interrupted for partial results."""
+        """Everything that was asked for; without any answer JSON alone. Raises Interrupted for partial results."""
         if self._to_stdout:
             print_json(report.result)
         elif self._file is not None:
             write_whole(self._file, lambda path: path.write_text(to_json(report.result) + "\n", encoding="utf-8"))
-        if report.rows:
+        done = max((row["prompts"] for row in report.rows), default=0)
+        if report.rows and (done or report.complete):
             if self.html is not None:
                 write_whole(self.html, report.write_html)
             report.print(err() if self._to_stdout else out())
@@ -118,7 +119,6 @@ class Outputs:
                 if place is not None:
                     err().print(f"[dim]{what}: {place}", soft_wrap=True)
         if not report.complete:
-            done = max((row["prompts"] for row in report.rows), default=0)
             raise Interrupted.partial(done, report.result["settings"]["prompts"] if report.rows else 0)
 
 

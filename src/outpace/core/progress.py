@@ -22,13 +22,15 @@ class Stage:
     """A stretch of work with a name. ``done`` of ``total`` are counted in ``unit`` ("tokens", "B" for bytes).
 
     ``total`` None: not known. ``detail``: what is being done now, in a few words. ``brief``: usually over in seconds,
-    so that a log need not mention it.
+    so that a log need not mention it. ``inner``: shown only within another stage, because it may also happen while an
+    answer is being printed.
     """
 
     name: str
     total: float | None = None
     unit: str = ""
     brief: bool = False
+    inner: bool = False
     done: float = 0
     detail: str = ""
     _reporter: Reporter | None = field(default=None, repr=False)
@@ -59,9 +61,11 @@ _reporter: Reporter | None = None
 
 
 @contextmanager
-def stage(name: str, total: float | None = None, unit: str = "", *, brief: bool = False) -> Iterator[Stage]:
+def stage(
+    name: str, total: float | None = None, unit: str = "", *, brief: bool = False, inner: bool = False
+) -> Iterator[Stage]:
     """A stage that lasts as long as the context."""
-    one = Stage(name, total, unit, brief, _reporter=_reporter)
+    one = Stage(name, total, unit, brief, inner, _reporter=_reporter)
     shown = _reporter
     if shown is not None:
         shown.began(one)

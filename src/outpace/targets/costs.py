@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outpace.core.progress import stage
 from outpace.core.tree import TokenTree
 from outpace.targets.cost_table import CostTable
 from outpace.targets.threads import threads
@@ -169,7 +170,11 @@ class ForwardCosts(Costs):
         """Of each size the quickest of a few forwards. They take turns, so that other programs disturb all alike."""
         best = dict.fromkeys(sizes, math.inf)
         spent = 0.0
-        with self._target.round(), self._sequence(context) as sequence:
+        with (
+            stage("measuring the costs of forwards", brief=True, inner=True),
+            self._target.round(),
+            self._sequence(context) as sequence,
+        ):
             for _ in range(_REPEAT):
                 for rows in sizes:
                     half, quarter = best.get(rows // 2, 0.0), best.get(rows // 4, math.inf)
