@@ -284,7 +284,7 @@ def test_a_packed_target_is_read_once_more_and_a_toy_has_nothing_to_read() -> No
     model = sole_head_model()
     target = DenseTarget(read_decoder_spec(model))
     assert target.decoder_spec() is None
-    target.origin = lambda: model
+    target.origin = lambda: read_decoder_spec(model)
     source = target.decoder_spec()
     assert source is not None
     assert torch.equal(source.layers[1].query.weight, model.model.layers[1].self_attn.q_proj.weight)
