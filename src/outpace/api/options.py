@@ -44,49 +44,58 @@ class OtherName:
 class Options(TypedDict, total=False):
     """What generate, stream and chat take."""
 
-    max_new_tokens: Annotated[int, Option(256, "most tokens of an answer.")]
-    max_length: Annotated[int | None, Option(None, "most tokens of prompt and answer together, instead.")]
+    max_new_tokens: Annotated[int, Option(256, "maximum number of new tokens.")]
+    max_length: Annotated[
+        int | None, Option(None, "maximum length of prompt and answer together, instead of max_new_tokens.")
+    ]
     temperature: Annotated[float, Option(0.0, "0 takes the most likely token (greedy); 1 is the model's distribution.")]
     top_k: Annotated[int, Option(0, "keep the k most likely tokens; 0 or -1 is off.")]
-    top_p: Annotated[float, Option(1.0, "keep the smallest set of tokens of this probability; 1 is off.")]
-    min_p: Annotated[float, Option(0.0, "keep tokens of this share of the top probability; 0 is off.")]
+    top_p: Annotated[float, Option(1.0, "keep the smallest set of tokens with this total probability; 1 is off.")]
+    min_p: Annotated[float, Option(0.0, "keep tokens with at least this fraction of the top probability; 0 is off.")]
     do_sample: Annotated[
         bool | None, Option(None, "False is temperature 0; True samples, at temperature 1 unless one is given.")
     ]
     seed: Annotated[int | None, Option(None, "repeats a sampled answer; None draws one, and the result reports it.")]
     repetition_penalty: Annotated[float, Option(1.0, "above 1 discourages tokens of prompt and answer; 1 is off.")]
-    presence_penalty: Annotated[float, Option(0.0, "taken off the logits of tokens that the answer holds.")]
-    frequency_penalty: Annotated[float, Option(0.0, "taken off a token's logit for each time the answer holds it.")]
-    logit_bias: Annotated[Mapping[int, float], Option({}, "token id -> what is added to its logit; -inf bans it.")]
+    presence_penalty: Annotated[float, Option(0.0, "subtracted from the logits of tokens that the answer contains.")]
+    frequency_penalty: Annotated[
+        float, Option(0.0, "subtracted from a token's logit once for each occurrence in the answer.")
+    ]
+    logit_bias: Annotated[Mapping[int, float], Option({}, "token id -> value added to its logit; -inf bans the token.")]
     processors: Annotated[
         LogitsProcessor | ForeignProcessor | Sequence[LogitsProcessor | ForeignProcessor],
         Option((), "logits processors: outpace's, those of transformers, or functions (token ids, logits) -> logits."),
     ]
-    stop: Annotated[str | Sequence[str], Option((), "text, or texts, before which the answer ends.")]
+    stop: Annotated[
+        str | Sequence[str], Option((), "one or more strings; the answer ends before the first that occurs.")
+    ]
     ignore_eos: Annotated[bool, Option(False, "go on after the end-of-sequence token, to the length limit.")]
     eos_token_id: Annotated[
         int | Sequence[int] | None, Option(None, "ids that end an answer, instead of the model's own.")
     ]
-    stop_token_ids: Annotated[Sequence[int], Option((), "ids that end an answer, beside those.")]
+    stop_token_ids: Annotated[Sequence[int], Option((), "ids that end an answer, in addition to the model's own.")]
     logprobs: Annotated[
-        bool | int, Option(False, "record log-probabilities of the answer's tokens; k: and of k alternatives.")
+        bool | int,
+        Option(
+            False, "return log-probabilities of the answer's tokens; an integer k adds the k most likely alternatives."
+        ),
     ]
     top_logprobs: Annotated[int, Option(0, "the same k, as OpenAI's API names it.")]
     method: Annotated[str | Method, Option("auto", "how to draft; `outpace methods` lists the names.")]
     settings: Annotated[Mapping[str, Any], Option({}, "the method's settings; `outpace methods NAME` lists them.")]
     rule: Annotated[str | AcceptanceRule | None, Option(None, "acceptance rule, instead of the method's own.")]
     draft_model: Annotated[
-        DraftModels, Option(None, "a smaller model, or several by name, for methods that draft with one.")
+        DraftModels, Option(None, "a smaller model, or several by name, for methods that use a draft model.")
     ]
     head: Annotated[Heads, Option(None, "folder of a trained head, or several by name.")]
     datastore: Annotated[
         str | Path | None, Option(None, "a corpus that `outpace datastore build` made, for methods that copy from one.")
     ]
-    references: Annotated[str | Sequence[str], Option((), "text, or texts, that drafters may copy from.")]
+    references: Annotated[str | Sequence[str], Option((), "one or more texts that drafters may copy from.")]
     namespace: Annotated[str | None, Option(None, "keep what the method learns under this name, for later requests.")]
     raw: Annotated[bool, Option(False, "continue a text as it is, without the chat template.")]
     params: Annotated[
-        SamplingParams | None, Option(None, "sampling parameters in one object; options that are given go before it.")
+        SamplingParams | None, Option(None, "sampling parameters in one object; options that are given override it.")
     ]
 
 
