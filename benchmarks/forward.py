@@ -27,8 +27,8 @@ from outpace.core.tree import TokenTree
 from outpace.models.source import resolve
 from outpace.targets import machine_limits
 from outpace.targets.base import Target
-from outpace.targets.dense.architectures import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 _LARGE: dict[str, Any] = {

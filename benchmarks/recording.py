@@ -1,8 +1,8 @@
 """Record one answer with and without speculative decoding, and write both as one animated picture (SVG).
 
-Two processes run after each other, ``outpace generate --method none`` and ``outpace generate --method METHOD``, with
-the same prompt and settings. Each piece of text is noted with the time at which it reached the terminal; time zero is the
-first piece, so that loading does not count. The picture plays both side by side at the recorded speed. Usage::
+Two processes run one after the other, ``outpace generate --method none`` and then with ``--method METHOD``, with
+the same prompt and settings. Each piece of text is noted with the time at which it reached the terminal; time zero is
+the first piece, so that loading does not count. The picture plays both side by side at the recorded speed. Usage::
 
     python benchmarks/recording.py --model qwen2.5-coder-1.5b.gguf --prompt-file prompt.txt --out docs/recording.svg
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from gguf_support import add_sizes
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 
 VOCAB = 97
 CONTEXT = 1024

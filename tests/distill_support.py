@@ -16,8 +16,8 @@ from outpace.heads.base import Batch, Head, Teacher, teacher_of
 from outpace.heads.untrained import random_head
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, round_error

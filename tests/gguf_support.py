@@ -67,7 +67,8 @@ def add_sizes(out: gguf.GGUFWriter, config: LlamaConfig) -> None:
     out.add_head_count(config.num_attention_heads)
     out.add_head_count_kv(config.num_key_value_heads)
     out.add_rope_dimension_count(config.head_dim)
-    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    out.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
@@ -116,7 +117,7 @@ def write_gguf(
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, weight in model.named_parameters():
         place, _, end = name.rpartition(".")
-        *_, index, block = ["", *place.removeprefix("model.layers.").split(".", 1)]
+        index, _, block = place.removeprefix("model.layers.").partition(".")
         theirs = _ENDS.get(place) or f"blk.{index}.{_NAMES[architecture][block]}"
         values = weight.detach().numpy()
         if architecture == "llama" and (count := heads.get(theirs.rpartition(".")[2])):

@@ -35,8 +35,8 @@ from outpace.methods.registry import Context, build, methods
 from outpace.model import Model
 from outpace.targets.base import Target
 from outpace.targets.costs import ForwardCosts
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.kv_store import KVStore
 from outpace.targets.table import TableTarget, random_table

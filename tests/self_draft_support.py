@@ -16,8 +16,8 @@ from outpace.engine.request import Generation, Request
 from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 

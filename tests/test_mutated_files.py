@@ -36,6 +36,7 @@ from outpace.models import gguf_cache, gguf_convert
 from outpace.models.gguf_header import read_header
 from outpace.prompts.reader import read_prompts
 from outpace.prompts.sources import FileSource
+from outpace.targets.dense.kernel_build import library
 from outpace.training.data import about, open_folder
 from outpace.training.dataset import Dataset
 from outpace.training.prompt_log import LOG, Log
@@ -69,8 +70,8 @@ def model_folder(folder: Path) -> Load:
     return uses_model
 
 
-def uses_model(place: Path) -> None:
-    model = outpace.loading.load(place, dtype="float32", target="generic")
+def uses_model(place: Path, **options: Any) -> None:
+    model = outpace.loading.load(place, **({"dtype": "float32", "target": "generic"} | options))
     ids = [*model.tokenizer.encode("a b"), 1, 2]
     model.tokenizer.chat([{"role": "user", "content": "a"}])
     scored = model.target.sequence([one % model.target.vocab_size for one in ids])
@@ -82,6 +83,16 @@ def uses_model(place: Path) -> None:
 def gguf_file(folder: Path) -> Load:
     write_gguf(folder / "tiny.gguf", reference())
     return lambda place: uses_model(place / "tiny.gguf")
+
+
+def packed_model_folder(folder: Path) -> Load:
+    model_folder(folder)
+    return partial(uses_model, target="auto")
+
+
+def gguf_file_in_place(folder: Path) -> Load:
+    write_gguf(folder / "tiny.gguf", reference(), kinds=lambda name: "F32" if "norm" in name else "Q8_0")
+    return lambda place: uses_model(place / "tiny.gguf", target="auto", dtype=None)
 
 
 def own_head(kind: str) -> Make:
@@ -228,6 +239,8 @@ def method_settings(folder: Path) -> Load:
 KINDS: dict[str, Make] = {
     "model folder": model_folder,
     "GGUF": gguf_file,
+    "model folder, packed": packed_model_folder,
+    "GGUF, in place": gguf_file_in_place,
     "head, eagle3": own_head("eagle3"),
     "head, medusa": own_head("medusa"),
     "head, draft-lm": own_head("draft-lm"),
@@ -250,6 +263,7 @@ KINDS: dict[str, Make] = {
 @pytest.fixture(autouse=True)
 def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A cache of its own, and an end to addresses."""
+    library()  # from the cache that has it
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -195,7 +195,7 @@ def _model_of(
     weights: str,
     fixed_costs: bool,
 ) -> Model:
-    """``info``: what is known of the model itself; what its target knows is added. ``weights``: what identifies them."""
+    """``info``: what is known of the model; its target's part is added. ``weights``: what identifies them."""
     import torch
 
     from outpace.targets.cost_table import table_of

@@ -46,7 +46,7 @@ def test_at_most_so_many_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_bad_prompt_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decoder, "submit", lambda *_: pytest.fail("something ran"))
     with pytest.raises(BadInput, match="prompt 2 of 3: the prompt must be"):
-        toy().generate(["abc", object(), "x"])  # type: ignore[list-item]
+        toy().generate(["abc", object(), "x"])  # type: ignore[arg-type]
 
 
 def test_what_fails_on_the_way_names_its_prompt() -> None:
@@ -66,7 +66,7 @@ def test_samples_come_in_groups() -> None:
     assert [sample.tokens for sample in both[0]] == [sample.tokens for sample in one[:2]]
     assert len(model.generate("abc", n=1, max_new_tokens=2)) == 1
     other: Any = {"num_return_sequences": 2}
-    assert len(model.generate("abc", do_sample=True, max_new_tokens=2, **other)) == 2  # type: ignore[arg-type]
+    assert len(model.generate("abc", do_sample=True, max_new_tokens=2, **other)) == 2
 
 
 @pytest.mark.parametrize("n", [0, -1, "2", 2.0, True])

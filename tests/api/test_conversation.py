@@ -50,9 +50,11 @@ def test_closing_releases_the_kv_and_the_talk_goes_on() -> None:
     with model.chat(max_new_tokens=12) as talk:
         said = [talk.say("one").text, talk.say("two").text]
         idle(model)
+        assert target.open_kv > 0
         talk.close()
+        assert target.open_kv == 0
         talk.say("three")
-    assert talk.kept_tokens == 0
+    assert talk.kept_tokens == target.open_kv == 0
     again = model.chat(max_new_tokens=12)
     assert [again.say("one").text, again.say("two").text] == said
     again.reset()
@@ -112,7 +114,7 @@ def test_options_are_checked_when_it_begins() -> None:
         model.chat(system=5)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="did you mean 'temperature'"):
         model.chat(temprature=1)  # type: ignore[call-arg]
-    with pytest.raises(BadInput, match="no method"):
+    with pytest.raises(BadInput, match="unknown method"):
         outpace.chat(model, method="nosuch")
 
 

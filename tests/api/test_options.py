@@ -19,7 +19,8 @@ from outpace.core.sampling import SamplingParams
 
 
 def answer(**given: Any) -> Result:
-    found: Result = outpace.generate(toy(), "abc", **({"max_new_tokens": 8, "method": "none"} | given))
+    options: dict[str, Any] = {"max_new_tokens": 8, "method": "none", **given}
+    found: Result = outpace.generate(toy(), "abc", **options)
     return found
 
 
@@ -30,7 +31,7 @@ def test_signatures_and_help_name_every_option(call: Any) -> None:
     for one in parameters.values():
         assert one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
         assert one.annotation is not one.empty
-    shown = pydoc.render_doc(call)
+    shown = pydoc.plain(pydoc.render_doc(call))
     for name, (_, option) in options().items():
         assert parameters[name].default == option.default
         assert f"{name}: " in shown
@@ -49,7 +50,7 @@ def test_a_text_is_one_item_not_its_characters() -> None:
     assert choose({"references": "text"}).references == ("text",)
     assert choose({"stop": ["a", "b"]}).stop == ("a", "b")
     plain = answer().text
-    assert answer(stop="zzz" + plain[0]).text == plain  # today's defect stopped at any of the characters
+    assert answer(stop="zzz" + plain[0]).text == plain  # not at any of its characters
 
 
 def test_other_names_mean_the_same() -> None:

@@ -21,8 +21,8 @@ from outpace.core.tree_distribution import warp
 from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 
 ASKED = [[3 * i + j for j in range(9)] for i in range(12)]

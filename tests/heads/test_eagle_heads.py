@@ -16,8 +16,8 @@ from outpace.methods.learned.eagle.feature_method import FeatureMethod
 from outpace.methods.learned.eagle.feature_settings import FeatureSettings
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from target_suite import tiny_model
 

@@ -14,9 +14,9 @@ from outpace.heads.head_runner import HeadRunner, Rows, head_spec, matrix_of, no
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets.base import Target
 from outpace.targets.dense import binding
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.decoder_spec import Entry, Matrix
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.forward_plan import ForwardPlan
 from outpace.targets.hf import HFTarget
 from outpace.targets.top import _by_kernels, _log_totals, top, top_and_totals

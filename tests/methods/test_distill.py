@@ -30,8 +30,8 @@ from outpace.methods.learned.distill.network import DraftLm
 from outpace.methods.learned.distill.target import HeadTarget
 from outpace.methods.registry import build
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from outpace.training.dataset import Dataset
@@ -284,7 +284,7 @@ def test_a_packed_target_is_read_once_more_and_a_toy_has_nothing_to_read() -> No
     model = sole_head_model()
     target = DenseTarget(read_decoder_spec(model))
     assert target.decoder_spec() is None
-    target.origin = lambda: model
+    target.origin = lambda: read_decoder_spec(model)
     source = target.decoder_spec()
     assert source is not None
     assert torch.equal(source.layers[1].query.weight, model.model.layers[1].self_attn.q_proj.weight)

@@ -27,8 +27,8 @@ from outpace.methods.none import NoDraft
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target
 from outpace.targets.costs import FixedCosts
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from support import NeverTwice, Path, autoregressive_distribution, distance, whole_law

@@ -26,8 +26,8 @@ from outpace.methods.registry import Context
 from outpace.methods.self_speculative.draft_verify import LayerSkip, LayerSkipSettings, skips_of
 from outpace.methods.self_speculative.swift import Swift
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.sub_graph import SubGraph
 from outpace.targets.table import TableTarget
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts

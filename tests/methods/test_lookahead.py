@@ -23,8 +23,8 @@ from outpace.methods import registry
 from outpace.methods.jacobi.lookahead import GAIN, Grid, Lookahead, Origin, Pool
 from outpace.methods.registry import Context
 from outpace.targets.base import Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget, random_table
 from target_suite import near, opened, reference, tiny_model

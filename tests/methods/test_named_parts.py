@@ -22,8 +22,8 @@ from outpace.methods.bindings import Bindings, draft_models, heads
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.targets.base import Scores, Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.table import TableTarget, random_table
 from target_suite import tiny_model
 from test_combined import FEW

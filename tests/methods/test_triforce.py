@@ -27,8 +27,8 @@ from outpace.methods import registry
 from outpace.methods.registry import Context
 from outpace.methods.self_speculative.triforce import TriForce, TriForceState
 from outpace.targets.base import Scores, Sequence, Target
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.sub_graph import FULL, SubGraph
 from outpace.targets.table import TableTarget, random_table
 from self_draft_support import TARGETS, context, decode, plain, spare_model, texts

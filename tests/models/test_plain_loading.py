@@ -23,13 +23,16 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.model import Model
 from outpace.models.gguf_header import read_header
-from outpace.models.plain_config import Unclear, plain_config
+from outpace.models.plain_config import plain_config
 from outpace.targets import choice
 from outpace.targets.base import Target
 from outpace.targets.dense import kernel_build, packing
+from outpace.targets.dense.binding import NativeModel
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.file_weights import GGUFWeights, spec_of
+from outpace.targets.dense.quant_blocks import taken, unpacked
+from outpace.targets.dense.self_check import layer_disagreement
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from test_models import tiny_tokenizer
 
@@ -131,10 +134,12 @@ def assert_same_spec(one: DecoderSpec, other: DecoderSpec) -> None:
     assert one.final_norm is not None and other.final_norm is not None
     assert torch.equal(one.final_norm.weight, other.final_norm.weight)
     where = torch.arange(5000)
-    for ours, theirs in zip(one.rotations, other.rotations, strict=True):
-        assert all(map(torch.equal, ours(where), theirs(where)))
-    rest = ("hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary", "activation", "epsilon")
-    rest += ("attention_scale", "context_length", "softcap", "final_softcap", "embedding_scale", "dtype", "device")
+    for turn, expected in zip(one.rotations, other.rotations, strict=True):
+        assert all(map(torch.equal, turn(where), expected(where)))
+    rest = (
+        *("hidden", "heads", "kv_heads", "head_size", "intermediate", "vocabulary", "activation", "epsilon"),
+        *("attention_scale", "context_length", "softcap", "final_softcap", "embedding_scale", "dtype", "device"),
+    )
     assert {name: getattr(one, name) for name in rest} == {name: getattr(other, name) for name in rest}
 
 
@@ -257,8 +262,8 @@ def in_blocks(name: str) -> str:
 
 
 def model_for_gguf(family: str, **changes: Any) -> Any:
-    what = config(family, hidden_size=64, intermediate_size=96, vocab_size=261, head_dim=16, **changes)
-    return model_of(what)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 261, "head_dim": 16}
+    return model_of(config(family, **sizes | changes))
 
 
 def sliding(out: gguf.GGUFWriter) -> None:
@@ -270,7 +275,7 @@ GGUF: dict[str, tuple[Callable[[], Any], Any]] = {
     "llama": (lambda: model_for_gguf("Llama"), None),
     "llama, a head of its own": (lambda: model_for_gguf("Llama", tie_word_embeddings=False), None),
     "qwen2": (lambda: model_for_gguf("Qwen2"), None),
-    "qwen3": (lambda: model_for_gguf("Qwen3", num_attention_heads=2, num_key_value_heads=1), None),
+    "qwen3": (lambda: model_for_gguf("Qwen3", num_attention_heads=2, num_key_value_heads=1, head_dim=128), None),
     "gemma2": (lambda: model_for_gguf("Gemma2"), sliding),
     "gemma3": (lambda: model_for_gguf("Gemma3Text"), sliding),
 }
@@ -328,27 +333,32 @@ def only(folder: Path) -> Path:
     return found
 
 
-def no_bias(out: gguf.GGUFWriter) -> None:
+def another_bias(out: gguf.GGUFWriter) -> None:
     out.add_tensor("blk.0.attn_q.bias", np.ones(32, np.float32))
+
+
+def endless_block(out: gguf.GGUFWriter) -> None:
+    raw = gguf.quantize(np.ones((64, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    raw[5, :2] = np.array([np.inf], np.float16).view(np.uint8)
+    out.add_tensor("blk.1.ffn_up.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
 
 
 def broken(kind: str, tmp_path: Path) -> Path:
     """A file of blocks with one thing wrong."""
 
     def changed(name: str, weight: Any) -> Any:
-        if kind == "missing" and name == "blk.1.ffn_up.weight":
-            return None
+        if kind in ("missing", "block") and name == "blk.1.ffn_up.weight":
+            return weight if weight.dtype == np.uint8 else None
         if kind == "shape" and name == "blk.1.attn_v.weight":
             return weight[:-2]
-        if kind in ("norm", "block") and name == {"norm": "output_norm", "block": "blk.1.ffn_up"}[kind] + ".weight":
-            weight = weight.copy()
-            weight.flat[3] = np.inf
+        if kind == "norm" and name == "output_norm.weight":
+            return np.where(np.arange(len(weight)) == 3, np.inf, weight).astype(np.float32)
         return weight
 
     def kinds(name: str) -> str:
         return "F32" if "norm" in name or name.endswith("bias") else "Q8_0"
 
-    extra = no_bias if kind == "unread" else None
+    extra = {"unread": another_bias, "block": endless_block}.get(kind)
     return write_gguf(tmp_path / "tiny.gguf", reference(), extra, tensor=changed, kinds=kinds)
 
 
@@ -383,6 +393,31 @@ def test_a_damaged_description_is_made_again(tmp_path: Path, cache: Path, monkey
         assert only(cache / "gguf") == entry
 
 
+def test_a_gguf_file_that_is_not_read_in_place_is_not_described_for_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(out: gguf.GGUFWriter) -> None:
+        out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        out.add_rope_scaling_factor(4.0)
+        out.add_rope_scaling_orig_ctx_len(4096)
+
+    file = write_gguf(tmp_path / "tiny.gguf", reference(), scaled, kinds=in_blocks)
+    asked: list[Path] = []
+    monkeypatch.setattr("outpace.plain_loading.described", asked.append)
+    model = outpace.loading.load(file, device="cpu")
+    assert model.info["dtype"] == "int4" and model.info["target"] == "DenseTarget"
+    assert not asked
+
+
+@pytest.mark.slow
+def test_processes_that_load_a_new_file_at_once(tmp_path: Path, cache: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", reference(), kinds=in_blocks)
+    command = [sys.executable, "-c", _LOADS, str(file)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert all(one.wait(300) == 0 for one in both)
+    assert "config" in only(cache / "gguf").name
+
+
 # --- the comparison with plain PyTorch
 
 
@@ -390,7 +425,7 @@ class Counted:
     """Counts comparisons."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self._check = 0, choice.layer_disagreement
+        self.count, self._check = 0, layer_disagreement
         monkeypatch.setattr(choice, "layer_disagreement", self)
 
     def __call__(self, *what: Any) -> float:
@@ -438,17 +473,15 @@ def _without_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _turned_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = packing.NativeModel.set_rotation
-    monkeypatch.setattr(
-        packing.NativeModel, "set_rotation", lambda self, index, cos, sin: honest(self, index, cos, -sin)
-    )
+    honest = NativeModel.set_rotation
+    monkeypatch.setattr(NativeModel, "set_rotation", lambda self, index, cos, sin: honest(self, index, cos, -sin))
 
 
 def _another_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: Any, spec: DecoderSpec, source: Any) -> None:
-        model.set_matrix(-1, 0, packing.unpacked(source(spec.embedding)))
-        rows = np.arange(len(spec.embedding.weight))[::-1]
-        model.set_matrix(-1, 1, packing.quant_blocks.taken(packing.unpacked(source(spec.embedding)), rows))
+        embedding = source(spec.embedding)
+        model.set_matrix(-1, 0, unpacked(embedding))
+        model.set_matrix(-1, 1, unpacked(taken(embedding, np.arange(len(spec.embedding.weight))[::-1])))
 
     monkeypatch.setattr(packing, "_pack_ends", wrong)
 

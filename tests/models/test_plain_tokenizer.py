@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast, 
 from transformers.models.auto import tokenization_auto
 
 from outpace.core.errors import BadInput
-from outpace.models import plain_tokenizer as module
+from outpace.models import tokenizer_class
 from outpace.models.gguf_cache import converted
 from outpace.models.plain_tokenizer import PlainTokenizer, plain_tokenizer
 from outpace.models.source import resolve
@@ -437,10 +437,10 @@ def test_a_place_that_is_no_folder_is_left_to_transformers(tmp_path: Path) -> No
 
 def test_classes_are_those_that_transformers_chooses() -> None:
     """Fails when a newer transformers chooses another class for a type: then the tables here change too."""
-    for kind, chosen in module.CLASS_OF_TYPE.items():
+    for kind, chosen in tokenizer_class.CLASS_OF_TYPE.items():
         assert tokenization_auto.TOKENIZER_MAPPING_NAMES.get(kind) == chosen, kind
-    overruled = set(module.CLASS_OF_TYPE) & tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
-    assert overruled == module.OWN_CLASS_WINS
+    overruled = set(tokenizer_class.CLASS_OF_TYPE) & tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
+    assert overruled == tokenizer_class.OWN_CLASS_WINS
 
 
 def test_reading_and_using_one_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:

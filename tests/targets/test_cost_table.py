@@ -18,9 +18,9 @@ from outpace.targets import cost_table
 from outpace.targets.base import Sequence, Target
 from outpace.targets.cost_table import CostTable, digest, folder, forget, table_of
 from outpace.targets.costs import FixedCosts, ForwardCosts
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.table import TableTarget
 from target_suite import tiny_model

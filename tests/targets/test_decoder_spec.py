@@ -17,8 +17,8 @@ from gguf_support import reference as gguf_reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.targets.choice import choose_target
 from outpace.targets.dense.architectures import UnsupportedArchitecture
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from target_suite import near, opened, random_tokens, random_tree, reference, tiny_model
 from test_models import tiny_model as loadable_model, tiny_tokenizer

@@ -14,8 +14,8 @@ import torch
 from dense_support import CONTEXT, KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, config, model_of, target_of, threads
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from target_suite import near, opened, random_tokens, random_tree, reference
 
 IN_BLOCKS = KEPT_IN_BLOCKS[0]

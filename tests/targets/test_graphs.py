@@ -22,12 +22,12 @@ from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence
 from outpace.targets.dense import torch_kv
 from outpace.targets.dense.architectures import UnsupportedArchitecture
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import BUCKETS
 from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf import HFTarget
 from outpace.targets.hf_support import disagreement
 from outpace.targets.sub_graph import SubGraph

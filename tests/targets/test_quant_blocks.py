@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from hypothesis import given, strategies as st
 
 from dense_support import config, mixed, model_of, threads, write_blocks
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.quant_blocks import Blocks
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf_support import disagreement
 
 SCALES = {"Q4_0": 0, "Q4_1": 0, "Q5_0": 0, "Q5_1": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}
@@ -163,8 +165,16 @@ def test_weights_of_zero_and_too_small_for_a_scale_become_zero() -> None:
     assert not quant_blocks.values(quant_blocks.to_int8(weight)).any()
 
 
-def test_stacked_and_chosen_rows_keep_blocks_and_biases() -> None:
-    one, other = packed_in("Q4_K", 1), packed_in("Q4_K", 2)
+def blocks_in(kind: str, seed: int) -> Blocks:
+    return Blocks(kind, random_blocks(kind, 37, 512, seed)[0])
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q4_K"), ("Q5_0", "Q5_1"), ("Q8_0", "Q8_0")])
+@pytest.mark.parametrize("made", [packed_in, blocks_in])
+def test_stacked_and_chosen_rows_keep_blocks_and_biases(
+    made: Callable[[str, int], Any], kinds: tuple[str, str]
+) -> None:
+    one, other = made(kinds[0], 1), made(kinds[1], 2)
     one.bias = np.arange(37, dtype=np.float32)
     both = quant_blocks.stack([one, other])
     expected = np.concatenate([quant_blocks.values(one), quant_blocks.values(other)])
@@ -173,9 +183,9 @@ def test_stacked_and_chosen_rows_keep_blocks_and_biases() -> None:
     some = quant_blocks.taken(both, order)
     np.testing.assert_array_equal(quant_blocks.values(some), [expected[40], np.zeros(512), expected[3]])
     assert some.bias is not None and some.bias.tolist() == [0, 0, 3]
-    with_bias = product(both, np.ones((1, 512))) - product(
-        quant_blocks.stack([packed_in("Q4_K", 1), other]), np.ones((1, 512))
-    )
+    one.bias = None
+    both, without = (quant_blocks.unpacked(each) for each in (both, quant_blocks.stack([one, other])))
+    with_bias = product(both, np.ones((1, 512))) - product(without, np.ones((1, 512)))
     np.testing.assert_allclose(with_bias[0], [*range(37), *([0] * 37)], atol=1e-4)
 
 

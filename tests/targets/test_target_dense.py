@@ -6,8 +6,8 @@ from typing import Any
 
 from outpace.targets.base import Target
 from outpace.targets.dense.architectures import KNOWN
-from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.transformers_weights import read_decoder_spec
 from target_suite import ARCHITECTURES, KVChoice, SubGraphs, TreeScoring
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LineChart, StackChart, colours, ratio_scale, stacked
 from outpace.bench.columns import COLUMNS, table_of
-from outpace.bench.figure_text import UNDEFINED, bounds, percent, times
+from outpace.bench.figure_text import UNDEFINED, bounds, percent, threads, times
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
 from outpace.bench.results import Results
 from outpace.bench.verdict import answers, verdict, wide_intervals
@@ -118,7 +118,7 @@ def _facts(result: Mapping[str, Any]) -> list[str]:
     return [
         f"{model.get('name', 'model')} {model.get('dtype') or ''}".strip().replace("torch.", ""),
         f"{counted} prompts, up to {settings.get('max_new_tokens')} tokens, {mode}, batch {settings.get('batch_size')}",
-        f"{machine.get('cpu')}, {machine.get('threads')} threads",
+        f"{machine.get('cpu')}, {threads(machine)}",
     ]
 
 

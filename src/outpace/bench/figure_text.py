@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 UNDEFINED = "–"
 
@@ -35,6 +36,12 @@ def span(ci95: Sequence[float] | None, digits: int = 2) -> str:
 def parts(shares: Mapping[str, float | None]) -> str:
     """eagle3 71 % + sam 12 %: the share of rounds in which each part of a method drafted; a dash without parts."""
     return " + ".join(f"{name} {percent(share)}" for name, share in shares.items()) or UNDEFINED
+
+
+def threads(machine: Mapping[str, Any]) -> str:
+    """2 threads; 1 thread."""
+    count = machine.get("threads")
+    return f"{count} thread" + ("" if count == 1 else "s")
 
 
 def split(shares: Mapping[str, float | None]) -> str:

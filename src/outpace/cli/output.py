@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.results import Results
 from outpace.cli.interrupt import Interrupted
 from outpace.cli.options import option
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file, is_special
+
+if TYPE_CHECKING:
+    from outpace.bench.results import Results
 
 STDOUT = "-"
 _shared: Console | None = None

@@ -15,7 +15,8 @@ M = TypeVar("M", bound=BaseModel)
 class StrictModel(BaseModel):
     """Settings that refuse fields which they do not have."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Validators are built when the model is first used: most commands use a few of all methods' settings.
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 def validated(model: type[M], values: Mapping[str, Any], refusal: Callable[[str, str], BadInput]) -> M:

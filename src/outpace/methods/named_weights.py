@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,9 +152,13 @@ class _Weights:
             offered = self._shipped(kind)
         return [offered] if offered is not None and name in ("", offered.name) else []
 
+    @cached_property
+    def _all_shipped(self) -> list[HeadFolder]:
+        return shipped(self.target)
+
     def _shipped(self, kind: str) -> Binding | None:
         """The head of a kind that is shipped for this target, under its kind as its name."""
-        found = next((one for one in shipped(self.target) if one.kind == kind), None)
+        found = next((one for one in self._all_shipped if one.kind == kind), None)
         return None if found is None else self.head(kind, found, is_shipped=True)
 
     def _as_draft_model(self, name: str, head: Binding, words: str = "") -> Binding:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from outpace.core.errors import BadInput
+from outpace.models.ggml_types import TYPES
 from outpace.models.gguf_metadata import GeneralKeys, ModelKeys, Refusal, general_keys, model_keys
 from outpace.models.source import GGUF_MAGIC
 
@@ -42,9 +43,7 @@ class TensorEntry:
     @property
     def kind_name(self) -> str:
         """``Q4_1`` and the like."""
-        from gguf import GGMLQuantizationType
-
-        return str(GGMLQuantizationType(self.kind).name)
+        return TYPES[self.kind].name
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +165,6 @@ class _Reader:
 
     def tensors(self, align: int) -> dict[str, TensorEntry]:
         """The table behind the metadata. ``align``: bytes that each tensor's place is a multiple of."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
         raw = {}
         for _ in range(self.count):
             name = self.string()
@@ -178,7 +175,7 @@ class _Reader:
         start = -(-self.at // align) * align
         entries = {}
         for name, (shape, kind, offset) in raw.items():
-            block, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            _, block, nbytes = TYPES[kind]
             if shape and shape[0] % block:
                 raise ValueError(f"tensor {name} has rows that are no whole blocks")
             entries[name] = TensorEntry(tuple(shape[::-1]), kind, start + offset, prod(shape) // block * nbytes)

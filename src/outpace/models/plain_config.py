@@ -23,8 +23,11 @@ _GEMMA = {"gemma2", "gemma3_text"}
 _KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *_GEMMA}
 _WINDOWED_BY_CHOICE = {"qwen2", "qwen3"}
 _HAS_ATTENTION_BIAS = {"llama", "qwen3", *_GEMMA}
-_OF_OTHERS = ("quantization_config", "text_config", "use_bidirectional_attention", "attention_sinks", "pruned_heads")
-"""Keys that make another model of the same type, where they have a value."""
+_OF_OTHERS = (
+    *("quantization_config", "text_config", "use_bidirectional_attention", "attention_sinks", "pruned_heads"),
+    *("transformers_weights", "is_encoder_decoder", "add_cross_attention"),
+)
+"""Keys that make another model of the same type, or of other files, where they have a value."""
 _LARGEST = 2**31
 
 
@@ -33,7 +36,7 @@ def plain_config(found: Mapping[str, Any]) -> PlainConfig:
     kind = found.get("model_type")
     if kind not in _KNOWN:
         raise Unclear(f"model_type {kind!r}")
-    for key in (*_OF_OTHERS, "is_encoder_decoder", "add_cross_attention"):
+    for key in _OF_OTHERS:
         if found.get(key):
             raise Unclear(f"{key} is set")
     config = PlainConfig(model_type=kind)

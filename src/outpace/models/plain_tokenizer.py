@@ -1,14 +1,12 @@
 """A folder's tokenizer straight on the ``tokenizers`` library: the same ids and texts, without importing transformers.
 
-transformers chooses a class by ``tokenizer_class`` and the model's type. Its generic class takes ``tokenizer.json`` as
-it is; others rebuild the pipeline in their own code and keep only the file's vocabulary. So a folder is read here where
-the generic class would be taken, or where the file's pipeline is already the one that the class builds. All else, such
-as settings that are not known to leave the encoding alone, is left to transformers (None).
+A folder is read here where transformers would take its ``tokenizer.json`` as it is, or where the file's pipeline is
+already the one that its class builds (:mod:`outpace.models.tokenizer_class`). All else, such as settings that are not
+known to leave the encoding alone, is left to transformers (None).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
 from outpace.core.files import read_json
+from outpace.models.tokenizer_class import GENERIC, REBUILT, NotPlain, check_rebuilt, chosen_class
 from outpace.models.tokenizers import HFTokenizer
 
 if TYPE_CHECKING:
@@ -34,56 +33,6 @@ _READ = ("added_tokens_decoder", "additional_special_tokens", "chat_template", "
 _KNOWN_KEYS = frozenset([*_WITHOUT_EFFECT.split(), *_READ])
 
 _FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
-
-_GENERIC = "TokenizersBackend"
-_GENERIC_NAMES = frozenset((_GENERIC, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend"))
-CLASS_OF_TYPE: dict[str, str | None] = {
-    "llama": None,
-    "mistral": _GENERIC,
-    "phi3": _GENERIC,
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "gemma": "GemmaTokenizer",
-    "gemma2": "GemmaTokenizer",
-    "gemma3_text": "GemmaTokenizer",
-}
-"""The class that transformers has for a model type; None: the one that the folder names."""
-OWN_CLASS_WINS = frozenset(("qwen2", "phi3"))
-"""Types for which transformers takes that class whatever the folder names."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """What a class of transformers builds around a byte-level vocabulary, and its default special tokens."""
-
-    normalizer: Any
-    pre_tokenizer: Any
-    defaults: Mapping[str, str]
-
-
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_END = "<|endoftext|>"
-_REBUILT = {
-    "GPT2Tokenizer": _Pipeline(None, _BYTE_LEVEL, {"unk_token": _END, "bos_token": _END, "eos_token": _END}),
-    "Qwen2Tokenizer": _Pipeline(
-        {"type": "NFC"},
-        {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _QWEN_WORDS}, "behavior": "Isolated", "invert": False},
-                _BYTE_LEVEL | {"use_regex": False},
-            ],
-        },
-        {"unk_token": _END, "eos_token": _END, "pad_token": _END},
-    ),
-}
-
-
-class _NotPlain(Exception):
-    """This folder's tokenizer is one that only transformers reads as it should be read."""
 
 
 @dataclass(eq=False)
@@ -147,41 +96,41 @@ def plain_tokenizer(folder: Path) -> HFTokenizer | None:
     """The tokenizer in a folder, read without transformers; None where only transformers reads it exactly."""
     try:
         return HFTokenizer(_read(folder))
-    except (_NotPlain, BadInput):
+    except (NotPlain, BadInput):
         return None
 
 
 def _read(folder: Path) -> PlainTokenizer:
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if not {"tokenizer.json", "tokenizer_config.json", "config.json"} <= files or "tekken.json" in files:
-        raise _NotPlain
+        raise NotPlain
     model, config = read_json(folder / "config.json"), read_json(folder / "tokenizer_config.json")
     if "auto_map" in model:
-        raise _NotPlain
+        raise NotPlain
     backend = _backend(folder / "tokenizer.json")
     added = {str(token.content): (index, token) for index, token in backend.get_added_tokens_decoder().items()}
-    kind = _class_of(model, config, backend)
+    kind = chosen_class(model, config, backend)
     settings = _settings(folder, files, config)
     _check_keys(settings)
     defaults: Mapping[str, str] = {}
-    if kind != _GENERIC:
-        _check_rebuilt(_REBUILT[kind], backend, added)
+    if kind != GENERIC:
+        check_rebuilt(REBUILT[kind], backend, added)
         if settings.get("add_prefix_space"):
-            raise _NotPlain
-        defaults = _REBUILT[kind].defaults
-    _check_added(settings.get("added_tokens_decoder"), added, whole=kind != _GENERIC)
+            raise NotPlain
+        defaults = REBUILT[kind].defaults
+    _check_added(settings.get("added_tokens_decoder"), added, whole=kind != GENERIC)
     named = {**defaults, **{key: value for key, value in settings.items() if key.endswith("_token")}}
     named = {key: _content(value) for key, value in named.items() if value is not None and not isinstance(value, bool)}
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     if isinstance(extra, dict):
         named, extra = named | {key: _content(value) for key, value in extra.items()}, []
     if not isinstance(extra, list):
-        raise _NotPlain
+        raise NotPlain
     others = [_content(one) for one in extra]
     if any(token not in added for token in (*named.values(), *others)):
-        raise _NotPlain  # transformers would add it
-    if kind != _GENERIC and not all(added[token][1].special for token in (*named.values(), *others)):
-        raise _NotPlain
+        raise NotPlain  # transformers would add it
+    if kind != GENERIC and not all(added[token][1].special for token in (*named.values(), *others)):
+        raise NotPlain
     return PlainTokenizer(backend, named, others, _template(folder, files, settings.get("chat_template")))
 
 
@@ -191,9 +140,9 @@ def _backend(path: Path) -> Tokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain exceptions; transformers says what is wrong
-        raise _NotPlain from error
+        raise NotPlain from error
     if backend.padding is not None:
-        raise _NotPlain
+        raise NotPlain
     return backend
 
 
@@ -203,7 +152,7 @@ def _settings(folder: Path, files: set[str], config: Mapping[str, Any]) -> dict[
     if "added_tokens_decoder" in found:
         return found
     if "added_tokens.json" in files:
-        raise _NotPlain
+        raise NotPlain
     if "special_tokens_map.json" in files:
         found |= read_json(folder / "special_tokens_map.json")
     return found
@@ -214,61 +163,7 @@ def _check_keys(settings: Mapping[str, Any]) -> None:
         if key in _KNOWN_KEYS or (key.endswith("_token") and not isinstance(value, bool)):
             continue
         if not (key == "split_special_tokens" and value is False):
-            raise _NotPlain
-
-
-def _class_of(model: Mapping[str, Any], config: Mapping[str, Any], backend: Tokenizer) -> str:
-    """The class that transformers would take: the generic one, or one of ``_REBUILT``."""
-    kind = model.get("model_type")
-    declared = config.get("tokenizer_class") or model.get("tokenizer_class")
-    if kind not in CLASS_OF_TYPE or not isinstance(declared, str):
-        raise _NotPlain
-    declared, own = declared.removesuffix("Fast"), CLASS_OF_TYPE[kind]
-    llama_in_name = declared == "LlamaTokenizer" and kind not in OWN_CLASS_WINS and _is_byte_level(backend)
-    if llama_in_name or own == _GENERIC:
-        chosen = _GENERIC
-    else:
-        chosen = own if own is not None and kind in OWN_CLASS_WINS else declared
-    if chosen in _GENERIC_NAMES:
-        return _GENERIC
-    if chosen not in _REBUILT:
-        raise _NotPlain
-    return chosen
-
-
-def _is_byte_level(backend: Tokenizer) -> bool:
-    return any('"ByteLevel"' in json.dumps(_state(part)) for part in (backend.pre_tokenizer, backend.decoder))
-
-
-def _check_rebuilt(pipeline: _Pipeline, backend: Tokenizer, added: Mapping[str, tuple[int, AddedToken]]) -> None:
-    """Raise where a class that builds its own pipeline would make another tokenizer than the file's."""
-    model = backend.model
-    size = backend.get_vocab_size(with_added_tokens=False)
-    beyond = sorted(index for index, _ in added.values() if index >= size)
-    alike = (
-        type(model).__name__ == "BPE"
-        and not model.dropout
-        and model.unk_token is None
-        and not (model.continuing_subword_prefix or model.end_of_word_suffix)
-        and not (model.fuse_unk or model.byte_fallback or model.ignore_merges)
-        and _state(backend.normalizer) == pipeline.normalizer
-        and _without_offsets(_state(backend.pre_tokenizer)) == _without_offsets(pipeline.pre_tokenizer)
-        and (_state(backend.decoder) or {}).get("type") == "ByteLevel"
-        and beyond == list(range(size, size + len(beyond)))  # as many as are added get the next ids
-    )
-    if not alike:
-        raise _NotPlain
-
-
-def _state(part: Any) -> Any:
-    return None if part is None else json.loads(part.__getstate__())
-
-
-def _without_offsets(state: Any) -> Any:
-    """A pre-tokenizer's state without ``trim_offsets``, which changes no token."""
-    if isinstance(state, dict):
-        return {key: _without_offsets(value) for key, value in state.items() if key != "trim_offsets"}
-    return [_without_offsets(one) for one in state] if isinstance(state, list) else state
+            raise NotPlain
 
 
 def _check_added(listed: Any, added: Mapping[str, tuple[int, AddedToken]], *, whole: bool) -> None:
@@ -276,13 +171,13 @@ def _check_added(listed: Any, added: Mapping[str, tuple[int, AddedToken]], *, wh
     if listed is None:
         return
     if not isinstance(listed, dict) or (whole and len(listed) != len(added)):
-        raise _NotPlain
+        raise NotPlain
     for index, entry in listed.items():
         there = added.get(_content(entry)) if isinstance(entry, dict) else None
         if there is None or str(there[0]) != index:
-            raise _NotPlain
+            raise NotPlain
         if any(getattr(there[1], flag) != entry.get(flag) for flag in _FLAGS):
-            raise _NotPlain
+            raise NotPlain
 
 
 def _content(value: Any) -> str:
@@ -290,24 +185,24 @@ def _content(value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("content")
     if not isinstance(value, str):
-        raise _NotPlain
+        raise NotPlain
     return value
 
 
 def _template(folder: Path, files: set[str], configured: Any) -> str | None:
     """The chat template: a file of its own before what tokenizer_config.json says."""
     if "additional_chat_templates" in files:
-        raise _NotPlain
+        raise NotPlain
     if "chat_template.jinja" in files:
         try:
             return (folder / "chat_template.jinja").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise _NotPlain from error
+            raise NotPlain from error
     if isinstance(configured, list):
         named = {one.get("name"): one.get("template") for one in configured if isinstance(one, dict)}
         configured = named.get("default")
         if configured is None:
-            raise _NotPlain
+            raise NotPlain
     if configured is not None and not isinstance(configured, str):
-        raise _NotPlain
+        raise NotPlain
     return configured

@@ -29,7 +29,7 @@ class SafetensorsFolder:
         try:
             for name, keys in _files(folder).items():
                 file = safe_open(folder / name, "pt")
-                held = set(file.keys())
+                held = set(file.keys())  # type: ignore[no-untyped-call]
                 if keys is not None and not keys <= held:
                     raise Unclear("the index names tensors that are not there")
                 self._places |= dict.fromkeys(held if keys is None else keys, file)

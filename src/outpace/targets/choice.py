@@ -54,19 +54,18 @@ def choose_target(
     return HFTarget(model), _fallback(wanted, dtype, why) or f"on the generic target: {why}"
 
 
-def fast_target(spec: DecoderSpec, precision: str, weights: str) -> DenseTarget:
-    """The fast target of a model on the CPU that is read without transformers.
+def check_parts(target: DenseTarget, spec: DecoderSpec, weights: str) -> None:
+    """Compare a target that was packed from ``spec`` with plain PyTorch, the first time on this machine.
 
-    ``weights``: what identifies them. The first time on this machine it is compared with plain PyTorch. Raises
-    UnsupportedArchitecture where they differ, and what reading the spec raises.
+    For models that are loaded without transformers. ``weights``: what identifies them. Raises UnsupportedArchitecture
+    where a part differs.
     """
-    target = DenseTarget(spec, precision)
-    if not is_noted(weights, precision):
-        difference = layer_disagreement(target, spec)
-        if not difference < _TOLERANCE_OF_PARTS[precision]:
-            raise UnsupportedArchitecture(f"a part of its scores differs from plain PyTorch by {difference:.2g}")
-        note(weights, precision)
-    return target
+    if is_noted(weights, target.dtype):
+        return
+    difference = layer_disagreement(target, spec)
+    if not difference < _TOLERANCE_OF_PARTS[target.dtype]:
+        raise UnsupportedArchitecture(f"a part of its scores differs from plain PyTorch by {difference:.2g}")
+    note(weights, target.dtype)
 
 
 def _fallback(wanted: str, dtype: str, why: str) -> str:

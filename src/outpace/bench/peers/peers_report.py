@@ -7,7 +7,7 @@ from typing import Any
 
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, colours, linear_scale
 from outpace.bench.columns import table_of
-from outpace.bench.figure_text import UNDEFINED, bounds, number, span, times
+from outpace.bench.figure_text import UNDEFINED, bounds, number, span, threads, times
 from outpace.bench.peers.peer_rows import COLUMNS
 from outpace.bench.report import Cell, Heading, Report, Row, Table, Tile, gain
 from outpace.bench.results import Results
@@ -43,7 +43,7 @@ class PeersReport(Results):
             facts=[
                 str(result["model"].get("name", "")),
                 f"{settings.get('prompts')} prompts, {settings.get('max_new_tokens')} tokens each, greedy",
-                f"{machine.get('cpu')}, {machine.get('threads')} threads",
+                f"{machine.get('cpu')}, {threads(machine)}",
             ],
             notes=notes(result),
             tiles=_tiles(result),

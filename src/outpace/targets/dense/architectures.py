@@ -93,8 +93,8 @@ def rotation_names(config: Any) -> list[str | None]:
 def decoder_spec(config: Any, weights: Weights, rotations: list[Rotation], *, layers: int | None = None) -> DecoderSpec:
     """The spec of a model that ``config`` describes, with the attributes of transformers' configurations.
 
-    ``rotations``: one for each of :func:`rotation_names`. ``layers``: how many, where not as described. Raises UnsupportedArchitecture; layers are read when they
-    are asked for, and may raise it then.
+    ``rotations``: one for each of :func:`rotation_names`. ``layers``: how many, where not as described. Raises
+    UnsupportedArchitecture, and may raise it later, for layers are read when they are asked for.
     """
     if config.model_type not in KNOWN:
         raise UnsupportedArchitecture(f"architecture {config.model_type} is not among {', '.join(sorted(KNOWN))}")

@@ -144,11 +144,12 @@ class _StoredMatrix:
         return Blocks(self._entry.kind_name, self._raw())
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:
+        raw = self._raw(None if chosen is None else chosen.numpy())
+        if self._entry.kind_name == "F32":  # norms and biases: importing gguf takes longer than reading them
+            return torch.from_numpy(np.array(raw).view(np.float32))
         from gguf import GGMLQuantizationType, dequantize
 
-        found = dequantize(
-            self._raw(None if chosen is None else chosen.numpy()), GGMLQuantizationType(self._entry.kind)
-        )
+        found = dequantize(raw, GGMLQuantizationType(self._entry.kind))
         return torch.from_numpy(np.require(found, np.float32, ["C", "W"]))
 
     def _raw(self, chosen: Any = None) -> quant_blocks.Raw:

@@ -57,7 +57,7 @@ def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> tuple[N
     if spec.second_norm is not None:
         model.set_norm(-1, 1, source.norm(spec.second_norm))
     if spec.entry is not None:
-        model.set_matrix(-1, 2, source(spec.entry.matrix))
+        model.set_matrix(-1, 2, unpacked(source(spec.entry.matrix)))
         for slot, one in ((2, spec.entry.before), (3, spec.entry.after)):
             if one is not None:
                 model.set_norm(-1, slot, source.norm(one))

@@ -137,7 +137,7 @@ _AT_ONCE = 2**18
 
 @dataclass(slots=True)
 class Blocks:
-    """A matrix in the blocks of a GGUF tensor of a kind, not yet taken apart: rows are moved cheaply while it is not."""
+    """A matrix in blocks as GGUF files have them. Rows are moved while they are small, before they are taken apart."""
 
     kind: str
     raw: Raw

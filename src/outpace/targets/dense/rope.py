@@ -28,9 +28,10 @@ def _turned(parameters: Mapping[str, Any], head_size: int, positions: Tensor) ->
 
 
 def _speeds(parameters: Mapping[str, Any], head_size: int) -> Tensor:
-    speeds = 1.0 / (parameters["rope_theta"] ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size))
+    theta = float(parameters["rope_theta"])
+    speeds: Tensor = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float) / head_size))
     if parameters["rope_type"] == "linear":
-        return speeds / parameters["factor"]
+        return speeds / float(parameters["factor"])
     return _by_wavelength(speeds, parameters) if parameters["rope_type"] == "llama3" else speeds
 
 

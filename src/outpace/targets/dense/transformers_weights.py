@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.dense.architectures import KNOWN, Place, UnsupportedArchitecture, decoder_spec, rotation_names
-from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
+from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix, Rotation
 
 
 def read_decoder_spec(model: Any) -> DecoderSpec:
@@ -22,7 +22,7 @@ def read_decoder_spec(model: Any) -> DecoderSpec:
         raise UnsupportedArchitecture(f"architecture {config.model_type} is not among {', '.join(sorted(KNOWN))}")
     try:
         inner = model.model
-        rotations = [partial(_rotation, inner.rotary_emb, name) for name in rotation_names(config)]
+        rotations: list[Rotation] = [partial(_rotation, inner.rotary_emb, name) for name in rotation_names(config)]
         spec = decoder_spec(config, ModelWeights(model), rotations, layers=len(inner.layers))
         spec.layers = list(spec.layers)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -62,7 +62,8 @@ class DFlash(Head):
         self.hidden_norm = nn.RMSNorm(hidden, config.epsilon)
         self.layers = nn.ModuleList(DecoderLayer(config, norms=True) for _ in range(config.layers))
         self.norm = nn.RMSNorm(hidden, config.epsilon)
-        self.mask_embedding = nn.Parameter(0.02 * torch.randn(hidden))
+        self.mask_embedding = nn.Parameter(torch.empty(hidden))
+        nn.init.normal_(self.mask_embedding, std=0.02)
         initialised(self)
 
     @classmethod

@@ -78,7 +78,8 @@ class Pard2(Head):
         hidden = config.hidden_size
         self.fc_norm = nn.ModuleList(nn.RMSNorm(hidden, config.epsilon) for _ in config.aux_hidden_state_layers)
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
-        self.mask = nn.Parameter(0.02 * torch.randn(hidden))
+        self.mask = nn.Parameter(torch.empty(hidden))
+        nn.init.normal_(self.mask, std=0.02)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(hidden, config.epsilon)
         initialised(self)

@@ -106,11 +106,15 @@ void pack_blocks(Linear& w, const uint8_t* q, const float* scales, const float* 
             uint8_t* tile = w.data + size_t(n / LANES) * w.tile_bytes;
             const int lane = n % LANES;
             const uint8_t* row = q + size_t(n) * w.depth;
-            for (int k = 0; k < w.depth; ++k) {
-                const int quad = k % BLOCK / 4;
-                uint8_t* payload = tile + k / BLOCK * B::payload;
-                if (B::bits == 8) payload[quad * 64 + lane * 4 + k % 4] = row[k];
-                else payload[quad / 2 * 64 + lane * 4 + k % 4] |= uint8_t(row[k] << (quad % 2 ? 4 : 0));
+            const int at_once = B::bits == 8 ? 4 : 8;  // inputs whose bytes lie side by side in a lane
+            for (int k = 0; k < w.depth; k += at_once) {
+                uint32_t word, upper;
+                std::memcpy(&word, row + k, 4);
+                if (B::bits != 8) {
+                    std::memcpy(&upper, row + k + 4, 4);
+                    word |= upper << 4;
+                }
+                std::memcpy(tile + k / BLOCK * B::payload + k % BLOCK / at_once * 64 + lane * 4, &word, 4);
             }
             S* at = (S*)(tile + blocks * B::payload);
             const size_t from = size_t(n) * blocks * B::parts;
