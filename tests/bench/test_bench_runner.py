@@ -455,7 +455,7 @@ def test_a_namespace_is_kept_apart_by_method_and_begins_after_the_warm_up(batch_
     assert found["methods"][1]["caches"] == [{"name": "heard", "entries": 5, "bound": 5, "evicted": 1}]
     assert any("Namespace 'ours'" in note for note in notes(found))
     page = render(BenchReport(found).report())
-    assert "in namespace" in page
+    assert "(namespace" in page
     assert "evicted" in page
     found = run(model, both, PROMPTS[1:2], replace(settings, namespace="fresh"))
     assert [row["drafting_rounds"] for row in found["methods"]] == [0.0] * 3, "what one learned, the other did not"

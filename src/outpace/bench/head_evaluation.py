@@ -198,7 +198,7 @@ def keep_with_head(head: HeadFolder, result: Mapping[str, Any]) -> None:
     settings, folder, identity = result["settings"], head.files.path, asdict(head.identity())
     rows = [row for row in result["drafters"] if row["head"] == identity]
     if not rows:
-        raise BadInput(f"nothing was measured of the weights that are in {folder} now; measure the head again")
+        raise BadInput(f"the weights in {folder} have changed since they were measured; measure the head again")
     about = read_provenance(folder) or {}
     measured = dict(about.get("measured") or {})
     measured[f"temperature {settings['temperature']:g}"] = {
@@ -213,4 +213,4 @@ def keep_with_head(head: HeadFolder, result: Mapping[str, Any]) -> None:
     try:
         write_atomically(folder / PROVENANCE, json.dumps({**about, "measured": measured}, indent=1).encode())
     except OSError as error:
-        raise BadInput(f"what was measured cannot be kept in {folder}: {error.strerror or error}") from None
+        raise BadInput(f"cannot write the figures to {folder}: {error.strerror or error}") from None

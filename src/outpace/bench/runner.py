@@ -183,7 +183,7 @@ class _Run:
         if not 0 < size < room:
             raise BadInput(
                 f"prompt '{prompt.id}' has {size} tokens; the model's context holds {room}, "
-                "and the answer needs room: shorten it or leave it out"
+                "answer included; shorten the prompt or leave it out"
             )
 
     def _answer(
