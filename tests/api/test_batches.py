@@ -46,7 +46,7 @@ def test_at_most_so_many_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_bad_prompt_is_named_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decoder, "submit", lambda *_: pytest.fail("something ran"))
     with pytest.raises(BadInput, match="prompt 2 of 3: the prompt must be"):
-        toy().generate(["abc", object(), "x"])  # type: ignore[arg-type]
+        toy().generate(["abc", object(), "x"])
 
 
 def test_what_fails_on_the_way_names_its_prompt() -> None:

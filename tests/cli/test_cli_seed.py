@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from cli_support import Run, refused
 
@@ -32,12 +33,14 @@ def test_greedy_answers_need_none(cli: Run) -> None:
     assert "seed" not in cli("generate", "abc", "-n", "4").err
 
 
-def test_benchmarks_repeat_without_one(cli: Run) -> None:
-    runs = [
-        json.loads(cli("bench", "--methods", "none", "--limit", "2", "-n", "6", "-t", "1", "--json").out)
-        for _ in range(2)
-    ]
-    assert runs[0]["settings"]["seed"] == runs[1]["settings"]["seed"] == 0
+def test_benchmarks_have_a_fixed_one(cli: Run, tmp_path: Path) -> None:
+    seeds = []
+    for number in range(2):
+        file = tmp_path / f"{number}.json"
+        ran = cli("bench", "--methods", "none", "--limit", "2", "-n", "6", "-t", "1", "--json", str(file))
+        assert ran.code == 0, ran.err
+        seeds.append(json.loads(file.read_text())["settings"]["seed"])
+    assert seeds == [0, 0]
 
 
 def test_a_seed_is_a_whole_number(cli: Run) -> None:

@@ -92,7 +92,7 @@ def test_the_models_own_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sampling_repeats_by_torchs_seed_and_has_the_models_distribution(llama: tuple[Any, Any]) -> None:
     model, accelerated = llama
-    one = {"input_ids": torch.tensor([[5, 6, 7]])}
+    one: dict[str, Any] = {"input_ids": torch.tensor([[5, 6, 7]])}
 
     def draw(seed: int, count: int = 3, most: int = 6) -> Tensor:
         torch.manual_seed(seed)

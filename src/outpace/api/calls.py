@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 
 from outpace.api.batch_progress import BatchProgress
 from outpace.api.options import GenerateOptions, with_options
-from outpace.api.prompt_forms import Batch, Encoded, Prompt, SinglePrompt
+from outpace.api.prompt_forms import Batch, Other, Prompt, SinglePrompt
 from outpace.api.requests import Asked, LoadedModel, ask
 from outpace.api.result import Result, result
 from outpace.core.errors import BadInput
@@ -50,7 +50,7 @@ def generate(
 @overload
 def generate(
     model: LoadedModel,
-    prompt: Encoded,
+    prompt: Other,
     *,
     n: int | None = None,
     progress: bool | None = None,
@@ -121,7 +121,7 @@ async def agenerate(
 @overload
 async def agenerate(
     model: LoadedModel,
-    prompt: Encoded,
+    prompt: Other,
     *,
     n: int | None = None,
     progress: bool | None = None,

@@ -29,8 +29,9 @@ Array = np.ndarray[Any, Any]
 ChatMessage = Mapping[str, Any]
 SinglePrompt = str | Sequence[ChatMessage] | Sequence[int]
 Batch = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[Tensor] | tuple[str, ...]
-Encoded = Tensor | Array | Mapping[str, Any]
-Prompt = SinglePrompt | Batch | Encoded
+Other = Tensor | Array | Mapping[str, Any] | Sequence[object]
+"""Forms of which a type checker cannot tell whether they are a batch; the last is a batch of several forms."""
+Prompt = SinglePrompt | Batch | Other
 """What generate takes as a prompt."""
 _FORMS = "a text, a list of messages, token ids or a tensor of them, or a list of these"
 
