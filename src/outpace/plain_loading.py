@@ -55,8 +55,12 @@ def load_plain(
     ``precision``: that of the target, one of ``dense.packing.PRECISIONS``; "auto": what the weights are stored in.
     ``dtype``: what weights are read in before they are packed; None: as stored. ``tokenizer``: reads that of a folder.
     """
+    from outpace.targets.dense.kernel_build import library
+
     try:
+        library()  # before all else: without the kernels there is no fast target
         if source.kind == "gguf":
+            _check_in_place(source.path)
             with described(source.path) as folder:
                 return _load(_GGUF(source.path, folder, dtype), precision, tokenizer)
         return _load(_Folder(source.path, dtype), precision, tokenizer)
@@ -114,6 +118,15 @@ class _GGUF:
         return content_digest(self._path)
 
 
+def _check_in_place(path: Path) -> None:
+    """Raise Unclear for files that are known not to be read in place, before anything of them is converted."""
+    from outpace.targets.dense.file_weights import IN_PLACE
+
+    header = read_header(path)
+    if header.architecture not in IN_PLACE or header.model.rope_scaling not in ("none", "linear"):
+        raise Unclear(f"architecture {header.architecture}, rotary scaling {header.model.rope_scaling}")
+
+
 def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HFTokenizer]) -> PlainModel:
     from outpace.models.placement import dtype_name
     from outpace.models.stop_ids import configurations, stop_ids_of
@@ -121,10 +134,8 @@ def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HF
     from outpace.targets.dense.architectures import CLASSES
     from outpace.targets.dense.dense_target import DenseTarget
     from outpace.targets.dense.file_weights import spec_of
-    from outpace.targets.dense.kernel_build import library
     from outpace.targets.dense.packing import PRECISIONS
 
-    library()  # before all else: without the kernels there is no fast target
     precision = dtype_name(files.dtype) if precision == "auto" else precision
     if precision not in PRECISIONS:
         raise Unclear(f"the fast target does not compute in {precision}")

@@ -393,6 +393,31 @@ def test_a_damaged_description_is_made_again(tmp_path: Path, cache: Path, monkey
         assert only(cache / "gguf") == entry
 
 
+def test_a_gguf_file_that_is_not_read_in_place_is_not_described_for_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(out: gguf.GGUFWriter) -> None:
+        out.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        out.add_rope_scaling_factor(4.0)
+        out.add_rope_scaling_orig_ctx_len(4096)
+
+    file = write_gguf(tmp_path / "tiny.gguf", reference(), scaled, kinds=in_blocks)
+    asked: list[Path] = []
+    monkeypatch.setattr("outpace.plain_loading.described", asked.append)
+    model = outpace.loading.load(file, device="cpu")
+    assert model.info["dtype"] == "int4" and model.info["target"] == "DenseTarget"
+    assert not asked
+
+
+@pytest.mark.slow
+def test_processes_that_load_a_new_file_at_once(tmp_path: Path, cache: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", reference(), kinds=in_blocks)
+    command = [sys.executable, "-c", _LOADS, str(file)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert all(one.wait(300) == 0 for one in both)
+    assert "config" in only(cache / "gguf").name
+
+
 # --- the comparison with plain PyTorch
 
 
