@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,33 @@ COMPUTED = ("rope_", "attn_rot_embd")
 """Beginnings of names of tensors that are no weights: frequencies of rotary embeddings."""
 
 
+@contextmanager
+def _metadata_read_once() -> Iterator[None]:
+    """Let transformers read a file's metadata once, and quicker: it does so for each part that it converts.
+
+    A vocabulary is some hundred thousand strings, each of which gguf's reader cuts out of a slow kind of array.
+    """
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]  # the library has no types
+        @property
+        def data(self) -> Any:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._data = mapped.view(np.ndarray)
+
+    theirs = gguf.GGUFReader
+    gguf.GGUFReader = cache(Reader)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = theirs
+
+
+@_metadata_read_once()
 def read(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model, dense and in ``dtype``, and its tokenizer.
 
@@ -67,6 +95,7 @@ class Configuration:
         self.generation_config.save_pretrained(folder)
 
 
+@_metadata_read_once()
 def describe(header: GGUFHeader) -> tuple[Configuration, Any]:
     """The configuration and the tokenizer alone. Raises BadInput when the file cannot be converted."""
     from transformers import AutoConfig, GenerationConfig
