@@ -26,7 +26,7 @@ from time import perf_counter
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-_FORWARD = re.compile(rb"first after (\d+) ms")
+_FORWARD = re.compile(rb"first token after (\d+) ms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def test_the_readme_s_ten_lines_run(
     monkeypatch.setattr(outpace, "load", lambda name: smollm2, raising=False)
     exec(compile(code, "README.md", "exec"), {})
     shown = capsys.readouterr().out
-    assert "tokens a round" in shown
+    assert "tokens per round" in shown
     assert len(shown) > 60
 
 

@@ -293,5 +293,5 @@ def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch:
     path.write_text("x" * 1000)
     assert read_texts([path]) == ("x" * 1000,)
     monkeypatch.setattr("outpace.cli.session.free_memory", lambda: 15_999)
-    with pytest.raises(BadInput, match="more than memory holds"):
+    with pytest.raises(BadInput, match="does not fit into memory"):
         read_texts([path])

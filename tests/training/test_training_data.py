@@ -206,7 +206,7 @@ def test_a_full_disk_stops_cleanly_and_the_same_call_goes_on(
     folder = tmp_path / "d"
     with monkeypatch.context() as patch:
         patch.setattr(shards_module, "save_file", killing(save_file, 2, error))
-        with pytest.raises(BadInput, match=r"No space left.*what was written before is kept"):
+        with pytest.raises(BadInput, match=r"No space left.*earlier shards are kept"):
             collector(folder, sources=[FileSource(prompts)]).run()
     assert len(Shards(folder, {}).paths) == 1
     collector(folder, sources=[FileSource(prompts)]).run()
