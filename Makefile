@@ -67,7 +67,7 @@ run: $(BASE) ## compare autoregressive with speculative decoding on the embedded
 	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam,auto --limit 14 --max-new-tokens 48 \
 	  --temperature 0 --threads $(THREADS) --json $(OUT)/report.json --html $(OUT)/report.html
 	@echo
-	@echo "The same answers, token for token?"
+	@echo "Is the output identical, token for token?"
 	@$(BIN)/outpace certify auto --level greedy --limit 14 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings

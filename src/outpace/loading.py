@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.models.base import ChatTokenizer
+from outpace.models.hub_access import hub_answers, not_on_hub
 from outpace.models.quiet import explained, one_line, quiet
-from outpace.models.source import EMBEDDED, Source, did_you_mean, resolve
+from outpace.models.source import Source, resolve
 from outpace.models.transformers_objects import check_objects
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from outpace.targets.dense.decoder_spec import DecoderSpec
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
-_PATIENCE = 3.0  # seconds to find out that there is no network
 
 
 def load(
@@ -40,17 +37,26 @@ def load(
     target: TargetKind = "auto",
     fixed_costs: bool = False,
 ) -> Model:
-    """Load a model: ``smollm2`` (embedded), a folder of safetensors, a GGUF file or a hub id.
+    """Load a model, or take over one that transformers has loaded.
 
-    ``dtype``: float32, bfloat16, float16, int8 or int4 (a GGUF file's own blocks). None takes int4 for such a file on
-    a CPU, otherwise the device's quickest of the first three; "auto" what the weights are stored in. ``device``: None
-    takes the first GPU, or the CPU. ``tokenizer``: a folder, a hub id or a transformers tokenizer, instead of the
-    model's own. ``target``: "auto" takes the fast target where it can be had; ``info["note"]`` says why where it
-    cannot. ``fixed_costs``: choose draft lengths by nominal costs and read no clock, so that a seed repeats a sampled
-    answer on any machine; by default costs are measured and kept (:mod:`outpace.targets.cost_table`), and it does on
-    this one. Raises BadInput, in one line, for whatever does not load.
+    name: ``smollm2`` (embedded), a folder of safetensors, a GGUF file, a hub id, or a causal language model that
+        transformers has loaded, with its ``tokenizer`` (:func:`load_from`).
+    tokenizer: a folder, a hub id or a transformers tokenizer, instead of the model's own.
+    dtype: float32, bfloat16, float16, int8, int4 (a GGUF file's own blocks) or auto (what the weights are stored in).
+        None takes int4 for a GGUF file on a CPU, otherwise the fastest of float32, bfloat16 and float16 on the device.
+    device: cpu, cuda, ...; None takes the first GPU, or the CPU.
+    target: "auto" takes the fast target if it supports the model, and ``model.info["note"]`` says why where it does
+        not; "generic" runs the model through transformers.
+    fixed_costs: choose draft lengths by nominal costs and read no clock, so that a seed repeats a sampled answer on any
+        machine. By default costs are measured once and kept (:mod:`outpace.targets.cost_table`), and a seed repeats
+        an answer on this machine.
 
-    ``load(hf_model, tokenizer)`` takes a transformers model and its tokenizer as they are (:func:`load_from`).
+    Returns a :class:`Model`. Raises BadInput, in one line, for anything that cannot be loaded.
+
+    >>> import outpace
+    >>> model = outpace.load("smollm2")                                            # doctest: +SKIP
+    >>> model = outpace.load("qwen2.5-1.5b-q4_k_m.gguf", device="cpu")             # doctest: +SKIP
+    >>> model = outpace.load(hf_model, hf_tokenizer)                               # doctest: +SKIP
     """
     if not isinstance(name, str | os.PathLike):
         check_objects(name, tokenizer, dtype=dtype, device=device)
@@ -115,7 +121,7 @@ def _through_transformers(
         if source.kind == "gguf":
             place, local = str(converted(source.path, precision)), True
         else:
-            place, local = source.location, source.kind == "folder" or not _hub_answers()
+            place, local = source.location, source.kind == "folder" or not hub_answers()
         inner = _model(source, place, precision, where, local)
         words = _tokenizer(place, tokenizer, local)
         gguf = source.path if source.kind == "gguf" else None
@@ -139,7 +145,7 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
             with quiet():
                 return HFTokenizer(read_tokenizer(read_header(source.path)))
         place = str(entry)
-    local = source.kind != "hub" or not _hub_answers()
+    local = source.kind != "hub" or not hub_answers()
     return _tokenizer(place, tokenizer, local)
 
 
@@ -240,7 +246,7 @@ def _model(source: Source, place: str, precision: Any, device: torch.device, loc
     except OSError as error:
         if source.kind != "hub":
             raise BadInput(f"cannot load '{place}': {one_line(error)}") from error
-        raise BadInput(_not_on_hub(source.location, local)) from error
+        raise BadInput(not_on_hub(source.location, local)) from error
     except Exception as error:  # config.json is somebody else's file: any value may be of any type
         raise BadInput(
             f"cannot load '{place}': its config.json does not describe a known model: {one_line(error)}"
@@ -305,27 +311,3 @@ def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
         from transformers import AutoTokenizer
 
         return HFTokenizer(AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False))
-
-
-def _not_on_hub(name: str, offline: bool) -> str:
-    known = f"known here: {', '.join(EMBEDDED)}, a folder, a .gguf file{did_you_mean(name)}"
-    if offline:
-        return f"unknown model '{name}': not found on this machine, and the model hub cannot be reached; {known}"
-    return f"unknown model '{name}': the model hub has none of this name that is open to you; {known}"
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be asked; its client would try again for half a minute without a network."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    address = urlsplit(constants.ENDPOINT)
-    if address.scheme in getproxies():
-        return True  # the proxy reaches it, if anybody does
-    try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        socket.create_connection((address.hostname or "", port), _PATIENCE).close()
-    except OSError:
-        return False
-    return True

@@ -127,7 +127,7 @@ def test_another_tokenizer_can_be_given(folder: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_hub_answers", lambda: False)
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
     assert "did you mean 'smollm2'" in refused("unknown model", "./smollm")
     refused("no such file", "/nowhere/model.gguf")
     assert "did you mean 'smollm2'" in refused("unknown model", "smollm-2")
@@ -141,9 +141,9 @@ def test_a_hub_that_has_it_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object, **__: object) -> None:
         raise OSError("404 Client Error.\nRepository Not Found")
 
-    monkeypatch.setattr(loading, "_hub_answers", lambda: True)
+    monkeypatch.setattr(loading, "hub_answers", lambda: True)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", absent)
-    refused("hub has none of this name", "somebody/some-model")
+    refused("hub has no model of this name", "somebody/some-model")
 
 
 def test_missing_wheel_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_a_damaged_entry_is_made_anew(
         entry.mkdir()
     assert torch.equal(logits(load(file, dtype="float32"), [5, 6]), whole)
     assert len(conversions) == 2 and entries(cache) == [entry.name]
-    assert damage == "empty" or "is damaged or of an earlier version: it is made anew" in caplog.text
+    assert damage == "empty" or "is damaged or of an earlier version: it is converted again" in caplog.text
 
 
 def test_a_complete_cache_may_be_read_only(cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
         _sweep(root)
         return entry
     if (entry / MANIFEST).exists():
-        _log.warning("the converted model in '%s' is damaged or of an earlier version: it is made anew", entry)
+        _log.warning("the converted model in '%s' is damaged or of an earlier version: it is converted again", entry)
     header = read_header(path)
     with _locked(root):
         if not is_whole(entry, digest):  # another process may have been quicker

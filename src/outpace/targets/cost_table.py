@@ -4,7 +4,7 @@
 
 A time that anybody has used never changes in its table: a seed then repeats a sampled answer whose draft lengths follow
 from these times. Who measures while another process does takes over what that one has written first. A table that
-cannot be read, or is another machine's, is made anew; where none can be written, times last as long as the process.
+cannot be read, or belongs to another machine, is replaced; if none can be written, times last as long as the process.
 """
 
 from __future__ import annotations
