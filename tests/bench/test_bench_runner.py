@@ -438,6 +438,16 @@ def test_without_a_namespace_nothing_goes_from_prompt_to_prompt() -> None:
     assert not any("amespace" in note for note in notes(found))
 
 
+@pytest.mark.parametrize(("length", "warmed"), [(4, [4]), (8, [4]), (9, [4, 9])])
+def test_the_warm_up_also_answers_a_prompt_that_is_much_longer(length: int, warmed: list[int]) -> None:
+    model = make()
+    log: list[tuple[int, ...]] = []
+    one = Method("one", Oracle(table_of(model), log=log), RecursiveRejection(), Fixed(2))
+    prompts = [Prompt.single("short", "a" * 4), Prompt.single("long", "b" * length)]
+    run(model, [one], prompts, BenchSettings(max_new_tokens=4))
+    assert [len(tokens) - 1 for tokens in log] == [*warmed, 4, length]
+
+
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_namespace_is_kept_apart_by_method_and_begins_after_the_warm_up(batch_size: int) -> None:
     model = make()

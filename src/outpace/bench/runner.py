@@ -57,6 +57,15 @@ def run(
     return work.result(complete=True)
 
 
+_MUCH_LONGER = 2.0
+"""Times the length of the first prompt."""
+
+
+def _characters(batch: Sequence[Prompt]) -> int:
+    """Of the longest first prompt of a batch: in the order of their lengths in tokens, without encoding them all."""
+    return max(sum(len(one["content"]) for one in prompt.messages) for prompt in batch)
+
+
 class _Run:
     def __init__(
         self,
@@ -91,17 +100,23 @@ class _Run:
         self._tell("", "")
 
     def _warm_up(self) -> None:
-        """One short batch per method, not counted: first calls compile, allocate and page in."""
+        """Short answers of every method, not counted: first calls compile, allocate and page in.
+
+        Also to the longest prompt, where it is much longer than the first: costs are measured once for each range of
+        context lengths, which takes longer than an answer.
+        """
         # In no namespace: nothing of it must be known when the first prompt comes.
         short = replace(
             self.settings, namespace="", max_new_tokens=min(self.settings.warmup_tokens, self.settings.max_new_tokens)
         )
         if short.max_new_tokens < 1:
             return
+        first, longest = self.batches[0], max(self.batches, key=_characters)
+        chosen = [first, longest] if _characters(longest) > _MUCH_LONGER * _characters(first) else [first]
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
-            batch = {prompt: self._context(prompt, []) for prompt in self.batches[0]}
-            self._answer(entry, batch, 0, short)
+            for batch in chosen:
+                self._answer(entry, {prompt: self._context(prompt, []) for prompt in batch}, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
         found = {entry.label: {one.id: Record(one.id, one.category) for one in batch} for entry in self.methods}
