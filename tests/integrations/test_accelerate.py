@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from torch import Tensor
 import outpace
 from outpace.core.errors import BadInput
 from outpace.integrations.transformers.ids_tokenizer import IdsTokenizer
+from outpace.models.gguf_cache import converted
+from outpace.models.source import resolve
 from target_suite import ARCHITECTURES, tiny_model
 
 PADDING = (0, 4, 6)
@@ -207,14 +209,13 @@ def test_load_takes_a_model_and_its_tokenizer_or_says_what_it_needs(llama: tuple
 
 
 @pytest.fixture(scope="module")
-def real(smollm2_float32: outpace.Model) -> Iterator[tuple[Any, Any, Any]]:
+def real() -> tuple[Any, Any, Any]:
     """The embedded model in transformers, its tokenizer, and the same accelerated."""
-    assert smollm2_float32.target.origin is not None
-    model, tokenizer = smollm2_float32.target.origin(), smollm2_float32.tokenizer.inner  # type: ignore[attr-defined]
-    before = tokenizer.padding_side, tokenizer.pad_token
-    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
-    yield model, tokenizer, outpace.accelerate(model, tokenizer)
-    tokenizer.padding_side, tokenizer.pad_token = before
+    folder = converted(resolve("smollm2").path, torch.float32)
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return model, tokenizer, outpace.accelerate(model, tokenizer)
 
 
 @pytest.mark.model
