@@ -14,26 +14,25 @@ from outpace.core.tree import ROOT
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.model_drafter import DraftModel
 
-SEEN = Seen()
-
 
 @pytest.mark.slow
-@given(mix=MIX)
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-def test_mixes_are_decoded_as_alone(mix: tuple[str, list[Plan]]) -> None:
+def test_a_thousand_mixes_are_decoded_as_alone() -> None:
+    """And every lossless method of the registry took part in some, and most were right now and then."""
     torch.set_num_threads(1)  # tiny targets are too small to share
-    run(*mix, SEEN)
-
-
-@pytest.mark.slow
-def test_every_method_took_part() -> None:
-    """Runs after the mixes: every lossless method of the registry was in some, and most were right now and then."""
     buildable = {name for target in TARGETS for name in stage(target).cases}
     assert buildable == set(names()), stage(TARGETS[0]).refused
-    assert sum(SEEN.requests.values()) > 1000 and set(SEEN.requests) == set(names())
-    never = {name for name in names() if not SEEN.accepted[name]}
+    seen = Seen()
+
+    @given(mix=MIX)
+    @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    def mixes(mix: tuple[str, list[Plan]]) -> None:
+        run(*mix, seen)
+
+    mixes()
+    assert sum(seen.requests.values()) > 1000 and set(seen.requests) == set(names())
+    never = {name for name in names() if not seen.accepted[name]}
     assert "none" in never and len(never) < len(names()) / 3, never
-    assert SEEN.near_ties < 5
+    assert seen.near_ties < 5
 
 
 def plan(method: str, **changes: Any) -> Plan:
