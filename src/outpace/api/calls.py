@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Unpack, overload
@@ -158,20 +160,10 @@ def _samples(n: int | None, options: dict[str, Any]) -> int | None:
 def _finished(decoder: SharedDecoder, asked: Asked, bar: BatchProgress) -> list[Result]:
     """Run the requests, wait for all, and return their results in order. The first error cancels the others."""
     ended = SimpleQueue[int]()
-
-    def told(at: int, ticket: Ticket, piece: str | None) -> None:
-        if piece is None:
-            ended.put(at)
-
-    tickets = decoder.submit([(one, partial(told, at)) for at, one in enumerate(asked.requests)])
-    try:
+    with _running(decoder, asked, ended.put) as tickets:
         for _ in tickets:
             _check(asked, tickets, ended.get())
             bar.advance()
-    except BaseException:
-        for ticket in tickets:
-            ticket.cancel()
-        raise
     return [result(ticket.finished()) for ticket in tickets]
 
 
@@ -179,21 +171,31 @@ async def _finished_async(decoder: SharedDecoder, asked: Asked, bar: BatchProgre
     """As :func:`_finished`, awaited."""
     ended: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-
-    def told(at: int, ticket: Ticket, piece: str | None) -> None:
-        if piece is None:
-            loop.call_soon_threadsafe(ended.put_nowait, at)
-
-    tickets = decoder.submit([(one, partial(told, at)) for at, one in enumerate(asked.requests)])
-    try:
+    with _running(decoder, asked, lambda at: loop.call_soon_threadsafe(ended.put_nowait, at)) as tickets:
         for _ in tickets:
             _check(asked, tickets, await ended.get())
             bar.advance()
+    return [result(ticket.finished()) for ticket in tickets]
+
+
+@contextmanager
+def _running(decoder: SharedDecoder, asked: Asked, ended: Callable[[int], object]) -> Iterator[list[Ticket]]:
+    """The requests under way; an error inside cancels those that are left.
+
+    ``ended`` is called on the decoding thread with the index of each request that has ended.
+    """
+
+    def told(at: int, ticket: Ticket, piece: str | None) -> None:
+        if piece is None:
+            ended(at)
+
+    tickets = decoder.submit([(one, partial(told, at)) for at, one in enumerate(asked.requests)])
+    try:
+        yield tickets
     except BaseException:
         for ticket in tickets:
             ticket.cancel()
         raise
-    return [result(ticket.finished()) for ticket in tickets]
 
 
 def _check(asked: Asked, tickets: list[Ticket], at: int) -> None:
