@@ -26,6 +26,20 @@ VOCAB = 97
 CONTEXT = 1024
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 _LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""Rotary scaling as Llama 3 has it."""
+ROTATIONS_BY_KIND = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+}
+"""Two rotary embeddings in one model, as Gemma 3 has them."""
 
 
 def config(family: str = "Llama", **changes: Any) -> Any:

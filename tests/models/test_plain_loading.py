@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import outpace.loading
-from dense_support import SHAPES, config, model_of
+from dense_support import LLAMA3, ROTATIONS_BY_KIND, SHAPES, config, model_of
 from gguf_support import reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
@@ -36,18 +36,6 @@ from outpace.targets.dense.self_check import layer_disagreement
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from test_models import tiny_tokenizer
 
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_TABLES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
-}
 MODELS: dict[str, Callable[[], Any]] = SHAPES | {
     "biases-everywhere": lambda: config(attention_bias=True, mlp_bias=True),
     "biases-of-qwen3": lambda: config("Qwen3", attention_bias=True),
@@ -56,8 +44,8 @@ MODELS: dict[str, Callable[[], Any]] = SHAPES | {
         "Qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "window-of-phi": lambda: config("Phi3", sliding_window=7),
-    "two-scaled-rotations": lambda: config("Gemma3Text", sliding_window=5, rope_parameters=_TABLES),
-    "llama3": lambda: config(rope_parameters=_LLAMA3),
+    "two-scaled-rotations": lambda: config("Gemma3Text", sliding_window=5, rope_parameters=ROTATIONS_BY_KIND),
+    "llama3": lambda: config(rope_parameters=LLAMA3),
     "linear": lambda: config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
     "short-context": lambda: config(max_position_embeddings=40),
 }  # fmt: skip
@@ -203,7 +191,7 @@ def test_weights_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 _OLDER: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama", "num_key_value_heads": None, "rope_theta": 5e5, "torch_dtype": "bfloat16",
-        "rope_scaling": {**{key: value for key, value in _LLAMA3.items() if key != "rope_theta"}, "type": "llama3"},
+        "rope_scaling": {**{key: value for key, value in LLAMA3.items() if key != "rope_theta"}, "type": "llama3"},
     },
     "qwen2": {
         "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 1000000, "max_window_layers": 2,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import outpace
-from dense_support import config, in_blocks, model_of
+from dense_support import LLAMA3, ROTATIONS_BY_KIND, config, in_blocks, model_of
 from gguf_support import reference as gguf_reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.targets.choice import choose_target
@@ -24,14 +24,6 @@ from target_suite import near, opened, random_tokens, random_tree, reference, ti
 from test_models import tiny_model as loadable_model, tiny_tokenizer
 
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 _LONG = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -40,10 +32,6 @@ _LONG = {
     "original_max_position_embeddings": 128,
 }
 _LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
-_TABLES = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
-}
 QUIRKS: dict[str, Callable[[], Any]] = {
     "biases of Qwen2": lambda: config("Qwen2"),
     "attention biases": lambda: config(attention_bias=True),
@@ -67,7 +55,7 @@ QUIRKS: dict[str, Callable[[], Any]] = {
         "Gemma3Text",
         sliding_window=5,
         layer_types=_LOCAL,
-        rope_parameters=_TABLES,
+        rope_parameters=ROTATIONS_BY_KIND,
         query_pre_attn_scalar=9,
     ),
     "all layers of one kind": lambda: config("Gemma3Text", layer_types=["full_attention"] * 3),
@@ -77,7 +65,7 @@ QUIRKS: dict[str, Callable[[], Any]] = {
         "Qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1
     ),
     "a window that is not used": lambda: config("Qwen2", use_sliding_window=False, sliding_window=6),
-    "rotary scaling: llama3": lambda: config(rope_parameters=_LLAMA3),
+    "rotary scaling: llama3": lambda: config(rope_parameters=LLAMA3),
     "rotary scaling: yarn": lambda: config(rope_parameters=_YARN),
     "rotary scaling: linear": lambda: config(
         rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
