@@ -19,7 +19,7 @@ from outpace.targets.dense.kernel_build import library
 from outpace.targets.threads import threads
 
 FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
-"""How a matrix is packed; explained in native/linear.h."""
+"""How a matrix is packed; explained in native/formats.h."""
 SLOTS = {"qkv0": 0, "qkv1": 1, "qkv2": 2, "out": 3, "gate_up": 4, "down": 5}
 NORMS = {"norm1": 0, "norm2": 1, "post1": 2, "post2": 3, "query": 4, "key": 5}
 ACTIVATIONS = {"silu": 1, "gelu_pytorch_tanh": 2}
