@@ -65,7 +65,7 @@ def scored(target: DenseTarget, pairs: list[tuple[Any, TokenTree]], split: float
     sizes=st.lists(st.tuples(st.integers(1, 70), st.integers(0, 40)), min_size=1, max_size=3),
     narrow=st.sampled_from([0.0, 0.7, 0.95]),
     chunk=st.sampled_from([1, 5, 16, 17, 512]),
-    count=st.sampled_from([1, 2, 3]),
+    count=st.sampled_from([1, 2, 3, 8]),
     split=st.none() | st.floats(0, 1),
 )
 def test_trees_score_as_plain_decoding(

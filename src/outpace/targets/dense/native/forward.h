@@ -133,7 +133,7 @@ class Forward {
     // Rows that a thread prepares: the same ones at every stage.
     template <class Do>
     void my_rows(int thread, Do&& run) {
-        for (int row = thread; row < job.rows; row += pool->size) run(row);
+        for (int row = thread; row < job.rows; row += pool->active) run(row);
     }
 
     float* x(int row) { return &space().x[size_t(row) * m.hidden]; }
@@ -184,32 +184,32 @@ class Forward {
             if (tapped) ++tap;
             if (end) break;
             if (attends) {
-                pool->barrier();
+                pool->barrier(thread);
                 attention(thread, *l, index, stage);
                 pending = &l->norms[OUTPACE_POST1];
-                pool->barrier();
+                pool->barrier(thread);
             }
             if (feeds) {
                 my_rows(thread, [&](int row) {
                     if (pending) settle(row, pending);
                     norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM2], row);
                 });
-                pool->barrier();
+                pool->barrier(thread);
                 Outputs inner_rows{s.hidden.data(), size_t(inner), Activation(m.activation)};
                 multiply_all(thread, stage + 5, l->gate_up, s.normed, inner_rows, 4, &l->down, [&](int first, int last) {
                     int from = first / 2 * LANES, to = std::min(last / 2 * LANES, inner);
                     for (int row = 0; row < job.rows; ++row) s.inner.take(row, &s.hidden[size_t(row) * inner], from, to);
                 });
-                pool->barrier();
+                pool->barrier(thread);
                 const Linear* then = index + 1 < job.stop ? &m.layer[index + 1].qkv[0] : job.logits ? &m.head : nullptr;
                 multiply_all(thread, stage + 6, l->down, s.inner, {s.delta.data(), delta_stride}, 2, then, [](int, int) {});
                 pending = &l->norms[OUTPACE_POST2];
-                pool->barrier();
+                pool->barrier(thread);
             }
             stage += 7;
         }
         if (job.logits) {
-            pool->barrier();
+            pool->barrier(thread);
             multiply_all(thread, stage, m.head, s.last, {job.logits, size_t(job.logit_stride)}, 8, nullptr, [](int, int) {});
         }
     }
@@ -234,10 +234,10 @@ class Forward {
             }
             s.entering.take(row, from, 0, inputs);
         });
-        pool->barrier();
+        pool->barrier(thread);
         const Linear* then = job.start < job.stop ? &m.layer[job.start].qkv[0] : job.logits ? &m.head : nullptr;
         multiply_all(thread, int(stages.size()) - 1, m.entry, s.entering, {s.delta.data(), delta_stride}, 2, then, [](int, int) {});
-        pool->barrier();
+        pool->barrier(thread);
     }
 
     void norm_to(std::vector<float>& row_space, Inputs& to, const std::vector<float>& weights, int row) {
@@ -265,13 +265,13 @@ class Forward {
             multiply_all(thread, stage + slot, l.qkv[slot], s.normed, out, 2, then, [](int, int) {});
             base += l.qkv[slot].tiles * LANES;
         }
-        pool->barrier();
+        pool->barrier(thread);
         my_rows(thread, [&](int row) { rotate_row(l, index, row, mine.row.data()); });
         for (int p = 0; p < job.parts; ++p) {
             if (job.part[p].old > 0) old_keys(thread, index, p);
             if (job.part[p].subset) gather(thread, index, p);
         }
-        pool->barrier();
+        pool->barrier(thread);
         const int group = m.heads / m.kv_heads, items = int(items_at.back());
         const bool whole_blocks = m.head_size * group % BLOCK == 0;
         for (int i; (i = claim(stage + 3)) < items;) {
@@ -283,10 +283,10 @@ class Forward {
                 for (int row = job.part[p].first + first; row < job.part[p].first + last; ++row)
                     s.attended.take(row, mixed(row), kv * group * m.head_size, (kv + 1) * group * m.head_size);
         }
-        pool->barrier();
+        pool->barrier(thread);
         if (!whole_blocks) {
             my_rows(thread, [&](int row) { s.attended.take(row, mixed(row), 0, m.heads * m.head_size); });
-            pool->barrier();
+            pool->barrier(thread);
         }
         multiply_all(thread, stage + 4, l.attention_out, s.attended, {s.delta.data(), delta_stride}, 2, &l.gate_up, [](int, int) {});
     }
@@ -370,13 +370,13 @@ class Forward {
 
     void old_keys(int thread, int index, int p) {
         const outpace_part& part = job.part[p];
-        for (int i = thread; i < part.old * m.kv_heads; i += pool->size)
+        for (int i = thread; i < part.old * m.kv_heads; i += pool->active)
             place(tree_keys(p, i % m.kv_heads), i / m.kv_heads, side(part, index, 0, i % m.kv_heads, i / m.kv_heads));
     }
 
     void gather(int thread, int index, int p) {
         const outpace_part& part = job.part[p];
-        for (int i = thread; i < part.subset_count * m.kv_heads; i += pool->size) {
+        for (int i = thread; i < part.subset_count * m.kv_heads; i += pool->active) {
             const int kv = i % m.kv_heads, to = i / m.kv_heads, from = chosen(part, index, kv)[to];
             const T* key = slab(part, index, 0, kv) + size_t(from / LANES) * m.width * LANES + from % LANES;
             T* place_at = gathered(p, 0, kv) + size_t(to / LANES) * m.width * LANES + to % LANES;
