@@ -6,7 +6,9 @@
 
 Times the target's forward over a chain of T - 1 draft tokens after ``--context`` tokens. The floor is
 max(weight bytes / read bandwidth, operations / product limit), both measured in the same run (as ``outpace doctor``
-does) before and after the curve, the better value counting; operations are those of the weight matrices.
+does) before and after the curve, the better value counting; operations are those of the weight matrices. The product
+limit is that of the fastest product known here, PyTorch's or the kernels' instructions. ``prefill`` runs a prompt of
+``--prompt`` tokens: tokens per second, and the share of the product limit that its matrices' operations reach.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.core import machine
 from outpace.core.tree import TokenTree
 from outpace.models.source import resolve
 from outpace.targets import machine_limits
@@ -87,10 +88,22 @@ def curve(target: Target, context: int, repeat: int) -> dict[int, float]:
     return {rows: median_ms(lambda tree=tree: target.score([(sequence, tree)]), repeat) for rows, tree in trees.items()}  # type: ignore[misc]
 
 
+def prefill_seconds(target: Target, length: int, repeat: int) -> float:
+    """Median seconds of running a prompt."""
+    tokens = [(37 * i) % 20_000 + 100 for i in range(length + 1)]
+
+    def run() -> None:
+        sequence = target.sequence(tokens)
+        target.prefill([sequence])
+        target.close(sequence.kv)
+
+    return median_ms(run, max(3, repeat // 3)) / 1e3
+
+
 def limits(precision: str) -> tuple[float, float]:
     """GB/s of reading, and giga-operations/s of products."""
     kind = "int8" if precision == "int4" else precision
-    return machine_limits.measure_bandwidth(), machine_limits.measure_products(kind) or machine.measure_matmul(kind)
+    return machine_limits.measure_bandwidth(), machine_limits.measure_products(kind)
 
 
 def main() -> None:
@@ -101,6 +114,7 @@ def main() -> None:
     parser.add_argument("--target", choices=["auto", "generic"], default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt that prefill runs")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -114,6 +128,7 @@ def main() -> None:
     for precision, target in makers(options):
         before = limits(precision)
         spent = curve(target, options.context, options.repeat)
+        prompt = prefill_seconds(target, options.prompt, options.repeat)
         bandwidth, rate = map(max, before, limits(precision))
         row: dict[str, Any] = {"precision": precision, "ms": spent, "bandwidth": bandwidth, "products": rate}
         label = f"{precision}, {bandwidth:.0f} GB/s, {rate:.0f} Gop/s"
@@ -126,6 +141,13 @@ def main() -> None:
         else:
             cells = "".join(f"{spent[rows]:>7.1f}       " for rows in ROWS)
         print(f"{label:<32}{cells}", flush=True)
+        row["prefill_tokens_per_second"] = options.prompt / prompt
+        share = ""
+        if isinstance(target, DenseTarget):
+            body = sum(target.formats.values()) - target.vocab_size * target.hidden_size  # prompts need no logits
+            row["prefill_share_of_limit"] = 2 * body * options.prompt / prompt / 1e9 / rate
+            share = f", {row['prefill_share_of_limit']:.0%} of the product limit"
+        print(f"  prefill of {options.prompt} tokens: {options.prompt / prompt:.0f} tokens/s{share}", flush=True)
         found.append(row)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -189,7 +189,9 @@ def test_methods_are_listed_by_family_and_fit_a_terminal(cli: Run) -> None:
 def test_doctor(cli: Run) -> None:
     found = json.loads(cli("doctor", "--json").out)
     assert found["measured"]["memory_bandwidth_gb_per_second"] > 0
-    assert set(found["measured"]["matmul_gflop_per_second"]) == {"float32", "bfloat16", "float16"}
+    matmul, limits = (found["measured"][name] for name in ("matmul_gflop_per_second", "product_limit_gop_per_second"))
+    assert set(matmul) == {"float32", "bfloat16", "float16", "int8"}
+    assert all(limit >= matmul[precision] for precision, limit in limits.items())
     assert found["machine"]["torch"]
     assert isinstance(found["advice"], list)
     shown = cli("doctor")

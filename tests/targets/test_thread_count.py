@@ -75,7 +75,7 @@ def quiet(threads: int, now: float) -> tuple[float, float]:
 
 
 def neighbour(cores: int) -> Machine:
-    """One core belongs to a busy neighbour for half of the time; threads on all cores wait for the one that shares it."""
+    """One core is a busy neighbour's for half of the time: threads on all cores wait for the one there."""
 
     def machine(threads: int, now: float) -> tuple[float, float]:
         alone = 0.008 / threads

@@ -13,7 +13,7 @@ from outpace.cli.output import out, print_json
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16", "int8")
 PACKED = ("float32", "bfloat16", "int8")
 
 
@@ -52,7 +52,7 @@ def examine() -> dict[str, Any]:
     from outpace.targets import cost_table, machine_limits
 
     peaks = {precision: round(machine.measure_matmul(precision), 1) for precision in PRECISIONS}
-    limits = {precision: machine_limits.measure_products(precision) for precision in PACKED}
+    limits = {precision: max(peaks[precision], machine_limits.kernel_products(precision)) for precision in PACKED}
     kernels, missing = _kernels()
     models, advice = _embedded()
     advice += missing
@@ -63,7 +63,7 @@ def examine() -> dict[str, Any]:
         "measured": {
             "memory_bandwidth_gb_per_second": round(machine_limits.measure_bandwidth(), 1),
             "matmul_gflop_per_second": peaks,
-            "product_limit_gop_per_second": {name: round(rate, 1) for name, rate in limits.items() if rate},
+            "product_limit_gop_per_second": {name: round(rate, 1) for name, rate in limits.items()},
         },
         "fast_target": kernels,
         "costs": {"folder": str(cost_table.folder()), "models": len(list(cost_table.folder().glob("*.json")))},
@@ -110,9 +110,9 @@ def _print(found: dict[str, Any]) -> None:
     table.add_row("", "")
     table.add_row("memory bandwidth", f"{measured['memory_bandwidth_gb_per_second']:.1f} GB/s")
     for precision, peak in measured["matmul_gflop_per_second"].items():
-        table.add_row(f"matmul {precision}", f"{peak:.0f} GFLOP/s")
+        table.add_row(f"PyTorch matmul {precision}", f"{peak:.0f} GOP/s")
     for precision, limit in measured["product_limit_gop_per_second"].items():
-        table.add_row(f"product limit {precision}", f"{limit:.0f} GOP/s")
+        table.add_row(f"fastest product {precision}", f"{limit:.0f} GOP/s")
     table.add_row("fast target", escape(found["fast_target"] or "-"))
     table.add_row("measured costs", f"{found['costs']['models']} models, in {escape(found['costs']['folder'])}")
     table.add_row("", "")

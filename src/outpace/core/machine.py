@@ -69,9 +69,19 @@ def usable_cpus() -> int:
 
 
 def measure_matmul(dtype: str = "float32", size: int = 1024) -> float:
-    """GFLOP/s of a square matrix product in ``dtype`` ("float32", "bfloat16", "float16"), the best of a few."""
+    """Billions of operations per second of PyTorch's square matrix product, the best of a few repetitions.
+
+    ``dtype``: "float32", "bfloat16", "float16", or "int8" (sums in int32; 0 where PyTorch has no such product).
+    """
     import torch
 
+    if dtype == "int8":
+        product: Any = getattr(torch, "_int_mm", None)  # what PyTorch's own quantised layers call
+        left, right = (torch.randint(-100, 100, (size, size), dtype=torch.int8) for _ in range(2))
+        try:
+            return float(2 * size**3 / best_time(lambda: product(left, right)) / 1e9)
+        except (RuntimeError, TypeError):
+            return 0.0
     kind = getattr(torch, dtype.removeprefix("torch."))
     # A precision without fast kernels is a hundred times slower: find out on a small product first.
     small = torch.randn(256, 256).to(kind)
