@@ -149,8 +149,8 @@ def main() -> None:
             share = f", {row['prefill_share_of_limit']:.0%} of the product limit"
         print(f"  prefill of {options.prompt} tokens: {options.prompt / prompt:.0f} tokens/s{share}", flush=True)
         found.append(row)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
