@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from outpace.core.errors import OutpaceError
@@ -23,7 +22,8 @@ FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
 SLOTS = {"qkv0": 0, "qkv1": 1, "qkv2": 2, "out": 3, "gate_up": 4, "down": 5}
 NORMS = {"norm1": 0, "norm2": 1, "post1": 2, "post2": 3, "query": 4, "key": 5}
 ACTIVATIONS = {"silu": 1, "gelu_pytorch_tanh": 2}
-KV_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KV_FORMATS = {"float32": 0, "bfloat16": 1}
+"""How K/V is kept; explained in native/key_values.h."""
 LANES, BLOCK = 16, 32
 
 Floats = npt.NDArray[np.float32]
@@ -127,6 +127,8 @@ def _calls() -> Any:
     lib.outpace_run.argtypes = [c_void_p, c_void_p]
     lib.outpace_embed.argtypes = [c_void_p, c_void_p, integer, c_void_p]
     lib.outpace_commit.argtypes = [c_void_p, c_void_p, integer, integer, c_void_p, integer, c_void_p, integer]
+    lib.outpace_read_keys.argtypes = [c_void_p, c_void_p, integer, integer, integer, c_void_p]
+    lib.outpace_kv_row_bytes.argtypes = [c_void_p]
     return lib
 
 
@@ -171,6 +173,8 @@ class NativeModel:
     def __init__(self, shape: Shape) -> None:
         self._lib = _calls()
         self._handle = self._lib.outpace_create(ctypes.byref(shape))
+        self.head_width = -(-shape.head_size // LANES) * LANES
+        """Of a head's keys, values and queries: padded to whole registers."""
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __del__(self) -> None:
@@ -229,6 +233,16 @@ class NativeModel:
         """Copy ``rows`` of ``side`` (layers, 2, kv_heads, n, width) behind the committed ones of ``store``."""
         taken = side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)
         self._check(self._lib.outpace_commit(self._handle, store.data_ptr(), capacity, length, *taken))
+
+    def read_keys(self, store: Tensor, capacity: int, start: int, stop: int, rows: Tensor) -> None:
+        """Fill ``rows`` (layers, kv_heads, stop - start, width) float32 with committed keys."""
+        told = store.data_ptr(), capacity, start, stop, rows.data_ptr()
+        self._check(self._lib.outpace_read_keys(self._handle, *told))
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes of one head's key or value of one token."""
+        return int(self._lib.outpace_kv_row_bytes(self._handle))
 
     def _check(self, status: int) -> None:
         if status:

@@ -1,4 +1,4 @@
-"""DenseKV: a K/V store for the compiled kernels, one block of memory with keys transposed in blocks of sixteen."""
+"""DenseKV: a K/V store for the compiled kernels, one block of memory laid out as ``native/key_values.h`` says."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _GRANULE = 256
 
 
 class DenseKV(KVStore):
-    """Committed rows, (layers, 2, kv_heads, capacity * width); ``width`` is the head size padded to 16.
+    """Committed rows, (layers, 2, kv_heads, capacity * width); ``width``: elements of one head's key or value.
 
     Keys and values of sixteen tokens take up the same span, so growing and forking copy a prefix of the last axis.
     """
 
-    def __init__(self, model: NativeModel, shape: tuple[int, int, int], width: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: NativeModel, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         """``shape``: (layers, 2, kv_heads)."""
         self.model = model
         self.capacity = 0
-        self.width = width
+        self.width = model.kv_row_bytes // dtype.itemsize
         self.data: Tensor = torch.empty(*shape, 0, dtype=dtype)
 
     def reserve(self, rows: int) -> None:
@@ -39,12 +39,10 @@ class DenseKV(KVStore):
         self.data, self.capacity = grown, capacity
 
     def keys(self, start: int, stop: int) -> Tensor:
-        first, last = start // LANES, -(-stop // LANES)
-        span = slice(first * LANES * self.width, last * LANES * self.width)
         layers, _, heads, _ = self.data.shape
-        blocks = self.data[:, 0, :, span].float().view(layers, heads, last - first, self.width, LANES)
-        rows = blocks.transpose(-1, -2).reshape(layers, heads, -1, self.width)
-        return rows[:, :, start - first * LANES : stop - first * LANES]
+        rows = torch.empty(layers, heads, stop - start, self.model.head_width)
+        self.model.read_keys(self.data, self.capacity, start, stop, rows)
+        return rows
 
     def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
         """Commit these rows of K/V, (layers, 2, kv_heads, n, width or head size) in any precision."""
@@ -58,7 +56,7 @@ class DenseKV(KVStore):
 
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
-        twin = DenseKV(self.model, (layers, two, heads), self.width, self.data.dtype)
+        twin = DenseKV(self.model, (layers, two, heads), self.data.dtype)
         twin.reserve(length)
         used = rounded_up(length, LANES) * self.width
         twin.data[..., :used] = self.data[..., :used]

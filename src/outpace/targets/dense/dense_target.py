@@ -2,10 +2,10 @@
 
 Weights are packed once; one call of the compiled kernels runs a whole forward over the rows of all trees.
 
-Numerics: the residual stream, norms, attention and logits are float32; weights and the inputs of matrix products are in
-the precision that was asked for (see :mod:`outpace.targets.dense.packing`). Every row is computed in one fixed order,
-however many rows or sequences are computed beside it, so that in **every** precision the scores of a tree's node equal,
-bit for bit, those of autoregressive decoding along its path.
+Numerics: the residual stream, norms, softmax and logits are float32; weights and the inputs of matrix products are in
+the precision that was asked for (see :mod:`outpace.targets.dense.packing`), and attention multiplies in that of K/V.
+Every row is computed in one fixed order, however many rows or sequences are computed beside it, so that in **every**
+precision the scores of a tree's node equal, bit for bit, those of autoregressive decoding along its path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.functional import rms_norm
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
-from outpace.targets.dense.packing import KV_DTYPES, pack
+from outpace.targets.dense.packing import pack
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_rest
@@ -54,7 +54,8 @@ class DenseTarget(RowTarget):
         prefill_chunk: int = PREFILL_CHUNK,
         embeddings_of: DenseTarget | None = None,
     ) -> None:
-        self.native, self.formats = pack(spec, precision, gguf)
+        kv_format = "float32" if precision == "float32" else "bfloat16"
+        self.native, self.formats = pack(spec, precision, gguf, kv_format)
         self.dtype = precision
         self.vocab_size = spec.vocabulary
         self.num_layers = len(spec.layers)
@@ -64,8 +65,7 @@ class DenseTarget(RowTarget):
         self._embeddings_of = None if embeddings_of is None else embeddings_of.native
         self._heads = spec.heads
         self._kv_shape = (self.num_layers, 2, spec.kv_heads)
-        self._kv_dtype = KV_DTYPES[precision]
-        self._width = -(-spec.head_size // LANES) * LANES
+        self._kv_dtype: torch.dtype = getattr(torch, kv_format)
         self._final_softcap = spec.final_softcap
         self._final_norm = None if spec.final_norm is None else spec.final_norm.weight.float().cpu()
         self._epsilon = spec.epsilon
@@ -83,7 +83,7 @@ class DenseTarget(RowTarget):
         return self.native.bytes
 
     def open(self) -> DenseKV:
-        return DenseKV(self.native, self._kv_shape, self._width, self._kv_dtype)
+        return DenseKV(self.native, self._kv_shape, self._kv_dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         rows = torch.empty(len(tokens), self.hidden_size)
@@ -136,7 +136,7 @@ class DenseTarget(RowTarget):
         out = torch.empty(rows, width) if logits else None
         queries = None
         if plan.queries is not None:
-            queries = torch.empty(self.num_layers, rows, self._heads, self._width)
+            queries = torch.empty(self.num_layers, rows, self._heads, self.native.head_width)
             plan.queries.update((layer, queries[layer]) for layer in range(plan.start, plan.stop))
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
@@ -177,7 +177,7 @@ class DenseTarget(RowTarget):
             starts = [0, *accumulate(map(len, paths))]
             seen = list(chain.from_iterable(paths))
             record.seen_start, record.seen = _integers(starts, kept), _integers(seen, kept)
-            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), self._width, dtype=self._kv_dtype)
+            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), store.width, dtype=self._kv_dtype)
             if part.earlier_kv is not None:
                 part.side_kv[:, :, :, :earlier] = part.earlier_kv
             record.side = part.side_kv.data_ptr()

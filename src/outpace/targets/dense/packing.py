@@ -2,8 +2,8 @@
 
 ``float32`` and ``bfloat16`` are plain. ``int8``: every matrix in blocks of 32 with an fp16 scale. ``int4``: the blocks
 of the GGUF file as they lie there; what the file keeps in other formats stays as exact as bfloat16 holds it.
-Inputs of quantised matrices are rounded to 8 bits in blocks of 32 as they come. K/V is float32, bfloat16, or float16
-under the quantised precisions.
+Inputs of quantised matrices are rounded to 8 bits in blocks of 32 as they come. K/V is float32 in float32, and bfloat16
+in the others.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.quant_blocks import Blocks, unpacked
 from outpace.targets.threads import threads
 
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float16, "int4": torch.float16}
-PRECISIONS = tuple(KV_DTYPES)
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 _AT_ONCE = 4
 """Layers that are packed at the same time, at most: each needs room for one of its matrices several times over."""
 
 
-def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> tuple[NativeModel, dict[str, int]]:
-    """The packed model, and its weights by the format that they are in. ``gguf``: the file whose blocks int4 keeps.
+def pack(
+    spec: DecoderSpec, precision: str, gguf: Path | None = None, kv_format: str = "float32"
+) -> tuple[NativeModel, dict[str, int]]:
+    """The packed model, and its weights by the format that they are in.
+
+    ``gguf``: the file whose blocks int4 keeps; ``kv_format``: one of ``binding.KV_FORMATS``.
 
     Raises BadInput for int4 without a file, and for weights that are not on the CPU, where the kernels run.
     """
@@ -45,7 +48,7 @@ def pack(spec: DecoderSpec, precision: str, gguf: Path | None = None) -> tuple[N
     model = NativeModel(
         Shape(
             *(len(spec.layers), spec.hidden, spec.heads, spec.kv_heads, spec.head_size, spec.intermediate),
-            *(spec.vocabulary, ACTIVATIONS[spec.activation], KV_FORMATS[KV_DTYPES[precision]]),
+            *(spec.vocabulary, ACTIVATIONS[spec.activation], KV_FORMATS[kv_format]),
             *(spec.epsilon, spec.attention_scale, spec.softcap, spec.embedding_scale),
         )
     )

@@ -10,7 +10,7 @@ struct outpace_model;  // a packed model
 struct outpace_shape {
     int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
     int32_t activation;      // 1 SiLU, 2 GELU (tanh)
-    int32_t kv_format;       // 0 float32, 1 bfloat16, 2 float16
+    int32_t kv_format;       // 0 float32, 1 bfloat16
     float epsilon, attention_scale, softcap, embedding_scale;
 };
 
@@ -27,8 +27,8 @@ struct outpace_matrix {
 struct outpace_part {
     int32_t first, rows, old;                   // its rows among all; rows of its tree that an earlier pass has run
     int32_t committed, capacity, causal;        // causal: a piece of prompt, whose K/V goes straight to the store
-    void* store;                                // (layers, 2, kv_heads, capacity * width)
-    void* side;                                 // (layers, 2, kv_heads, old + rows, width); null when causal
+    void* store;                                // (layers, 2, kv_heads, capacity) rows, laid as key_values.h says
+    void* side;                                 // (layers, 2, kv_heads, old + rows) rows; null when causal
     const int32_t* positions;                   // (old + rows)
     const int32_t *seen_start, *seen;           // per new row: which rows of the tree it sees
     const int32_t* subset;                      // committed positions to read, ascending; null for all
@@ -73,6 +73,9 @@ int outpace_run(outpace_model*, const outpace_forward*);
 int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows);
 int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
                    const int32_t* rows, int count);
+// Committed keys [start, stop) as (layers, kv_heads, stop - start, width) floats.
+int outpace_read_keys(outpace_model*, const void* store, int capacity, int start, int stop, float* rows);
+int outpace_kv_row_bytes(const outpace_model*); // of one head's key or value of one token
 // The k largest of each of `count` rows of `width` floats, largest first: (count, k) values and their places; and the
 // log of the sum of each row's exponentials, every value multiplied by `warmth` before, unless `totals` is null.
 void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids,

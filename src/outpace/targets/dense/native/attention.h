@@ -1,30 +1,38 @@
 // Attention of a few rows to K/V in place: no copy, no expanded heads, and each row summed in the order of its path.
 //
-// Keys lie in blocks of sixteen, transposed (a register holds one dimension of sixteen keys); values lie row by row.
-// A row sees the first `limit` committed keys from `low` on, then its own ancestors among the rows of its tree. Its
-// scores stand in the order of positions wherever the keys lie, so a token scored in a tree gets bit for bit what it
-// gets when it is decoded alone.
+// A row sees committed keys, then its own ancestors among the rows of its tree. Both are counted in one order: a key's
+// place in it is its position in the sequence, wherever the key lies. Everything that rounds depends on places only:
+// products take two keys at a time (places 2i and 2i + 1) where the type has pairs, weights are summed by place modulo
+// sixteen, and softmax runs over chunks of fixed places that are folded in order. So a token scored in a tree gets bit
+// for bit what it gets when it is decoded alone, on any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
-#include "simd.h"
+#include "key_values.h"
 
 namespace outpace {
 
-// Keys and values that rows read: committed ones, or those of a tree's rows.
-template <class T>
-struct KeyValues {
-    const T* keys;    // (blocks, width, 16)
-    const T* values;  // (keys, width)
+constexpr int CHUNK = 256;  // keys; the partial results of chunks may be made by different threads
+
+// One head's K/V that rows read: committed ones, in blocks, and those of a tree's rows.
+struct Head {
+    const uint8_t *keys, *values;
+    const uint8_t* tree_keys = nullptr;    // in blocks
+    const uint8_t* tree_values = nullptr;  // row by row
 };
 
 struct Query {
-    const float* q;            // (width)
-    float* out;                // (size)
-    int low, limit;            // committed keys [low, limit) are seen
-    const int32_t* seen;       // rows of the tree, in the order of the path
+    const float* q;       // (width)
+    float* out;           // (size)
+    int low, limit;       // committed keys [low, limit) are seen
+    const int32_t* seen;  // rows of the tree, in the order of the path
     int seen_count;
+    int path;             // the place of the first of them
+
+    int begin() const { return low < limit ? low : path; }
+    int end() const { return seen_count > 0 ? path + seen_count : limit; }
 };
 
 struct Shape {
@@ -32,58 +40,95 @@ struct Shape {
     float scale, softcap;
 };
 
-// Scores of M queries, q (width, M), with the keys of blocks [first, last): rows (M, stride).
-template <class T, int M>
-void scores(const T* keys, int first, int last, const float* q, const Shape& shape, float* rows, size_t stride) {
-    for (int block = first; block < last; ++block) {
-        vf acc[M] = {};
-        const T* key = keys + size_t(block) * shape.width * LANES;
-        for (int d = 0; d < shape.width; ++d) {
-            vf column = load(key + size_t(d) * LANES);
-            for (int i = 0; i < M; ++i) acc[i] = fma(column, splat(q[d * M + i]), acc[i]);
-        }
-        for (int i = 0; i < M; ++i) store(rows + i * stride + size_t(block - first) * LANES, acc[i] * shape.scale);
+struct AttentionSpace {
+    std::vector<uint32_t> q, weights, gathered;
+    std::vector<float> scores, tree, parts;
+    std::vector<uint8_t> row;
+};
+
+template <class V> void grow(V& v, size_t n) { if (v.size() < n) v.resize(n); }
+
+// acc + a register's numbers times `word`: one float, or two bf16.
+template <class T>
+INLINE vf product(vf acc, vu column, uint32_t word) {
+    if constexpr (Kept<T>::PAIR == 2) return dot(acc, column, word);
+    float x;
+    std::memcpy(&x, &word, 4);
+    return fma((vf)column, splat(x), acc);
+}
+
+// Scores of M queries, q (width / PAIR, M), with B blocks of keys: rows (M, stride).
+template <class T, int M, int B>
+void scores(const uint8_t* keys, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
+    const int columns = width / Kept<T>::PAIR;
+    const size_t block = LANES * Kept<T>::row_bytes(width);
+    vf acc[M][B] = {};
+    for (int c = 0; c < columns; ++c) {
+        vu column[B];
+        for (int b = 0; b < B; ++b) column[b] = load_as<vu>(keys + b * block + size_t(c) * sizeof(vu));
+        for (int i = 0; i < M; ++i)
+            for (int b = 0; b < B; ++b) acc[i][b] = product<T>(acc[i][b], column[b], q[c * M + i]);
     }
+    for (int i = 0; i < M; ++i)
+        for (int b = 0; b < B; ++b) store(rows + i * stride + b * LANES, acc[i][b] * scale);
 }
 
 // How many queries are taken together: q lies transposed in groups of these sizes.
 INLINE int together(int left) { return left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1; }
 
+template <class T, int M, int B>
+void block_scores(const uint8_t* keys, int blocks, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
+    const size_t block = LANES * Kept<T>::row_bytes(width);
+    int b = 0;
+    for (; b + B <= blocks; b += B) scores<T, M, B>(keys + b * block, q, width, scale, rows + b * LANES, stride);
+    for (; b < blocks; ++b) scores<T, M, 1>(keys + b * block, q, width, scale, rows + b * LANES, stride);
+}
+
 template <class T>
-void all_scores(const T* keys, int first, int last, const float* q, int count, const Shape& shape, float* rows, size_t stride) {
-    for (int m; count > 0; q += m * shape.width, rows += m * stride, count -= m) {
+void all_scores(const uint8_t* keys, int blocks, const uint32_t* q, int count, int width, float scale, float* rows, size_t stride) {
+    for (int m; count > 0; q += m * width / Kept<T>::PAIR, rows += m * stride, count -= m) {
         m = together(count);
-        auto run = m == 12 ? scores<T, 12> : m == 6 ? scores<T, 6> : m == 3 ? scores<T, 3> : scores<T, 1>;
-        run(keys, first, last, q, shape, rows, stride);
+        auto run = m == 12 ? block_scores<T, 12, 2> : m == 6 ? block_scores<T, 6, 2> : m == 3 ? block_scores<T, 3, 4> : block_scores<T, 1, 8>;
+        run(keys, blocks, q, width, scale, rows, stride);
     }
 }
 
-inline void transpose(const Query* queries, int count, int width, float* q) {
-    for (int m; count > 0; q += m * width, queries += m, count -= m) {
+template <class T>
+void transpose(const Query* queries, int count, int width, uint32_t* q) {
+    const int columns = width / Kept<T>::PAIR;
+    for (int m; count > 0; q += m * columns, queries += m, count -= m) {
         m = together(count);
-        for (int i = 0; i < m; ++i)
-            for (int d = 0; d < width; ++d) q[d * m + i] = queries[i].q[d];
+        for (int i = 0; i < m; ++i) {
+            uint32_t words[LANES];
+            for (int d = 0, c = 0; d < width; d += LANES) {
+                if constexpr (Kept<T>::PAIR == 2) store((bf16*)words, load(queries[i].q + d));
+                else std::memcpy(words, queries[i].q + d, sizeof words);
+                for (int j = 0; j < LANES / Kept<T>::PAIR; ++j, ++c) q[c * m + i] = words[j];
+            }
+        }
     }
 }
 
-// rows[i] += sum over keys [first, last), in order, of weights[i][key] * values[key], over N * 16 dimensions.
+// rows[i] += sum over steps [first, last), in order, of weights[i][step] * values[step], over N * 16 dimensions.
+// A step is as many keys as a product takes.
 template <class T, int M, int N>
-void mix(const T* values, int width, int first, int last, const float* weights, size_t stride, float* rows, size_t step) {
+void mix(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows, size_t step) {
     vf acc[M][N];
     for (int i = 0; i < M; ++i)
         for (int j = 0; j < N; ++j) acc[i][j] = load(rows + i * step + j * LANES);
-    for (int key = first; key < last; ++key) {
-        for (int j = 0; j < N; ++j) {
-            vf value = load(values + size_t(key) * width + j * LANES);
-            for (int i = 0; i < M; ++i) acc[i][j] = fma(value, splat(weights[i * stride + key]), acc[i][j]);
-        }
+    const size_t bytes = Kept<T>::PAIR * Kept<T>::row_bytes(width);
+    for (int s = first; s < last; ++s) {
+        vu column[N];
+        for (int j = 0; j < N; ++j) column[j] = load_as<vu>(values + s * bytes + j * sizeof(vu));
+        for (int i = 0; i < M; ++i)
+            for (int j = 0; j < N; ++j) acc[i][j] = product<T>(acc[i][j], column[j], weights[i * stride + s]);
     }
     for (int i = 0; i < M; ++i)
         for (int j = 0; j < N; ++j) store(rows + i * step + j * LANES, acc[i][j]);
 }
 
 template <class T, int N>
-void mix_some(const T* values, int width, int first, int last, const float* weights, size_t stride, float* rows,
+void mix_some(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
               size_t step, int count) {
     for (; count > 0;) {
         int m = count >= 6 ? 6 : count >= 3 ? 3 : 1;
@@ -94,89 +139,178 @@ void mix_some(const T* values, int width, int first, int last, const float* weig
 }
 
 template <class T>
-void mix_all(const T* values, int width, int first, int last, const float* weights, size_t stride, float* rows, int count) {
+void mix_all(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
+             size_t step, int count) {
+    if (first >= last) return;
     int at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        mix_some<T, 4>(values + at, width, first, last, weights, stride, rows + at, width, count);
+        mix_some<T, 4>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
     for (; at < width; at += LANES)
-        mix_some<T, 1>(values + at, width, first, last, weights, stride, rows + at, width, count);
+        mix_some<T, 1>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
 }
 
-// Weights, not yet divided by their sum, of scores [low, end) in place, zero elsewhere in their blocks; returns the sum.
-INLINE float softmax(float* w, int low, int end, float softcap) {
+// Weights of scores [low, end), relative to the highest of them and in the precision of the products; zero in the rest
+// of [first, last), which begins and ends with whole registers. `totals`: the highest score, and the sum of the weights
+// as they are multiplied. Scores are in units of log 2, unless they are capped first.
+template <class T>
+INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, int last, float softcap, float* totals) {
     const float none = -__builtin_inff();
-    const int first = low / LANES * LANES, last = (end + LANES - 1) / LANES * LANES;
-    for (int j = 0; j < first; j += LANES) store(w + j, vf{});
-    for (int j = first; j < low; ++j) w[j] = none;
-    for (int j = end; j < last; ++j) w[j] = none;
-    if (softcap > 0.f)
-        for (int j = first; j < last; j += LANES) {
-            vf s = load(w + j);
-            store(w + j, s > none ? softcap * tanh(s * (1.f / softcap)) : s);
-        }
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int from = low >= end ? last : low / LANES * LANES, to = low >= end ? last : round_up(end, LANES);
     vf top = splat(none);
-    for (int j = first; j < last; j += LANES) top = max(top, load(w + j));
+    for (int j = from; j < to; j += LANES) {
+        vf v = load(s + j);
+        if (softcap > 0.f) v = softcap * tanh(v);
+        if (j < low || j + LANES > end) v = (lane >= low - j) & (lane < end - j) ? v : splat(none);
+        store(s + j, v);
+        top = max(top, v);
+    }
     const float peak = highest(top);
     vf total = {};
+    constexpr int P = Kept<T>::PAIR;
     for (int j = first; j < last; j += LANES) {
-        vf weight = exp(load(w + j) - peak);  // of minus infinity: 0
-        store(w + j, weight);
+        vf weight = {};
+        if (j >= from && j < to) weight = exp2(load(s + j) - peak);
+        if constexpr (P == 2) {
+            store((bf16*)(weights + j / P), weight);
+            weight = load((const bf16*)(weights + j / P));
+        } else {
+            store((float*)weights + j, weight);
+        }
         total += weight;
     }
-    return sum(total);
+    totals[0] = peak, totals[1] = sum(total);
 }
 
-struct AttentionSpace {
-    std::vector<float> weights, tree, mixed, q;
+// Partial results of one chunk: a query's sum of weighted values (width), then its highest score and sum of weights.
+INLINE size_t part_stride(const Shape& shape) { return shape.width + LANES; }
+
+// Join the next chunk's partial result.
+INLINE void fold(float* to, const float* part, int width) {
+    if (part[width + 1] == 0.f) return;  // it saw nothing
+    if (to[width + 1] == 0.f) return (void)std::memcpy(to, part, sizeof(float) * (width + 2));
+    const float peak = std::max(to[width], part[width]);
+    const float before = exp2(splat(to[width] - peak))[0], now = exp2(splat(part[width] - peak))[0];
+    for (int d = 0; d < width; d += LANES) store(to + d, fma(load(part + d), splat(now), load(to + d) * before));
+    to[width] = peak, to[width + 1] = fma(part[width + 1], now, to[width + 1] * before);
+}
+
+inline void finish(const Query* queries, int count, const float* parts, const Shape& shape) {
+    for (int i = 0; i < count; ++i, parts += part_stride(shape)) {
+        const float inverse = 1.f / parts[shape.width + 1];
+        for (int d = 0; d < shape.size; ++d) queries[i].out[d] = parts[d] * inverse;
+    }
+}
+
+// Which chunks the queries see, and which places of them.
+struct Extent {
+    int low, limit, end, rows;  // `rows` of the tree are among those that any query sees
+
+    Extent(const Query* queries, int count) : low(queries[0].begin()), limit(queries[0].limit), end(queries[0].end()), rows(0) {
+        for (int i = 0; i < count; ++i) {
+            low = std::min(low, queries[i].begin());
+            limit = std::max(limit, queries[i].limit);
+            end = std::max(end, queries[i].end());
+            for (int j = 0; j < queries[i].seen_count; ++j) rows = std::max(rows, queries[i].seen[j] + 1);
+        }
+    }
+    int first_chunk() const { return low / CHUNK; }
+    int last_chunk() const { return std::max(first_chunk() + 1, (end + CHUNK - 1) / CHUNK); }
 };
 
-// All `queries` read the same head of `committed` and of their tree's `rows` (count of them: `tree_rows`).
+// Values of one query's path, and of the committed key that shares a pair with its first, laid as committed ones are.
 template <class T>
-void attend(const KeyValues<T>& committed, const KeyValues<T>& rows, int tree_rows, const Query* queries, int count,
-            const Shape& shape, AttentionSpace& space) {
-    int low = queries[0].low, limit = queries[0].limit, deepest = queries[0].seen_count;
-    for (int i = 1; i < count; ++i) {
-        low = std::min(low, queries[i].low);
-        limit = std::max(limit, queries[i].limit);
-        deepest = std::max(deepest, queries[i].seen_count);
-    }
-    low = std::min(low, limit);
-    const int first = low / LANES, last = (limit + LANES - 1) / LANES, origin = first * LANES;
-    const int blocks = tree_rows > 0 ? (tree_rows + LANES - 1) / LANES : 0;
-    const size_t stride = size_t((limit - origin + deepest + LANES - 1) / LANES + 1) * LANES, tree_stride = blocks * LANES;
-    if (space.weights.size() < stride * count) space.weights.resize(stride * count);
-    if (space.tree.size() < tree_stride * count) space.tree.resize(tree_stride * count);
-    space.mixed.assign(size_t(count) * shape.width, 0.f);
-    float *weights = space.weights.data(), *tree = space.tree.data(), *mixed = space.mixed.data();
-
-    if (space.q.size() < size_t(count) * shape.width) space.q.resize(size_t(count) * shape.width);
-    transpose(queries, count, shape.width, space.q.data());
-    all_scores(committed.keys, first, last, space.q.data(), count, shape, weights, stride);
-    if (deepest > 0) all_scores(rows.keys, 0, blocks, space.q.data(), count, shape, tree, tree_stride);
-
-    for (int i = 0; i < count; ++i) {
-        const Query& one = queries[i];
-        float* w = weights + i * stride;
-        int end = one.limit - origin;
-        for (int j = 0; j < one.seen_count; ++j) w[end++] = tree[i * tree_stride + one.seen[j]];
-        w[stride - 1] = softmax(w, std::min(one.low, one.limit) - origin, end, shape.softcap);
-        // What other queries of this call read and this one does not see weighs nothing.
-        for (int j = (end + LANES - 1) / LANES * LANES; j < limit - origin; j += LANES) store(w + j, vf{});
+class PathValues {
+   public:
+    PathValues(const Head& head, int width, int chunk, AttentionSpace& space) : head(head), width(width), begin(chunk * CHUNK), space(space) {
+        grow(space.row, Kept<T>::row_bytes(width));
+        grow(space.gathered, size_t(CHUNK) / P * width);
     }
 
-    mix_all(committed.values, shape.width, low, limit, weights - origin, stride, mixed, count);
-    for (int i = 0; i < count; ++i) {
-        const Query& one = queries[i];
-        float *w = weights + i * stride, *m = mixed + size_t(i) * shape.width;
-        const float* own = w + one.limit - origin;
-        for (int d = 0; d < shape.width; d += LANES) {
-            vf acc = load(m + d);
-            for (int j = 0; j < one.seen_count; ++j)
-                acc = fma(load(rows.values + size_t(one.seen[j]) * shape.width + d), splat(own[j]), acc);
-            store(m + d, acc);
+    // Places [from, to) of this chunk, both even where there are pairs, for mix.
+    void lay(const Query& one) {
+        int keep = 0;  // rows of the path that lie there already: trees share the beginnings of paths
+        if (last && last->path == one.path && last->limit == one.limit)
+            while (keep < std::min(one.seen_count, last->seen_count) && one.seen[keep] == last->seen[keep]) ++keep;
+        from = std::max(begin, one.path / P * P);
+        to = std::min(begin + CHUNK, round_up(one.end(), P));
+        for (int at = std::max(from, (one.path + keep) / P * P); at < to; at += P) {
+            uint32_t* place = space.gathered.data() + size_t(at - from) / P * width;
+            for (int half = 0; half < P; ++half) {
+                const uint8_t* row = source(one, at + half);
+                for (int d = 0; d < width; d += LANES) {
+                    vu mine = row ? Kept<T>::product_input(row, d) : vu{};
+                    if (half == 1) mine = (mine << 16) | load_as<vu>(place + d);
+                    std::memcpy(place + d, &mine, sizeof mine);
+                }
+            }
         }
-        float inverse = 1.f / w[stride - 1];
-        for (int d = 0; d < shape.size; ++d) one.out[d] = m[d] * inverse;
+        last = &one;
+    }
+
+    int from = 0, to = 0;
+
+   private:
+    static constexpr int P = Kept<T>::PAIR;
+
+    const uint8_t* source(const Query& one, int place) {
+        if (place >= one.path) return place < one.path + one.seen_count ? head.tree_values + size_t(one.seen[place - one.path]) * Kept<T>::row_bytes(width) : nullptr;
+        if (place >= one.limit) return nullptr;
+        Kept<T>::take_value(head.values, place, space.row.data(), width);
+        return space.row.data();
+    }
+
+    const Head& head;
+    const int width, begin;
+    AttentionSpace& space;
+    const Query* last = nullptr;
+};
+
+// Partial results, (count, part_stride), of queries that read the same head, over one chunk. `space.q` holds them.
+template <class T>
+void attend_chunk(const Head& head, const Query* queries, int count, const Shape& shape, const Extent& all, int chunk,
+                  AttentionSpace& space, float* parts) {
+    constexpr int P = Kept<T>::PAIR;
+    const int begin = chunk * CHUNK, stop = begin + CHUNK, width = shape.width;
+    const int low = std::max(begin, all.low), limit = std::min(stop, all.limit), end = std::min(stop, all.end);
+    const float scale = shape.softcap > 0.f ? shape.scale / shape.softcap : shape.scale * 1.44269504088896341f;
+    const float cap = shape.softcap * 1.44269504088896341f;
+    grow(space.scores, size_t(count) * CHUNK);
+    grow(space.weights, size_t(count) * CHUNK / P);
+    float* s = space.scores.data();
+    uint32_t* weights = space.weights.data();
+    if (low < limit) {
+        const int first = low / LANES, last = (limit + LANES - 1) / LANES;
+        all_scores<T>(head.keys + first * LANES * Kept<T>::row_bytes(width), last - first, space.q.data(), count, width, scale, s + first * LANES - begin, CHUNK);
+    }
+    const int blocks = stop > all.limit ? (all.rows + LANES - 1) / LANES : 0;
+    const size_t tree_stride = size_t(blocks) * LANES;
+    if (blocks > 0) {
+        grow(space.tree, tree_stride * count);
+        all_scores<T>(head.tree_keys, blocks, space.q.data(), count, width, scale, space.tree.data(), tree_stride);
+    }
+    const int first = (low - begin) / LANES * LANES, last = round_up(end - begin, LANES);
+    for (int i = 0; i < count; ++i) {
+        const Query& one = queries[i];
+        float *own = s + size_t(i) * CHUNK, *part = parts + i * part_stride(shape);
+        for (int j = std::max(0, begin - one.path); j < std::min(one.seen_count, stop - one.path); ++j)
+            own[one.path + j - begin] = space.tree[i * tree_stride + one.seen[j]];
+        std::memset(part, 0, sizeof(float) * width);
+        softmax<T>(own, weights + size_t(i) * CHUNK / P, std::max(one.begin(), begin) - begin, std::min(one.end(), stop) - begin, first, last, cap, part + width);
+    }
+    // A tree's own path shares a pair with the last committed key where their number is odd.
+    const int whole = head.tree_keys ? limit / P : (limit + P - 1) / P;
+    mix_all<T>(head.values, width, low / P, whole, weights - begin / P, CHUNK / P, parts, part_stride(shape), count);
+    if (!head.tree_keys) return;
+    PathValues<T> values(head, width, chunk, space);
+    for (int i = 0, next; i < count; i = next) {
+        const Query& one = queries[i];
+        for (next = i + 1; next < count && queries[next].seen == one.seen; ++next) {}
+        if (one.path / P * P >= stop || one.end() <= begin) continue;
+        values.lay(one);
+        mix_all<T>((const uint8_t*)space.gathered.data(), width, 0, (values.to - values.from) / P,
+                   weights + size_t(i) * CHUNK / P + (values.from - begin) / P, CHUNK / P,
+                   parts + i * part_stride(shape), part_stride(shape), next - i);
     }
 }
 

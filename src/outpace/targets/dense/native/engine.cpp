@@ -27,20 +27,25 @@ const int forks = pthread_atfork([] { running.lock(); }, [] { running.unlock(); 
 });
 
 template <class T>
-void commit(const outpace_model& m, T* store, int capacity, int length, const T* side, int side_rows, const int32_t* rows, int count) {
+void commit(const outpace_model& m, uint8_t* store, int capacity, int length, const uint8_t* side, int side_rows, const int32_t* rows, int count) {
+    const size_t bytes = Kept<T>::row_bytes(m.width);
     for (int slab = 0; slab < m.layers * 2 * m.kv_heads; ++slab) {
-        T* to = store + size_t(slab) * capacity * m.width;
-        const T* from = side + size_t(slab) * side_rows * m.width;
-        bool keys = slab / m.kv_heads % 2 == 0;
-        for (int i = 0; i < count; ++i) {
-            const T* row = from + size_t(rows[i]) * m.width;
-            const int at = length + i;
-            if (!keys) {
-                std::memcpy(to + size_t(at) * m.width, row, sizeof(T) * m.width);
-            } else {
-                T* place = to + size_t(at / LANES) * m.width * LANES + at % LANES;
-                for (int d = 0; d < m.width; ++d) place[size_t(d) * LANES] = row[d];
-            }
+        uint8_t* to = store + size_t(slab) * capacity * bytes;
+        const uint8_t* from = side + size_t(slab) * side_rows * bytes;
+        const auto place = slab / m.kv_heads % 2 == 0 ? Kept<T>::place_key : Kept<T>::place_value;
+        for (int i = 0; i < count; ++i) place(to, length + i, from + rows[i] * bytes, m.width);
+    }
+}
+
+template <class T>
+void read_keys(const outpace_model& m, const uint8_t* store, int capacity, int start, int stop, float* to) {
+    const size_t bytes = Kept<T>::row_bytes(m.width);
+    std::vector<uint8_t> row(bytes);
+    for (int slab = 0; slab < m.layers * 2 * m.kv_heads; ++slab) {
+        if (slab / m.kv_heads % 2) continue;
+        for (int at = start; at < stop; ++at, to += m.width) {
+            Kept<T>::take_key(store + size_t(slab) * capacity * bytes, at, row.data(), m.width);
+            Kept<T>::read_key(row.data(), to, m.width);
         }
     }
 }
@@ -68,8 +73,7 @@ int guarded(Do&& run) {
 template <class Do>
 void with_kv(int format, Do&& run) {
     if (format == 0) run(float{});
-    else if (format == 1) run(bf16{});
-    else run(fp16{});
+    else run(bf16{});
 }
 
 }  // namespace
@@ -138,10 +142,21 @@ int outpace_commit(outpace_model* model, void* store, int capacity, int length, 
                    const int32_t* rows, int count) {
     return guarded([&] {
         with_kv(model->kv_format, [&](auto t) {
-            using T = decltype(t);
-            commit<T>(*model, (T*)store, capacity, length, (const T*)side, side_rows, rows, count);
+            commit<decltype(t)>(*model, (uint8_t*)store, capacity, length, (const uint8_t*)side, side_rows, rows, count);
         });
     });
+}
+
+int outpace_read_keys(outpace_model* model, const void* store, int capacity, int start, int stop, float* rows) {
+    return guarded([&] {
+        with_kv(model->kv_format, [&](auto t) { read_keys<decltype(t)>(*model, (const uint8_t*)store, capacity, start, stop, rows); });
+    });
+}
+
+int outpace_kv_row_bytes(const outpace_model* model) {
+    size_t bytes = 0;
+    with_kv(model->kv_format, [&](auto t) { bytes = Kept<decltype(t)>::row_bytes(model->width); });
+    return int(bytes);
 }
 
 int64_t outpace_bytes(const outpace_model* model) { return int64_t(model->bytes); }

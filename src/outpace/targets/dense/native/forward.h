@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "attention.h"
+#include "attention_pass.h"
 #include "linear.h"
 #include "model.h"
 #include "pool.h"
@@ -11,20 +11,6 @@
 namespace outpace {
 
 extern std::unique_ptr<Pool> pool;  // one forward at a time: the threads are shared
-
-// RMSNorm of one row.
-inline void normalise(const float* x, const float* weights, int count, float epsilon, float* to) {
-    vf squares = {};
-    float rest = 0.f;
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        vf v = load(x + i);
-        squares = fma(v, v, squares);
-    }
-    for (; i < count; ++i) rest = fma(x[i], x[i], rest);
-    float factor = 1.f / std::sqrt((sum(squares) + rest) / float(count) + epsilon);
-    for (i = 0; i < count; ++i) to[i] = x[i] * factor * weights[i];
-}
 
 // A token as the first layer sees it.
 inline void embed(const Model& m, int32_t token, float* to) {
@@ -36,7 +22,7 @@ inline void embed(const Model& m, int32_t token, float* to) {
 template <class T>
 class Forward {
    public:
-    Forward(const Model& model, const outpace_forward& job) : m(model), job(job) {
+    Forward(const Model& model, const outpace_forward& job) : m(model), job(job), attention_pass(model, job, pool->choose()) {
         const int rows = job.rows, heads = m.heads * m.head_size;
         qkv_stride = 0;
         int wants[4] = {0, 0, 0, 0};
@@ -62,11 +48,9 @@ class Forward {
         grow(s.x, size_t(rows) * m.hidden);
         grow(s.delta, rows * delta_stride);
         grow(s.qkv, rows * qkv_stride);
-        grow(s.q, size_t(rows) * m.heads * m.width);
         grow(s.mixed, size_t(rows) * heads);
         grow(s.hidden, size_t(rows) * inner);
-        if (int(s.threads.size()) < pool->size) s.threads.resize(pool->size);
-        lay_out_scratch();
+        if (int(s.threads.size()) < pool->active) s.threads.resize(pool->active);
         stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 2);
     }
 
@@ -77,38 +61,14 @@ class Forward {
    private:
     struct Space {
         Inputs entering, normed, attended, inner, last;
-        std::vector<float> x, delta, qkv, q, mixed, hidden;
-        std::vector<T> keys, subset;  // K of trees in blocks; gathered K/V
-        struct PerThread { AttentionSpace attention; std::vector<float> row; std::vector<Query> queries; std::vector<int32_t> seen; };
-        std::vector<PerThread> threads;
+        std::vector<float> x, delta, qkv, mixed, hidden;
+        std::vector<std::vector<float>> threads;  // a row for each
     };
 
     // Kept between forwards, under the lock that lets one run at a time.
     static Space& space() {
         static Space kept;
         return kept;
-    }
-
-    template <class V> static void grow(V& v, size_t n) { if (v.size() < n) v.resize(n); }
-
-    void lay_out_scratch() {
-        size_t keys = 0, gathered = 0, items = 0;
-        row_part.resize(job.rows);
-        const int group = m.heads / m.kv_heads;
-        tile_rows = std::max(1, 12 / group);
-        for (int p = 0; p < job.parts; ++p) {
-            const outpace_part& part = job.part[p];
-            for (int r = 0; r < part.rows; ++r) row_part[part.first + r] = p;
-            keys_at.push_back(keys);
-            subset_at.push_back(gathered);
-            items_at.push_back(items);
-            if (!part.causal) keys += size_t(m.kv_heads) * round_up(part.old + part.rows, LANES) * m.width;
-            if (part.subset) gathered += size_t(2) * m.kv_heads * round_up(part.subset_count, LANES) * m.width;
-            items += size_t((part.rows + tile_rows - 1) / tile_rows) * m.kv_heads;
-        }
-        items_at.push_back(items);
-        grow(space().keys, keys);
-        grow(space().subset, gathered);
     }
 
     int claim(int stage) { return stages[stage].fetch_add(1, std::memory_order_relaxed); }
@@ -151,7 +111,7 @@ class Forward {
     void walk(int thread) {
         auto& s = space();
         auto& mine = s.threads[thread];
-        mine.row.resize(std::max({2 * m.hidden, m.heads * m.width, job.before ? m.entry.inputs : 0}));
+        mine.resize(std::max(2 * m.hidden, job.before ? m.entry.inputs : 0));
         if (job.before) enter(thread);
         my_rows(thread, [&](int row) {
             if (job.before) {
@@ -175,9 +135,9 @@ class Forward {
                 my_rows(thread, [&](int row) {
                     if (pending) settle(row, pending);
                     if (tapped) take_tap(tap, end && job.tap_normed, row);
-                    if (attends && index == 0 && second()) two_to(mine.row, s.normed, *l, row);
-                    else if (attends) norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM1], row);
-                    if (end && job.logits) norm_to(mine.row, s.last, m.final_norm, row);
+                    if (attends && index == 0 && second()) two_to(mine, s.normed, *l, row);
+                    else if (attends) norm_to(mine, s.normed, l->norms[OUTPACE_NORM1], row);
+                    if (end && job.logits) norm_to(mine, s.last, m.final_norm, row);
                 });
                 pending = nullptr;
             }
@@ -192,7 +152,7 @@ class Forward {
             if (feeds) {
                 my_rows(thread, [&](int row) {
                     if (pending) settle(row, pending);
-                    norm_to(mine.row, s.normed, l->norms[OUTPACE_NORM2], row);
+                    norm_to(mine, s.normed, l->norms[OUTPACE_NORM2], row);
                 });
                 pool->barrier(thread);
                 Outputs inner_rows{s.hidden.data(), size_t(inner), Activation(m.activation)};
@@ -229,8 +189,8 @@ class Forward {
             const float* from = job.before + size_t(row) * inputs;
             if (!m.entry_norms.empty()) {
                 for (int i = 0; i < inputs; i += m.hidden)
-                    normalise(from + i, m.entry_norms.data() + i, m.hidden, m.epsilon, mine.row.data() + i);
-                from = mine.row.data();
+                    normalise(from + i, m.entry_norms.data() + i, m.hidden, m.epsilon, mine.data() + i);
+                from = mine.data();
             }
             s.entering.take(row, from, 0, inputs);
         });
@@ -258,7 +218,6 @@ class Forward {
 
     void attention(int thread, const Layer& l, int index, int stage) {
         auto& s = space();
-        auto& mine = s.threads[thread];
         for (int slot = 0, base = 0; slot < 3 && l.qkv[slot].data; ++slot) {
             Outputs out{s.qkv.data() + base, qkv_stride};
             const Linear* then = slot < 2 && l.qkv[slot + 1].data ? &l.qkv[slot + 1] : &l.attention_out;
@@ -266,171 +225,23 @@ class Forward {
             base += l.qkv[slot].tiles * LANES;
         }
         pool->barrier(thread);
-        my_rows(thread, [&](int row) { rotate_row(l, index, row, mine.row.data()); });
-        for (int p = 0; p < job.parts; ++p) {
-            if (job.part[p].old > 0) old_keys(thread, index, p);
-            if (job.part[p].subset) gather(thread, index, p);
-        }
+        attention_pass.place_rows(thread, l, index, s.qkv.data(), qkv_stride);
         pool->barrier(thread);
-        const int group = m.heads / m.kv_heads, items = int(items_at.back());
-        const bool whole_blocks = m.head_size * group % BLOCK == 0;
-        for (int i; (i = claim(stage + 3)) < items;) {
-            int p = int(std::upper_bound(items_at.begin(), items_at.end(), size_t(i)) - items_at.begin()) - 1;
-            int item = i - int(items_at[p]), kv = item % m.kv_heads, first = item / m.kv_heads * tile_rows;
-            int last = std::min(job.part[p].rows, first + tile_rows);
-            attend_rows(mine, l, index, p, kv, first, last);
-            if (whole_blocks)
-                for (int row = job.part[p].first + first; row < job.part[p].first + last; ++row)
-                    s.attended.take(row, mixed(row), kv * group * m.head_size, (kv + 1) * group * m.head_size);
-        }
+        const bool whole_blocks = m.head_size * (m.heads / m.kv_heads) % BLOCK == 0;
+        attention_pass.attend_rows(thread, l, index, stages[stage + 3], s.mixed.data(), whole_blocks ? &s.attended : nullptr);
         pool->barrier(thread);
         if (!whole_blocks) {
-            my_rows(thread, [&](int row) { s.attended.take(row, mixed(row), 0, m.heads * m.head_size); });
+            my_rows(thread, [&](int row) { s.attended.take(row, &s.mixed[size_t(row) * m.heads * m.head_size], 0, m.heads * m.head_size); });
             pool->barrier(thread);
         }
         multiply_all(thread, stage + 4, l.attention_out, s.attended, {s.delta.data(), delta_stride}, 2, &l.gate_up, [](int, int) {});
     }
 
-    float* mixed(int row) { return &space().mixed[size_t(row) * m.heads * m.head_size]; }
-
-    T* slab(const outpace_part& part, int index, int which, int kv) const {
-        return (T*)part.store + ((size_t(index) * 2 + which) * m.kv_heads + kv) * part.capacity * m.width;
-    }
-    T* side(const outpace_part& part, int index, int which, int kv, int row) const {
-        return (T*)part.side + (((size_t(index) * 2 + which) * m.kv_heads + kv) * (part.old + part.rows) + row) * m.width;
-    }
-    T* tree_keys(int p, int kv) {
-        const outpace_part& part = job.part[p];
-        return &space().keys[keys_at[p] + size_t(kv) * round_up(part.old + part.rows, LANES) * m.width];
-    }
-    // The committed positions that a head may read.
-    const int32_t* chosen(const outpace_part& part, int index, int kv) const {
-        return part.subset + (part.subset_by_head ? (size_t(index) * m.kv_heads + kv) * part.subset_count : 0);
-    }
-    T* gathered(int p, int which, int kv) {
-        size_t one = size_t(round_up(job.part[p].subset_count, LANES)) * m.width;
-        return &space().subset[subset_at[p] + (size_t(which) * m.kv_heads + kv) * one];
-    }
-    // Put a key at its place among transposed blocks of sixteen.
-    void place(T* blocks, int at, const T* key) const {
-        T* to = blocks + size_t(at / LANES) * m.width * LANES + at % LANES;
-        for (int d = 0; d < m.width; ++d) to[size_t(d) * LANES] = key[d];
-    }
-
-    void rotate(const Layer& l, const float* from, const std::vector<float>& norm, int position, float* to) const {
-        if (norm.empty()) std::memcpy(to, from, sizeof(float) * m.head_size);
-        else normalise(from, norm.data(), m.head_size, m.epsilon, to);
-        const Rotation& r = m.rotations[l.rotation];
-        const float *cosines = r.cosines + size_t(position) * r.half, *sines = r.sines + size_t(position) * r.half;
-        for (int i = 0; i < r.half; ++i) {
-            float a = to[i], b = to[i + r.half];
-            to[i] = a * cosines[i] - b * sines[i];
-            to[i + r.half] = b * cosines[i] + a * sines[i];
-        }
-        for (int i = m.head_size; i < m.width; ++i) to[i] = 0.f;
-    }
-
-    void rotate_row(const Layer& l, int index, int row, float* room) {
-        auto& s = space();
-        const int p = row_part[row];
-        const outpace_part& part = job.part[p];
-        const int local = row - part.first, position = part.positions[part.old + local];
-        const float* from = &s.qkv[row * qkv_stride];
-        for (int h = 0; h < m.heads; ++h)
-            rotate(l, from + projected(l, h * m.head_size), l.norms[OUTPACE_QUERY_NORM], position,
-                   &s.q[(size_t(row) * m.heads + h) * m.width]);
-        if (job.queries) {
-            const size_t count = size_t(m.heads) * m.width;
-            std::memcpy(job.queries + (size_t(index) * job.rows + row) * count, &s.q[row * count], sizeof(float) * count);
-        }
-        for (int kv = 0; kv < m.kv_heads; ++kv) {
-            T *key, *value;
-            if (part.causal) {  // the key goes to its place below; its row of values serves as room until then
-                key = value = slab(part, index, 1, kv) + size_t(part.committed + local) * m.width;
-            } else {
-                key = side(part, index, 0, kv, part.old + local);
-                value = side(part, index, 1, kv, part.old + local);
-            }
-            rotate(l, from + projected(l, (m.heads + kv) * m.head_size), l.norms[OUTPACE_KEY_NORM], position, room);
-            for (int d = 0; d < m.width; d += LANES) store(key + d, load(room + d));
-            if (part.causal) place(slab(part, index, 0, kv), part.committed + local, key);
-            else place(tree_keys(p, kv), part.old + local, key);
-            std::memcpy(room, from + projected(l, (m.heads + m.kv_heads + kv) * m.head_size), sizeof(float) * m.head_size);
-            for (int d = m.head_size; d < m.width; ++d) room[d] = 0.f;
-            for (int d = 0; d < m.width; d += LANES) store(value + d, load(room + d));
-        }
-    }
-
-    // Where an output of the fused projection lies when it is made of several matrices, each padded to whole tiles.
-    static size_t projected(const Layer& l, int output) {
-        size_t base = 0;
-        for (const Linear* w = l.qkv; output >= w->outputs; ++w) output -= w->outputs, base += size_t(w->tiles) * LANES;
-        return base + output;
-    }
-
-    void old_keys(int thread, int index, int p) {
-        const outpace_part& part = job.part[p];
-        for (int i = thread; i < part.old * m.kv_heads; i += pool->active)
-            place(tree_keys(p, i % m.kv_heads), i / m.kv_heads, side(part, index, 0, i % m.kv_heads, i / m.kv_heads));
-    }
-
-    void gather(int thread, int index, int p) {
-        const outpace_part& part = job.part[p];
-        for (int i = thread; i < part.subset_count * m.kv_heads; i += pool->active) {
-            const int kv = i % m.kv_heads, to = i / m.kv_heads, from = chosen(part, index, kv)[to];
-            const T* key = slab(part, index, 0, kv) + size_t(from / LANES) * m.width * LANES + from % LANES;
-            T* place_at = gathered(p, 0, kv) + size_t(to / LANES) * m.width * LANES + to % LANES;
-            for (int d = 0; d < m.width; ++d) place_at[size_t(d) * LANES] = key[size_t(d) * LANES];
-            std::memcpy(gathered(p, 1, kv) + size_t(to) * m.width, slab(part, index, 1, kv) + size_t(from) * m.width,
-                        sizeof(T) * m.width);
-        }
-    }
-
-    void attend_rows(typename Space::PerThread& mine, const Layer& l, int index, int p, int kv, int first, int last) {
-        const outpace_part& part = job.part[p];
-        const int group = m.heads / m.kv_heads, tree_rows = part.causal ? 0 : part.old + part.rows;
-        const int visible = part.subset ? part.subset_count : part.committed;
-        mine.queries.clear();
-        mine.seen.clear();
-        size_t room = 0;
-        if (!part.causal) room = part.seen_start[last] - part.seen_start[first];
-        mine.seen.reserve(room);  // pointers into it must stay
-        for (int local = first; local < last; ++local) {
-            const int position = part.positions[part.old + local];
-            Query one{};
-            one.limit = part.causal ? part.committed + local + 1 : visible;
-            if (l.window > 0) {
-                int oldest = position - l.window + 1;
-                const int32_t* read = part.subset ? chosen(part, index, kv) : nullptr;
-                if (read) one.low = int(std::lower_bound(read, read + visible, oldest) - read);
-                else one.low = std::max(0, std::min(oldest, one.limit));
-            }
-            if (!part.causal) {
-                one.seen = mine.seen.data() + mine.seen.size();
-                for (int i = part.seen_start[local]; i < part.seen_start[local + 1]; ++i)
-                    if (l.window == 0 || position - part.positions[part.seen[i]] < l.window) mine.seen.push_back(part.seen[i]);
-                one.seen_count = int(mine.seen.data() + mine.seen.size() - one.seen);
-            }
-            const int row = part.first + local;
-            for (int h = kv * group; h < (kv + 1) * group; ++h) {
-                one.q = &space().q[(size_t(row) * m.heads + h) * m.width];
-                one.out = mixed(row) + h * m.head_size;
-                mine.queries.push_back(one);
-            }
-        }
-        KeyValues<T> committed{slab(part, index, 0, kv), slab(part, index, 1, kv)}, rows{};
-        if (part.subset) committed = {gathered(p, 0, kv), gathered(p, 1, kv)};
-        if (!part.causal) rows = {tree_keys(p, kv), side(part, index, 1, kv, 0)};
-        attend<T>(committed, rows, tree_rows, mine.queries.data(), int(mine.queries.size()),
-                  {m.head_size, m.width, m.attention_scale, m.softcap}, mine.attention);
-    }
-
     const Model& m;
     const outpace_forward& job;
     size_t qkv_stride, delta_stride;
-    int inner, tile_rows;
-    std::vector<int> row_part;
-    std::vector<size_t> keys_at, subset_at, items_at;
+    int inner;
+    AttentionPass<T> attention_pass;
     std::vector<std::atomic<int>> stages;
 };
 

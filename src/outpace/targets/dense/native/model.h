@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "formats.h"
+#include "key_values.h"
 
 namespace outpace {
 
@@ -22,8 +23,6 @@ struct Rotation {
     const float *cosines = nullptr, *sines = nullptr;  // (positions, half)
     int positions = 0, half = 0;
 };
-
-inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
 struct Model : outpace_shape {
     explicit Model(const outpace_shape& shape) : outpace_shape(shape), layer(shape.layers) {

@@ -106,10 +106,12 @@ class Pool {
 
     ~Pool() { close(); }
 
+    // How many threads the next work runs on: `active` from now on.
+    int choose() { return active = count.next(seconds(CLOCK_MONOTONIC)); }
+
     // Run `work(thread)` on the threads [0, active), the caller being thread 0; returns when all have finished.
     void run(const std::function<void(int)>& work) {
         const double began = seconds(CLOCK_MONOTONIC);
-        active = count.next(began);
         job = &work;
         running.set(active - 1);
         for (int id = 1; id < active; ++id) workers[id].turn.add(1);

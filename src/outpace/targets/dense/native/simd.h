@@ -166,15 +166,6 @@ INLINE void store(bf16* at, vf v) {
 #endif
 }
 
-INLINE void store(fp16* at, vf v) {
-#if defined(__AVX512F__)
-    v = min(max(v, splat(-65504.f)), splat(65504.f));
-    _mm256_storeu_si256((__m256i*)at, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
-#else
-    for (int i = 0; i < LANES; ++i) at[i] = narrow_fp16(v[i]);
-#endif
-}
-
 // --- products that decide the speed -----------------------------------------------------------------------------
 
 // acc[i] += w[2i] * x[0] + w[2i+1] * x[1], `pair` holding the two bf16 of x.
@@ -218,6 +209,31 @@ INLINE vf exp(vf x) {
     p = fma(p, r * r, r) + 1.f;
     vf value = p * (vf)((whole + 127) << 23);
     return x < -87.33f ? vf{} : value;
+}
+
+// 2^x of x <= 0 to about one unit in the last place; exactly 1 at 0, and 0 far below (of minus infinity too).
+INLINE vf exp2(vf x) {
+#if defined(__AVX512F__)
+    x = max(x, splat(-200.f));
+    vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    x = max(x, splat(-127.f));
+    vi whole = __builtin_convertvector(x - 0.5f, vi);
+    vf n = to_float(whole);
+#endif
+    vf r = x - n;
+    vf p = splat(1.535336188319500e-4f);
+    p = fma(p, r, splat(1.339887440266574e-3f));
+    p = fma(p, r, splat(9.618437357674640e-3f));
+    p = fma(p, r, splat(5.550332471162809e-2f));
+    p = fma(p, r, splat(2.402264791363012e-1f));
+    p = fma(p, r, splat(6.931472028550421e-1f));
+    p = fma(p, r, splat(1.f));
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return p * (vf)((whole + 127) << 23);
+#endif
 }
 
 INLINE vf sigmoid(vf x) { return 1.f / (1.f + exp(-x)); }
