@@ -236,7 +236,10 @@ INLINE vf exp2(vf x) {
 #endif
 }
 
-INLINE vf sigmoid(vf x) { return 1.f / (1.f + exp(-x)); }
+INLINE vf sigmoid(vf x) {
+    vf small = exp2(min(x, -x) * 1.44269504088896341f);  // e^-|x|
+    return (x < 0.f ? small : splat(1.f)) / (1.f + small);
+}
 INLINE vf tanh(vf x) { return 2.f * sigmoid(2.f * x) - 1.f; }
 
 }  // namespace outpace
