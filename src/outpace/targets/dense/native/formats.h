@@ -29,21 +29,21 @@ struct Blocks {
     static constexpr size_t block = payload + scales * (Minimum ? 2 : 1);
 };
 
-// A tile: its super-blocks one behind the other, then the fp16 scale (and the scale of the minima) of each.
-// A super-block: the byte of each scale, that of each minimum, then for each 32 inputs the low 4 bits as in `Blocks`,
-// and the high bits: a register holds one bit of eight quads of inputs, or two bits of four. Q5 and Q5M are super-blocks
-// of one block, whose scale and minimum are those behind the super-blocks.
+// A tile: its super-blocks one behind the other, each read from its beginning to its end, for a product with one row is as
+// quick as memory is read. In a super-block: the fp16 scales (and those of the minima), the byte of each scale, that of
+// each minimum, then for each 32 inputs the low 4 bits as in `Blocks`, and the high bits: a register holds one bit of
+// eight quads of inputs, or two bits of four. Q5 and Q5M are super-blocks of one block, without bytes.
 template <int High, bool Minimum, int Inputs, int Part>
 struct SuperBlocks {
     static constexpr int bits = 4 + High, high = High, inputs = Inputs, parts = BLOCK / Part;
     static constexpr bool minimum = Minimum, super = true;
     static constexpr bool bytes = Inputs > BLOCK;         // whether scales are bytes times the super-block's scale
     static constexpr bool signed_bytes = !Minimum;
-    static constexpr size_t head = bytes ? size_t(LANES) * (Inputs / Part) * (Minimum ? 2 : 1) : 0;
-    static constexpr size_t minima = size_t(LANES) * (Inputs / Part);  // where their bytes lie
+    static constexpr size_t ends = size_t(LANES) * sizeof(fp16) * (Minimum || bytes ? 2 : 1);  // Q6K: padded to a line
+    static constexpr size_t minima = ends + size_t(LANES) * (Inputs / Part);  // where their bytes lie
+    static constexpr size_t head = bytes ? minima + (Minimum ? size_t(LANES) * (Inputs / Part) : 0) : ends;
     static constexpr size_t block = size_t(LANES) * BLOCK * bits / 8;
     static constexpr size_t body = head + Inputs / BLOCK * block;
-    static constexpr size_t ends = size_t(LANES) * sizeof(fp16) * (Minimum ? 2 : 1);
     static constexpr int zero = 8 << High;
 };
 

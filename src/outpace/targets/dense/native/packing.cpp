@@ -157,7 +157,7 @@ size_t packed_bytes(Format format, int outputs, int inputs) {
         tile = with_blocks(format, [&](auto b) -> size_t {
             using B = decltype(b);
             if (depth % B::inputs) throw std::invalid_argument("inputs are not in whole blocks");
-            if constexpr (B::super) return depth / B::inputs * (B::body + B::ends);
+            if constexpr (B::super) return depth / B::inputs * B::body;
             else return depth / BLOCK * B::block;
         });
     return tiles * ((tile + 63) / 64 * 64);
@@ -199,11 +199,11 @@ void pack_blocks(Linear& w, const uint8_t* const* blocks, int first, int last) {
                         for (int in = 0; in < B::inputs / BLOCK; ++in)
                             put_bits<B>(one.q + in * BLOCK, body + B::head + in * B::block + lane * 4);
                         if constexpr (B::bytes) {
-                            for (int i = 0; i < B::inputs / BLOCK * B::parts; ++i) body[i * LANES + lane] = one.steps[i];
+                            for (int i = 0; i < B::inputs / BLOCK * B::parts; ++i) body[B::ends + i * LANES + lane] = one.steps[i];
                             if constexpr (B::minimum)
                                 for (int i = 0; i < 8; ++i) body[B::minima + i * LANES + lane] = one.least[i];
                         }
-                        scales = (fp16*)(tile + count * B::body + s * B::ends);
+                        scales = (fp16*)body;
                         minima = scales + LANES;
                     } else {
                         put_bits<B>(one.q, tile + s * B::payload + lane * 4);
@@ -239,11 +239,11 @@ void unpack_row(const Linear& w, int output, float* values) {
             if constexpr (B::super) {
                 const uint8_t* body = tile + s * B::body;
                 payload = body + B::head + in / BLOCK * B::block;
-                scales = (const fp16*)(tile + count * B::body + s * B::ends) + lane;
+                scales = (const fp16*)body + lane;
                 step = widen(scales[0]);
                 if (B::minimum) least = widen(scales[LANES]);
                 if constexpr (B::bytes) {
-                    const uint8_t byte = body[in / (BLOCK / B::parts) * LANES + lane];
+                    const uint8_t byte = body[B::ends + in / (BLOCK / B::parts) * LANES + lane];
                     step *= B::signed_bytes ? float(int8_t(byte)) : float(byte);
                     if (B::minimum) least *= -float(body[B::minima + in / BLOCK * LANES + lane]);
                 }

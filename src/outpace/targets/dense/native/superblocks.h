@@ -31,23 +31,19 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
     constexpr int QUADS = BLOCK / 4 / S::parts;
     const int count = w.depth / S::inputs, stride = x.depth / BLOCK;
     vf acc[N][M] = {};
-    const uint8_t *body[N], *ends[N];
-    for (int j = 0; j < N; ++j) {
-        body[j] = w.tile(tile + j);
-        ends[j] = body[j] + count * S::body;
-    }
+    const uint8_t* body[N];
+    for (int j = 0; j < N; ++j) body[j] = w.tile(tile + j);
     const int8_t* values = &x.q[size_t(row) * x.depth];
     const float* steps = &x.scale[size_t(row) * stride];
     const float* scaled_sums = &x.scaled_sum[size_t(row) * stride];
     const int32_t* sums = &x.sum16[size_t(row) * stride * 2];
     for (int s = 0; s < count; ++s) {
-        ahead.fetch(count * S::body + s * S::ends, S::ends);
-        if (S::head) ahead.fetch(s * S::body, S::head);
+        ahead.fetch(s * S::body, S::head);
         vf unit[N], least_unit[N];
         for (int j = 0; j < N; ++j) {
-            unit[j] = load((const fp16*)(ends[j] + s * S::ends));
+            unit[j] = load((const fp16*)(body[j] + s * S::body));
             if constexpr (S::minimum) {
-                least_unit[j] = load((const fp16*)(ends[j] + s * S::ends) + LANES);
+                least_unit[j] = load((const fp16*)(body[j] + s * S::body) + LANES);
                 if (S::bytes) least_unit[j] = -least_unit[j];  // a file keeps what is subtracted
             }
         }
@@ -81,7 +77,7 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
                 for (int j = 0; j < N; ++j) {
                     vf scale = unit[j];
                     if constexpr (S::bytes) {
-                        const uint8_t* from = body[j] + s * S::body + (in * S::parts + part) * LANES;
+                        const uint8_t* from = body[j] + s * S::body + S::ends + (in * S::parts + part) * LANES;
                         if constexpr (S::signed_bytes) scale *= load((const int8_t*)from);
                         else scale *= load(from);
                     }
