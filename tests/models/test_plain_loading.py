@@ -31,7 +31,7 @@ from outpace.targets.dense.binding import NativeModel
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.file_weights import GGUFWeights, spec_of
-from outpace.targets.dense.quant_blocks import taken, unpacked
+from outpace.targets.dense.quant_blocks import taken
 from outpace.targets.dense.self_check import layer_disagreement
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from test_models import tiny_tokenizer
@@ -468,8 +468,8 @@ def _turned_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
 def _another_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: Any, spec: DecoderSpec, source: Any) -> None:
         embedding = source(spec.embedding)
-        model.set_matrix(-1, 0, unpacked(embedding))
-        model.set_matrix(-1, 1, unpacked(taken(embedding, np.arange(len(spec.embedding.weight))[::-1])))
+        model.set_matrix(-1, 0, embedding)
+        model.set_matrix(-1, 1, taken(embedding, np.arange(len(spec.embedding.weight))[::-1]))
 
     monkeypatch.setattr(packing, "_pack_ends", wrong)
 

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.turns import ROUNDS
 from outpace.targets.dense.kernel_build import library
 from outpace.targets.threads import threads
 
-FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q4W", "Q8W", "Q8S")
+FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q5", "Q5M", "Q4K", "Q5K", "Q6K")
 """How a matrix is packed; explained in native/formats.h."""
 SLOTS = {"qkv0": 0, "qkv1": 1, "qkv2": 2, "out": 3, "gate_up": 4, "down": 5}
 NORMS = {"norm1": 0, "norm2": 1, "post1": 2, "post2": 3, "query": 4, "key": 5}
@@ -25,9 +25,9 @@ ACTIVATIONS = {"silu": 1, "gelu_pytorch_tanh": 2}
 KV_FORMATS = {"float32": 0, "bfloat16": 1}
 """How K/V is kept; explained in native/key_values.h."""
 LANES, BLOCK = 16, 32
+_NOT_FINITE = 2
 
 Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 class Shape(Structure):
@@ -43,7 +43,7 @@ class Shape(Structure):
 class _Matrix(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("format", "outputs", "inputs")),
-        *((name, c_void_p) for name in ("rows", "q", "scales", "minima", "bias")),
+        *((name, c_void_p) for name in ("rows", "blocks", "bias")),
     ]
 
 
@@ -76,28 +76,27 @@ class ForwardRecord(Structure):
 
 @dataclass(slots=True)
 class Packed:
-    """A matrix on its way to being packed: ``rows`` (outputs, inputs) of floats, or blocks of whole numbers.
+    """A matrix on its way to being packed: ``rows`` (outputs, inputs) of floats, or rows in blocks.
 
-    ``q``: (outputs, inputs padded to 32); ``scales`` and ``minima``: (outputs, blocks).
+    ``blocks``: (outputs) addresses of the rows as GGUF files have them, 0 for a row of zeros; they point into the
+    arrays ``kept``.
     """
 
     format: str
     outputs: int
     inputs: int
     rows: Floats | None = None
-    q: Bytes | None = None
-    scales: Floats | None = None
-    minima: Floats | None = None
+    blocks: npt.NDArray[np.int64] | None = None
     bias: Floats | None = None
+    kept: tuple[Any, ...] = ()
 
     def record(self) -> _Matrix:
         """The structure that the kernels read; valid while this object lives."""
-        for name in ("rows", "q", "scales", "minima", "bias"):
+        for name in ("rows", "blocks", "bias"):
             array = getattr(self, name)
             if array is not None:
                 setattr(self, name, np.ascontiguousarray(array))
-        arrays = (self.rows, self.q, self.scales, self.minima, self.bias)
-        pointers = (None if one is None else one.ctypes.data for one in arrays)
+        pointers = (None if one is None else one.ctypes.data for one in (self.rows, self.blocks, self.bias))
         return _Matrix(FORMATS.index(self.format), self.outputs, self.inputs, *pointers)
 
 
@@ -193,9 +192,17 @@ class NativeModel:
         return int(self._lib.outpace_bytes(self._handle))
 
     def set_matrix(self, layer: int, slot: int, matrix: Packed | None) -> None:
-        """Pack a matrix; layer -1: the embedding (0), the LM head (1; None: the embedding again), the entry (2)."""
+        """Pack a matrix; layer -1: the embedding (0), the LM head (1; None: the embedding again), the entry (2).
+
+        Raises BadInput for blocks with a scale that is not finite.
+        """
         record = None if matrix is None else ctypes.byref(matrix.record())
-        self._check(self._lib.outpace_set_matrix(self._handle, layer, slot, record))
+        with ROUNDS:
+            self._check(self._lib.outpace_set_threads(threads()))
+            status = self._lib.outpace_set_matrix(self._handle, layer, slot, record)
+            if status == _NOT_FINITE:
+                raise BadInput("its blocks have values that are not finite")
+            self._check(status)
 
     def set_norm(self, layer: int, slot: int, weights: Floats) -> None:
         """Weights of a norm, none for no norm.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from outpace.targets.dense.quant_blocks import Blocks
+    from outpace.targets.dense.binding import Packed
 
 
 Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -20,7 +20,7 @@ Rotation = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Stored(Protocol):
     """A matrix in the blocks of a GGUF file, which is read when a method is called."""
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> Packed:
         """The blocks as they lie in the file, their rows in the model's order."""
         ...
 

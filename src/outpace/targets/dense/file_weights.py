@@ -19,8 +19,8 @@ from outpace.models.safetensors_folder import SafetensorsFolder
 from outpace.models.weights_check import finite
 from outpace.targets.dense import quant_blocks
 from outpace.targets.dense.architectures import Place, decoder_spec, rotation_names
+from outpace.targets.dense.binding import Packed
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
-from outpace.targets.dense.quant_blocks import Blocks
 from outpace.targets.dense.rope import rotation
 
 
@@ -140,8 +140,8 @@ class _StoredMatrix:
         self._header, self._name, self._order = header, name, order
         self._entry = header.tensors[name]
 
-    def blocks(self) -> Blocks:
-        return Blocks(self._entry.kind_name, self._raw())
+    def blocks(self) -> Packed:
+        return quant_blocks.from_gguf(self._entry.kind_name, self._header.mapped(self._name), self._order)
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:
         raw = self._raw(None if chosen is None else chosen.numpy())

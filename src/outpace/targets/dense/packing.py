@@ -8,10 +8,7 @@ in the others.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,13 +19,9 @@ from outpace.core.errors import BadInput
 from outpace.models.gguf_header import read_header
 from outpace.targets.dense import quant_blocks
 from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, NativeModel, Packed, Shape
-from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
-from outpace.targets.dense.quant_blocks import Blocks, unpacked
-from outpace.targets.threads import threads
+from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
-_AT_ONCE = 4
-"""Layers that are packed at the same time, at most: each needs room for one of its matrices several times over."""
 
 
 def pack(
@@ -44,7 +37,7 @@ def pack(
         raise BadInput(f"its weights are on {spec.device}")
     if precision == "int4" and gguf is None and not spec.in_blocks:
         raise BadInput("int4 keeps the blocks of a GGUF file, and this model is not one; use int8")
-    source = _Source(precision, _Blocks(gguf, spec.head_size) if gguf is not None and precision == "int4" else None)
+    source = _Source(precision, _FileBlocks(gguf, spec.head_size) if gguf is not None and precision == "int4" else None)
     model = NativeModel(
         Shape(
             *(len(spec.layers), spec.hidden, spec.heads, spec.kv_heads, spec.head_size, spec.intermediate),
@@ -52,15 +45,14 @@ def pack(
             *(spec.epsilon, spec.attention_scale, spec.softcap, spec.embedding_scale),
         )
     )
-    jobs = [partial(_pack_layer, model, index, spec, source) for index in range(len(spec.layers))]
-    jobs.insert(0, partial(_pack_ends, model, spec, source))  # the longest first
-    with ThreadPoolExecutor(min(threads(), _AT_ONCE)) as pool:
-        list(pool.map(lambda job: job(), jobs))
+    _pack_ends(model, spec, source)  # the largest first, while there is little else in memory
+    for index, layer in enumerate(spec.layers):
+        _pack_layer(model, index, layer, source)
     model.set_norm(-1, 0, np.empty(0, np.float32) if spec.final_norm is None else source.norm(spec.final_norm))
     if spec.second_norm is not None:
         model.set_norm(-1, 1, source.norm(spec.second_norm))
     if spec.entry is not None:
-        model.set_matrix(-1, 2, unpacked(source(spec.entry.matrix)))
+        model.set_matrix(-1, 2, source(spec.entry.matrix))
         for slot, one in ((2, spec.entry.before), (3, spec.entry.after)):
             if one is not None:
                 model.set_norm(-1, slot, source.norm(one))
@@ -68,26 +60,25 @@ def pack(
 
 
 def _pack_ends(model: NativeModel, spec: DecoderSpec, source: _Source) -> None:
-    model.set_matrix(-1, 0, unpacked(source(spec.embedding)))
-    model.set_matrix(-1, 1, None if spec.lm_head is None else unpacked(source(spec.lm_head)))  # None: as just packed
+    model.set_matrix(-1, 0, source(spec.embedding))
+    model.set_matrix(-1, 1, None if spec.lm_head is None else source(spec.lm_head))  # None: as just packed
 
 
-def _pack_layer(model: NativeModel, index: int, spec: DecoderSpec, source: _Source) -> None:
-    layer = spec.layers[index]
+def _pack_layer(model: NativeModel, index: int, layer: LayerSpec, source: _Source) -> None:
     qkv = [source(one) for one in (layer.query, layer.key, layer.value)]
     if len({one.format for one in qkv}) == 1:
         qkv = [quant_blocks.stack(qkv)]
     for slot, one in enumerate(qkv):
-        model.set_matrix(index, slot, unpacked(one))
-    model.set_matrix(index, SLOTS["out"], unpacked(source(layer.out)))
-    model.set_matrix(index, SLOTS["gate_up"], unpacked(_alternating(*source.alike(layer.gate, layer.up))))
-    model.set_matrix(index, SLOTS["down"], unpacked(source(layer.down)))
+        model.set_matrix(index, slot, one)
+    model.set_matrix(index, SLOTS["out"], source(layer.out))
+    model.set_matrix(index, SLOTS["gate_up"], _alternating(*source.alike(layer.gate, layer.up)))
+    model.set_matrix(index, SLOTS["down"], source(layer.down))
     for name, norm in layer.norms.items():
         model.set_norm(index, NORMS[name], source.norm(norm))
     model.set_layer(index, layer.window, layer.rotation)
 
 
-def _alternating(gate: Packed | Blocks, up: Packed | Blocks) -> Packed | Blocks:
+def _alternating(gate: Packed, up: Packed) -> Packed:
     """Sixteen rows of one, sixteen of the other, so that a thread that has made both can multiply them at once."""
     count = gate.outputs
     padded = -(-count // LANES) * LANES
@@ -101,24 +92,22 @@ def _alternating(gate: Packed | Blocks, up: Packed | Blocks) -> Packed | Blocks:
 class _Source:
     """Matrices in the asked precision, counted by format."""
 
-    def __init__(self, precision: str, file: _Blocks | None) -> None:
+    def __init__(self, precision: str, file: _FileBlocks | None) -> None:
         self.precision = precision
         self.file = file
         self.formats: dict[str, int] = {}
-        self._counting = Lock()
 
-    def __call__(self, matrix: Matrix) -> Packed | Blocks:
+    def __call__(self, matrix: Matrix) -> Packed:
         return self.alike(matrix)[0]
 
-    def alike(self, *matrices: Matrix) -> list[Packed | Blocks]:
+    def alike(self, *matrices: Matrix) -> list[Packed]:
         """Matrices that must be of one format: in floating point where their own formats differ."""
         packed = [self._packed(matrix) for matrix in matrices]
         if len({one.format for one in packed}) > 1:
             packed = [self._plain(matrix) for matrix in matrices]
         for one, matrix in zip(packed, matrices, strict=True):
             one.bias = None if matrix.bias is None else matrix.bias.float().numpy()
-            with self._counting:
-                self.formats[one.format] = self.formats.get(one.format, 0) + matrix.weight.numel()
+            self.formats[one.format] = self.formats.get(one.format, 0) + matrix.weight.numel()
         return packed
 
     def _plain(self, matrix: Matrix) -> Packed:
@@ -133,7 +122,7 @@ class _Source:
             return norm.weight.numpy()
         return (found if torch.allclose(found, norm.weight, rtol=1e-2, atol=1e-3) else norm.weight).numpy()
 
-    def _packed(self, matrix: Matrix) -> Packed | Blocks:
+    def _packed(self, matrix: Matrix) -> Packed:
         if matrix.stored is not None and self.precision == "int4":
             return matrix.stored.blocks()
         if self.precision == "int8":
@@ -143,7 +132,7 @@ class _Source:
         return self._plain(matrix)
 
 
-class _Blocks:
+class _FileBlocks:
     """Tensors of a GGUF file."""
 
     def __init__(self, path: Path, head_size: int) -> None:
@@ -157,7 +146,7 @@ class _Blocks:
             return None
         return torch.from_numpy(self._header.float32(f"{name}.weight"))
 
-    def matrix(self, matrix: Matrix) -> Blocks | None:
+    def matrix(self, matrix: Matrix) -> Packed | None:
         """The file's blocks of a matrix, its rows in the model's order; None where the file has no such blocks.
 
         Converters to GGUF put the rows of query and key projections in another order in some architectures; the
@@ -169,8 +158,8 @@ class _Blocks:
             return None
         raw = self._header.mapped(name)
         for order in _orders(matrix, self._head_size):
-            if _stand_for(entry.kind_name, raw, matrix.weight, order):
-                return Blocks(entry.kind_name, raw if order is None else raw[order])
+            if _stand_for(entry.kind, raw, matrix.weight, order):
+                return quant_blocks.from_gguf(entry.kind_name, raw, order)
         return None
 
 
@@ -181,8 +170,10 @@ def _orders(matrix: Matrix, head_size: int) -> list[Any]:
     return [None, quant_blocks.halves_apart(matrix.weight.shape[0], head_size)]
 
 
-def _stand_for(kind: str, raw: quant_blocks.Raw, weight: Tensor, order: Any) -> bool:
+def _stand_for(kind: int, raw: quant_blocks.Raw, weight: Tensor, order: Any) -> bool:
     """Whether the blocks, in this order, are the weights up to the rounding of their dtype; looks at some rows."""
+    from gguf import GGMLQuantizationType, dequantize
+
     some = np.unique(np.linspace(0, len(raw) - 1, 64).astype(np.int64))
-    found = quant_blocks.values(Blocks(kind, raw[some if order is None else order[some]]))
+    found = dequantize(raw[some if order is None else order[some]], GGMLQuantizationType(kind))
     return bool(np.allclose(found, weight[torch.from_numpy(some)].float().numpy(), rtol=1e-2, atol=1e-6))

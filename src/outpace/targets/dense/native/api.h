@@ -14,12 +14,11 @@ struct outpace_shape {
     float epsilon, attention_scale, softcap, embedding_scale;
 };
 
-// A matrix's rows as Python has them: floats, or whole numbers with a scale (and minimum) for each block.
+// A matrix's rows as Python has them: floats, or the blocks of a GGUF file.
 struct outpace_matrix {
     int32_t format, outputs, inputs;
     const float* rows;                          // (outputs, inputs), for plain formats
-    const uint8_t* q;                           // (outputs, padded inputs)
-    const float *scales, *minima;               // (outputs, blocks)
+    const uint8_t* const* blocks;               // (outputs) where each row's blocks lie, null for zeros; for the others
     const float* bias;                          // (outputs) or null
 };
 
@@ -59,6 +58,7 @@ enum { OUTPACE_NORM1, OUTPACE_NORM2, OUTPACE_POST1, OUTPACE_POST2, OUTPACE_QUERY
 const char* outpace_error();                    // of this thread's last failed call
 outpace_model* outpace_create(const outpace_shape*);
 void outpace_destroy(outpace_model*);
+// Returns 2 where blocks have a scale that is not finite.
 // `layer` -1 and `slot` 0: the embedding; 1: the LM head, or the embedding again when `matrix` is null; 2: the entry,
 // which makes the first layer's states of something else.
 int outpace_set_matrix(outpace_model*, int layer, int slot, const outpace_matrix* matrix);

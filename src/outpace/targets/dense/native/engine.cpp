@@ -87,7 +87,17 @@ outpace_model* outpace_create(const outpace_shape* shape) { return new outpace_m
 void outpace_destroy(outpace_model* model) { delete model; }
 
 int outpace_set_matrix(outpace_model* model, int layer, int slot, const outpace_matrix* matrix) {
-    return guarded([&] { model->matrix(layer, slot) = matrix ? model->pack(*matrix) : model->embedding; });
+    bool finite = true;
+    const int status = guarded([&] {
+        if (!pool) pool = std::make_unique<Pool>(1);
+        try {
+            model->matrix(layer, slot) =
+                matrix ? model->pack(*matrix, [](const std::function<void(int)>& work) { pool->run(work); }) : model->embedding;
+        } catch (const NotFinite&) {
+            finite = false;
+        }
+    });
+    return finite ? status : 2;
 }
 
 int outpace_set_norm(outpace_model* model, int layer, int slot, const float* weights, int count) {

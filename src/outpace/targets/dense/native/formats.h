@@ -9,31 +9,53 @@
 
 namespace outpace {
 
-enum Format : int32_t { F32, BF16, Q8, Q4, Q4M, Q4W, Q8W, Q8S, FORMATS };
-// F32, BF16: plain.  Q8, Q4: blocks of 32 with an fp16 scale, around zero (GGUF Q8_0, Q4_0).
-// Q4M: with an fp16 scale and minimum (Q4_1).  Q4W, Q8W: with float scale and minimum (Q4_K; Q5_0, Q5_1, Q5_K).
-// Q8S: blocks of 16 with a float scale (Q6_K).
+enum Format : int32_t { F32, BF16, Q8, Q4, Q4M, Q5, Q5M, Q4K, Q5K, Q6K, FORMATS };
+// F32, BF16: plain. The others are the blocks of GGUF files, exactly: Q8 (Q8_0), Q4 (Q4_0), Q4M (Q4_1), Q5 (Q5_0),
+// Q5M (Q5_1): blocks of 32 with an fp16 scale, around zero or with an fp16 minimum (M).
+// Q4K, Q5K, Q6K (Q4_K, Q5_K, Q6_K): super-blocks of 256 whose scales and minima are bytes times an fp16 scale.
 
 constexpr int BLOCK = 32;  // inputs are padded with zeros to a multiple of this
 
-template <int Bits, bool Minimum, class Scale, int Parts>
+// A tile: the payloads of its blocks, then their scales, then their minima.
+template <int Bits, bool Minimum>
 struct Blocks {
-    static constexpr int bits = Bits, parts = Parts;      // parts: scales in a block of 32 inputs
-    static constexpr bool minimum = Minimum;
-    using scale = Scale;
+    static constexpr int bits = Bits, parts = 1;          // parts: scales in a block of 32 inputs
+    static constexpr bool minimum = Minimum, super = false;
+    static constexpr int inputs = BLOCK;                  // of what a file keeps together
+    using scale = fp16;
     static constexpr size_t payload = size_t(LANES) * BLOCK * Bits / 8;
-    static constexpr size_t scales = size_t(LANES) * Parts * sizeof(Scale);
+    static constexpr size_t scales = size_t(LANES) * sizeof(scale);
     static constexpr int zero = Bits == 8 ? 128 : 8;      // what stands for 0 where there is no minimum
     static constexpr size_t block = payload + scales * (Minimum ? 2 : 1);
 };
 
+// A tile: its super-blocks one behind the other, each read from its beginning to its end, for a product with one row is as
+// quick as memory is read. In a super-block: the fp16 scales (and those of the minima), the byte of each scale, that of
+// each minimum, then for each 32 inputs the low 4 bits as in `Blocks`, and the high bits: a register holds one bit of
+// eight quads of inputs, or two bits of four. Q5 and Q5M are super-blocks of one block, without bytes.
+template <int High, bool Minimum, int Inputs, int Part>
+struct SuperBlocks {
+    static constexpr int bits = 4 + High, high = High, inputs = Inputs, parts = BLOCK / Part;
+    static constexpr bool minimum = Minimum, super = true;
+    static constexpr bool bytes = Inputs > BLOCK;         // whether scales are bytes times the super-block's scale
+    static constexpr bool signed_bytes = !Minimum;
+    static constexpr size_t ends = size_t(LANES) * sizeof(fp16) * (Minimum || bytes ? 2 : 1);  // Q6K: padded to a line
+    static constexpr size_t minima = ends + size_t(LANES) * (Inputs / Part);  // where their bytes lie
+    static constexpr size_t head = bytes ? minima + (Minimum ? size_t(LANES) * (Inputs / Part) : 0) : ends;
+    static constexpr size_t block = size_t(LANES) * BLOCK * bits / 8;
+    static constexpr size_t body = head + Inputs / BLOCK * block;
+    static constexpr int zero = 8 << High;
+};
+
 template <Format> struct Quantised;
-template <> struct Quantised<Q8> : Blocks<8, false, fp16, 1> {};
-template <> struct Quantised<Q4> : Blocks<4, false, fp16, 1> {};
-template <> struct Quantised<Q4M> : Blocks<4, true, fp16, 1> {};
-template <> struct Quantised<Q4W> : Blocks<4, true, float, 1> {};
-template <> struct Quantised<Q8W> : Blocks<8, true, float, 1> {};
-template <> struct Quantised<Q8S> : Blocks<8, false, float, 2> {};
+template <> struct Quantised<Q8> : Blocks<8, false> {};
+template <> struct Quantised<Q4> : Blocks<4, false> {};
+template <> struct Quantised<Q4M> : Blocks<4, true> {};
+template <> struct Quantised<Q5> : SuperBlocks<1, false, 32, 32> {};
+template <> struct Quantised<Q5M> : SuperBlocks<1, true, 32, 32> {};
+template <> struct Quantised<Q4K> : SuperBlocks<0, true, 256, 32> {};
+template <> struct Quantised<Q5K> : SuperBlocks<1, true, 256, 32> {};
+template <> struct Quantised<Q6K> : SuperBlocks<2, false, 256, 16> {};
 
 inline bool quantised(Format format) { return format >= Q8; }
 
@@ -52,8 +74,12 @@ struct Linear {
 };
 
 size_t packed_bytes(Format format, int outputs, int inputs);
-void pack_float(Linear& w, const float* rows);                                              // F32, BF16
-void pack_blocks(Linear& w, const uint8_t* q, const float* scales, const float* minima);    // the others
+// Tiles [first, last) of a matrix. `rows` in the order of the outputs; `blocks`: where each output's blocks lie as a file
+// has them, null for zeros. Throws NotFinite for a scale that is not finite.
+void pack_float(Linear& w, const float* rows, int first, int last);                         // F32, BF16
+void pack_blocks(Linear& w, const uint8_t* const* blocks, int first, int last);             // the others
 void unpack_row(const Linear& w, int output, float* values);                                // one output's weights
+
+struct NotFinite {};
 
 }  // namespace outpace

@@ -11,6 +11,8 @@ using Product = void (*)(const Linear&, const Inputs&, const Outputs&, const Ahe
 constexpr int MOST_ROWS = 6;
 Product product(Format format, int m, int n);
 
+constexpr size_t LONG = size_t(32) << 10;  // bytes of a tile
+
 // Rows of `x` times tiles [first, last) of `w`; meanwhile as many tiles from `next` on are fetched, if it is not null.
 inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
                      const uint8_t* next = nullptr, size_t next_bytes = 0) {
@@ -20,8 +22,9 @@ inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int r
     for (int tile = first; tile < last;) {
         int n = std::min(widest, last - tile);
         if (n == 3) n = 2;
-        // A single row waits for memory anyway, and the processor follows its streams by itself.
-        if (rows == 1) next = nullptr;
+        // Memory decides how fast a single row is. The processor follows streams by itself once they are long; a tile of
+        // fewer inputs has ended by the time that it does.
+        if (rows == 1 && w.tile_bytes > LONG) next = nullptr;
         Ahead ahead{next ? next + (tile - first) * next_bytes : nullptr, next_bytes};
         for (int pass = 0; pass < passes; ++pass) {
             int from = rows * pass / passes, to = rows * (pass + 1) / passes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -61,7 +62,9 @@ struct Model : outpace_shape {
         return at;
     }
 
-    Linear pack(const outpace_matrix& m) {
+    // `together` runs a function on all threads.
+    template <class Run>
+    Linear pack(const outpace_matrix& m, Run&& together) {
         if (m.format < 0 || m.format >= FORMATS) throw std::invalid_argument("unknown weight format");
         Linear w;
         w.format = Format(m.format);
@@ -70,8 +73,21 @@ struct Model : outpace_shape {
         size_t size = packed_bytes(w.format, m.outputs, m.inputs);
         w.tile_bytes = size / w.tiles;
         w.data = allocate(size);
-        if (quantised(w.format)) pack_blocks(w, m.q, m.scales, m.minima);
-        else pack_float(w, m.rows);
+        std::atomic<int> next{0};
+        std::atomic<bool> finite{true};
+        const int piece = std::max(1, w.tiles / 64);
+        together([&](int) {
+            for (int at; finite && (at = next.fetch_add(piece)) < w.tiles;) {
+                const int end = std::min(w.tiles, at + piece);
+                try {
+                    if (quantised(w.format)) pack_blocks(w, m.blocks, at, end);
+                    else pack_float(w, m.rows, at, end);
+                } catch (const NotFinite&) {
+                    finite = false;
+                }
+            }
+        });
+        if (!finite) throw NotFinite{};
         if (m.bias) {
             biases.push_back(std::make_unique<std::vector<float>>(w.tiles * LANES, 0.f));
             std::copy(m.bias, m.bias + m.outputs, biases.back()->begin());

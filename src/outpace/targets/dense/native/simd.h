@@ -157,6 +157,27 @@ INLINE vf load(const fp16* at) {
 #endif
 }
 
+// Sixteen bytes as floats.
+INLINE vf load(const uint8_t* at) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)));
+#else
+    vf v;
+    for (int i = 0; i < LANES; ++i) v[i] = float(at[i]);
+    return v;
+#endif
+}
+
+INLINE vf load(const int8_t* at) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
+#else
+    vf v;
+    for (int i = 0; i < LANES; ++i) v[i] = float(at[i]);
+    return v;
+#endif
+}
+
 INLINE void store(bf16* at, vf v) {
 #if defined(__AVX512BF16__)
     __m256bh half = _mm512_cvtneps_pbh((__m512)v);
