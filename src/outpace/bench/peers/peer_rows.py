@@ -60,6 +60,11 @@ def _by_task(read: Callable[[Entry, Sequence[str]], Any]) -> Callable[[Answered]
     return lambda one: {name: read(one.entry, chosen) for name, chosen in one.groups.items()}
 
 
+def _figures(answer: Answer) -> dict[str, float | None]:
+    """Of one answer, what the figures are made of."""
+    return {"tokens": len(answer.tokens), "seconds": answer.seconds, "ttft_ms": answer.ttft_ms}
+
+
 def _agreement(row: Row) -> str:
     """5/14, 62 %."""
     found = row["agreement"]
@@ -78,7 +83,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         key="config",
         measure=lambda one: one.entry.config,
         title="configuration",
-        cell=lambda row: row["config"],
+        cell=lambda row: Cell(row["config"], detail=row["weights"] or ""),
         left=True,
     ),
     Column(
@@ -96,7 +101,8 @@ COLUMNS: tuple[Column[Answered], ...] = (
         cell=lambda row: row["precision"] or UNDEFINED,
         left=True,
         definition="In what the weights are kept, and in what is computed where the library says so. Libraries that "
-        "read the GGUF file keep its weights as they are; bfloat16 takes more memory and time.",
+        "read the GGUF file keep its weights as they are, except in rows that name another format; bfloat16 takes more "
+        "memory and time.",
     ),
     Column(
         key="decode_tokens_per_second",
@@ -122,6 +128,8 @@ COLUMNS: tuple[Column[Answered], ...] = (
     ),
     Column(key="by_category", measure=_by_task(Entry.decode_rate)),
     Column(key="error", measure=lambda one: one.entry.error),
+    Column(key="weights", measure=lambda one: one.entry.weights),
+    Column(key="note", measure=lambda one: one.entry.note),
     Column(key="by_category_ci95", measure=_by_task(_interval)),
     Column(key="prompts", measure=lambda one: len(one.answers)),
     Column(key="tokens", measure=lambda one: sum(len(answer.tokens) for answer in one.answers)),
@@ -143,6 +151,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         "answer agrees before the first difference. Other kernels and precisions round differently, so that a "
         "difference is no error.",
     ),
+    Column(key="answers", measure=lambda one: {name: _figures(answer) for name, answer in one.entry.answers.items()}),
 )
 
 
