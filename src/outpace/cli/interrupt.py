@@ -17,12 +17,15 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C, and the line that is printed about it after "interrupted: "; the exit code is 130."""
 
     @classmethod
-    def partial(cls, done: int, total: int, by: str = "") -> Interrupted:
-        """Of a measurement: what was finished is reported. ``by``: what ended it, where that was not Ctrl-C."""
+    def partial(cls, done: int, total: int, by: str = "", *, shown: bool = False) -> Interrupted:
+        """Of a measurement: what was finished is reported. ``by``: what ended it, where that was not Ctrl-C.
+
+        ``shown``: some results are reported although no prompt was done by all that are compared.
+        """
         begin = f"by {by}; " if by else ""
-        if not done:
-            return cls(f"{begin}no prompt was finished" + ("" if total else ", nothing is reported"))
-        return cls(f"{begin}{done} of {total} prompts done; the results cover these")
+        if done:
+            return cls(f"{begin}{done} of {total} prompts done; the results cover these")
+        return cls(f"{begin}no prompt was finished" + (" by every row" if shown else ", nothing is reported"))
 
     @classmethod
     def kept(cls, done: str, place: object) -> Interrupted:

@@ -117,7 +117,8 @@ class Outputs:
         if self._to_stdout:
             print_json(report.result)
         self.keep(report)
-        if report.rows and (report.complete or any(row["prompts"] for row in report.rows)):
+        shown = bool(report.rows) and (report.complete or any(row["prompts"] for row in report.rows))
+        if shown:
             if self.html is not None:
                 write_whole(self.html, report.write_html)
             report.print(err() if self._to_stdout else out())
@@ -126,7 +127,7 @@ class Outputs:
                     err().print(f"[dim]{what}: {place}", soft_wrap=True)
         if not report.complete:
             total = report.result["settings"]["prompts"] if report.rows else 0
-            raise Interrupted.partial(report.prompts_done, total, stopped_by)
+            raise Interrupted.partial(report.prompts_done, total, stopped_by, shown=shown)
 
 
 def check_writable(path: Path) -> None:

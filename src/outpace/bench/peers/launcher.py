@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Launcher:
             raise error
         try:
             process.build = str(self._build(process, process.compiled, remedy, error))
-        except (WorkerError, BadInput, OSError) as failed:
+        except (WorkerError, BadInput, OSError, PackageNotFoundError) as failed:
             self.limit.check()
             why = f"{error}; building it again {remedy.how} failed: {failed}"
             raise WorkerError(why, fatal=True) from failed
