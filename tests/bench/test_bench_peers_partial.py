@@ -190,6 +190,25 @@ def test_before_any_answer_the_file_has_the_settings_and_the_rows(
     assert not (tmp_path / "out.html").exists()
 
 
+def test_a_second_ctrl_c_does_not_lose_what_was_measured(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It arrives while the final figures are computed."""
+    started(monkeypatch, lambda _: comparison_of(plan_of(fake(tmp_path, "a", ours=True), fake(tmp_path, "b"))))
+    go = RoundRobin.go
+
+    def interrupted(self: RoundRobin) -> bool:
+        go(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RoundRobin, "go", interrupted)
+    ran = cli(*COMMAND, "--json", str(tmp_path / "out.json"))
+    assert ran.err.splitlines()[-1] == "interrupted: 4 of 4 prompts done; the results cover these"
+    found = strict((tmp_path / "out.json").read_text())
+    assert [row["prompts"] for row in (*found["ours"], *found["peers"])] == [4, 4]
+    assert found["complete"] is False
+
+
 def test_the_time_limit_counts_from_its_beginning() -> None:
     now = [100.0]
     limit = TimeLimit(0.5, lambda: now[0])

@@ -81,6 +81,7 @@ def bench_peers(
     Machine(model, threads).check()
     drafting.check()
     outputs.check()
+    shown = _Shown(outputs)
     with terminable():
         try:
             from outpace.bench.peers.comparison import ComparisonSettings, prepare
@@ -106,29 +107,40 @@ def bench_peers(
                 max_minutes=max_minutes,
                 command=typed(),
             )
-            report = _run(prepare(settings, questions), outputs)
+            report = _run(prepare(settings, questions), shown)
             by = report.result["stopped_by"] or ""
         except KeyboardInterrupt as stop:
             from outpace.bench.peers.peers_report import PeersReport
 
-            report, by = PeersReport.empty(), str(stop)
+            report, by = shown.latest or PeersReport.empty(), str(stop)
     outputs.write(report, "" if by == "Ctrl-C" else by)
 
 
-def _run(comparison: Comparison, outputs: Outputs) -> PeersReport:
+def _run(comparison: Comparison, shown: _Shown) -> PeersReport:
     for note in comparison.notes:
         err().print(f"[yellow]note[/] {note}")
     for one in comparison.plan.skipped:
         err().print(f"[yellow]skipped[/] {one['name']}: {one['why']}; to install: {one['install']}", soft_wrap=True)
     with advancing("comparison") as advance:
-        return comparison.run(_Shown(advance, outputs))
+        shown.advance = advance
+        return comparison.run(shown)
 
 
 class _Shown:
-    """Shows the progress, and keeps the JSON file up to date."""
+    """Shows the progress, and keeps the JSON file up to date. ``latest``: the results so far."""
 
-    def __init__(self, advance: Callable[[Progress], None], outputs: Outputs) -> None:
-        self.progress, self.results = advance, outputs.keep
+    def __init__(self, outputs: Outputs) -> None:
+        self.outputs = outputs
+        self.advance: Callable[[Progress], None] | None = None
+        self.latest: PeersReport | None = None
+
+    def progress(self, now: Progress) -> None:
+        if self.advance is not None:
+            self.advance(now)
+
+    def results(self, report: PeersReport) -> None:
+        self.latest = report
+        self.outputs.keep(report)
 
     def note(self, text: str) -> None:
         err().print(f"[yellow]note[/] {escape(text)}", soft_wrap=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -52,8 +53,14 @@ class Answered:
 
 def _interval(entry: Entry, ids: Sequence[str]) -> tuple[float, float] | None:
     """Bootstrap over prompts, of one rate: its ratio to one token a second."""
-    rates = entry.rates(ids)
-    return speedup_interval(rates, [(1.0, 1.0)] * len(rates))
+    rates = tuple(entry.rates(ids))
+    return _speedup_interval(rates, ((1.0, 1.0),) * len(rates))
+
+
+@lru_cache(maxsize=4096)
+def _speedup_interval(rates: tuple[Rate, ...], base: tuple[Rate, ...]) -> tuple[float, float] | None:
+    """Remembered: results are computed after every row, and most intervals are then those of the last time."""
+    return speedup_interval(rates, base)
 
 
 def _by_task(read: Callable[[Entry, Sequence[str]], Any]) -> Callable[[Answered], dict[str, Any]]:
@@ -191,8 +198,8 @@ def _against(
     def over(peer: Entry | None, chosen: Sequence[str]) -> tuple[float | None, tuple[float, float] | None]:
         if mine is None or peer is None:
             return None, None
-        pair = measure(mine, chosen), measure(peer, chosen)
-        return speedup(*pair), speedup_interval(*pair)
+        pair = tuple(measure(mine, chosen)), tuple(measure(peer, chosen))
+        return speedup(*pair), _speedup_interval(*pair)
 
     best = pick(theirs, ids)
     overall, bounds = over(best, ids)

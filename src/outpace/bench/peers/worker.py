@@ -70,7 +70,7 @@ class Worker:
         while True:
             left = self.limit.left
             try:
-                line = self._lines.get(timeout=min(self.timeout, left))
+                line = self._lines.get(timeout=min(self.timeout, left, threading.TIMEOUT_MAX))
             except queue.Empty:
                 self.end()
                 if left < self.timeout:
