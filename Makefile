@@ -89,7 +89,7 @@ bench-peers: peers ## compare with other libraries: same prompts, machine and th
 
 gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time, certify; GPU_PYTHON=python3 if it has CUDA
 	@mkdir -p $(OUT)
-	@PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
+	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
 
 lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from gpu_stages.subject import RANDOM, Subject, random_folder
 from outpace.bench.peers.entries import Answer, Question
 from outpace.bench.peers.round_robin import RoundRobin
 from outpace.bench.peers.weights import Weights
+from outpace.bench.peers.workers.vllm import VLLM
 from outpace.model import Model
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import Capture, Work
@@ -249,6 +251,26 @@ def test_decoding_is_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> N
     assert {one["device"] for name, one in told.items() if name != "vllm plain"} == {"cuda"}
     assert told["transformers static-cache"]["configs"] == {"static-cache": {"static_cache": True}}
     assert 0 < told["vllm plain"]["engine"]["gpu_memory_utilization"] < 1
+
+
+def test_vllm_takes_its_share_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the library: what its engine is told, here and by ``outpace bench-peers``."""
+    made: list[dict[str, Any]] = []
+
+    class Engine:
+        llm_engine = None
+
+        def __init__(self, **options: Any) -> None:
+            made.append(options)
+
+    fake: Any = ModuleType("vllm")
+    fake.__version__, fake.LLM = "1", Engine
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    settings: dict[str, Any] = {"configs": {"plain": {}}, "dtype": "bfloat16", "folder": "/m", "context": 256}
+    VLLM(settings | {"engine": {"gpu_memory_utilization": 0.25}})
+    VLLM(settings)
+    assert made[0]["gpu_memory_utilization"] == 0.25
+    assert {**made[0], "gpu_memory_utilization": None} == {**made[1], "gpu_memory_utilization": None}
 
 
 # The command
