@@ -27,10 +27,10 @@ DEVICE = torch.device(NAME, 0)
 
 
 class Elsewhere(Tensor):
-    """A tensor of the CPU, ``inner``, that says it is on the device."""
+    """A tensor of the CPU, ``twin``, that says it is on the device."""
 
-    inner: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    twin: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
@@ -42,21 +42,26 @@ class Elsewhere(Tensor):
             dtype=inner.dtype,
             device=DEVICE,
         )
-        made.inner = inner
+        made.twin = inner
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Elsewhere({self.inner!r})"
+        return f"Elsewhere({self.twin!r})"
 
     def tolist(self) -> Any:
-        return self.inner.tolist()
+        return self.twin.tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(func, args, kwargs or {})
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
@@ -81,13 +86,13 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     to_there = bool(there) if wanted is None else torch.device(wanted).type == NAME
     if name == "copy_":
         to_there = isinstance(args[0], Elsewhere)
-    inner = tree_map_only(Elsewhere, lambda one: one.inner, (args, kwargs))
+    inner = tree_map_only(Elsewhere, lambda one: one.twin, (args, kwargs))
     if wanted is not None:
         inner[1]["device"] = torch.device("cpu")
         if name == "_to_copy" and to_there != bool(there):
             inner[1].setdefault("memory_format", torch.preserve_format)
     found = func(*inner[0], **inner[1])
-    same = {id(one.inner): one for one in there}
+    same = {id(one.twin): one for one in there}
 
     def out(one: Any) -> Any:
         if not isinstance(one, Tensor) or not to_there:

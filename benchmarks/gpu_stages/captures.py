@@ -16,7 +16,8 @@ _TIMES = 3
 
 def captures(subject: Subject) -> dict[str, Any]:
     """``passed``: every shape was captured at its second use and replayed at its third. Memory in bytes."""
-    shapes, counts = [], subject.target.counts
+    shapes: list[dict[str, Any]] = []
+    counts = subject.target.counts
     for batch in BATCHES:
         for rows in ROWS:
             if batch * rows > BUCKETS[-1]:

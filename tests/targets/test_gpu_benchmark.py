@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +22,12 @@ from gpu_stages.captures import captures
 from gpu_stages.forwards import forwards
 from gpu_stages.requirements import missing
 from gpu_stages.rival import advise, rival
-from gpu_stages.subject import RANDOM, Subject, random_folder
+from gpu_stages.subject import RANDOM, Subject, load, memory, random_folder
 from outpace.bench.peers.entries import Answer, Question
 from outpace.bench.peers.round_robin import RoundRobin
 from outpace.bench.peers.weights import Weights
 from outpace.bench.peers.workers.vllm import VLLM
+from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import Capture, Work
@@ -329,6 +330,63 @@ def test_one_command_runs_all_stages_and_writes_after_each(
     assert f"FAILED {RANDOM}, decoding: OSError" in said.out
     assert said.out.count("ok     ") == len(gpu.STAGES)
     assert (tmp_path / f"{RANDOM}-float32" / "model.safetensors").exists()
+
+
+def test_a_model_that_does_not_load_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def load(name: str, *_: Any) -> Subject:
+        if name.endswith("first.gguf"):
+            raise BadInput("its scores differ from the model's own")
+        found = subject_of()
+        found.model.info.update(dtype="float32", parameters=1000)
+        return found
+
+    for name in ("first.gguf", "second.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    monkeypatch.setattr(gpu, "load", load)
+    monkeypatch.setattr(gpu, "methods", lambda target: ("none",))
+    monkeypatch.setattr(gpu, "captures", lambda subject: {"passed": True, "summary": "good"})
+    models = f"{tmp_path / 'first.gguf'},{tmp_path / 'second.gguf'}"
+    assert gpu.main(["--device", "cpu", "--models", models, "--stages", "capture"], capture=record) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("ok", "FAILED"))]
+    assert [line.split()[0] for line in lines] == ["FAILED", "ok", "ok"]
+    assert "load: BadInput: its scores differ" in lines[0]
+
+    def stop(subject: Subject) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "captures", stop)
+    out = tmp_path / "out.json"
+    given = ["--device", "cpu", "--models", models.split(",")[1], "--stages", "capture", "--json", str(out)]
+    assert gpu.main(given, capture=record) == 130
+    assert json.loads(out.read_text())["complete"] is False
+
+
+def test_only_the_fast_target_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    generic: Any = SimpleNamespace(target=object(), info={"note": "on the generic target: int9"})
+    told: list[dict[str, Any]] = []
+
+    def loading(name: str, **options: Any) -> Any:
+        told.append(options)
+        return generic
+
+    monkeypatch.setattr("outpace.load", loading, raising=False)
+    with pytest.raises(BadInput, match="'m' does not run on the fast target: on the generic target: int9"):
+        load("m", "bfloat16", "cuda", 1)
+    assert told == [{"dtype": "bfloat16", "device": "cuda", "target": "auto"}]
+
+
+def test_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("wait"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("give back"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: len(said))
+    subject: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert Subject.timed(subject, lambda: said.append("work")) > 0
+    assert memory(torch.device("cuda")) == 4  # asked for after PyTorch gave back what it could
+    assert said == ["wait", "work", "wait", "give back"]
+    assert memory(torch.device("cpu")) == 0
 
 
 def test_the_real_processes_answer(tmp_path: Path, smollm2: Model) -> None:

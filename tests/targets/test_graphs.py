@@ -14,16 +14,17 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence
-from outpace.targets.dense import torch_kv
+from outpace.targets.dense import graph_target, torch_kv
 from outpace.targets.dense.architectures import UnsupportedArchitecture
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
-from outpace.targets.dense.graphs import BUCKETS, CudaCapture, Work
+from outpace.targets.dense.graphs import BUCKETS, CudaCapture, Work, capture_on
 from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.dense.transformers_weights import read_decoder_spec
@@ -399,11 +400,43 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.Mo
     )  # a graph that was not finished has no pool
 
 
+def test_only_cuda_captures_unless_something_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    assert isinstance(capture_on(torch.device("cuda", 1)), CudaCapture)
+    assert capture_on(torch.device("cpu")) is None
+    monkeypatch.setattr(graph_target, "capture_on", lambda device: record)
+    target = replaying(capture=None)
+    sequence = opened(target, [1, 2, 3])
+    for _ in range(2):
+        scored(target, sequence)
+    assert target.counts.replayed == 1
+
+
+def test_masks_are_aligned_as_kernels_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's attention wants rows of a mask that begin at multiples of 16 bytes."""
+    seen = []
+    attend = functional.scaled_dot_product_attention
+
+    def noted(*given: Tensor, **options: Any) -> Tensor:
+        seen.append(options["attn_mask"].shape[-1])
+        return attend(*given, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    target = target_of("llama", (4,))
+    for length in (3, 70):
+        sequence = opened(target, random_tokens(length, random.Random(0)))
+        scored(target, sequence, TokenTree.chain([1, 2]))
+        target.score([(sequence, TokenTree())], graph=SubGraph(kv={0: torch.tensor([0, 1])}))
+    assert seen
+    assert all(extent % 8 == 0 for extent in seen)
+
+
 # Batches and hidden states
 
 
 def test_batches_of_unequal_lengths_and_trees_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_kv, "SMALLEST", 16)
+    monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 8)  # the rotation table grows for the longest
     model = tiny_model("gemma3")  # with windows, so that masks differ between layers
     target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(5)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-METHODS = ["none", "sam", "eagle3"]
+METHODS = ["none", "sam", "eagle", "eagle3"]
 
 
 def test_nothing_is_left_on_the_cpu() -> None:

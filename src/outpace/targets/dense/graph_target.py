@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outpace.targets.base import HiddenStateChunk, Sequence, Target
 from outpace.targets.dense.decoder_spec import DecoderSpec
-from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, CudaCapture, Graphs, Step, StepKey
+from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, StepKey, capture_on
 from outpace.targets.dense.lanes import Contents, FixedLanes, Lane
 from outpace.targets.dense.torch_kv import Pool, TorchKV
 from outpace.targets.dense.torch_layers import TorchDecoder
@@ -64,9 +64,7 @@ class GraphTarget(RowTarget):
         self.prefill_chunk = prefill_chunk
         self._embeddings_of = embeddings_of
         self._buckets = buckets
-        if capture is None and self.device.type == "cuda":
-            capture = CudaCapture(self.device)
-        self.graphs = Graphs(capture, graphs)
+        self.graphs = Graphs(capture or capture_on(self.device), graphs)
         self.pool = Pool((self.num_layers, 2, spec.kv_heads), spec.head_size, like, self.graphs.forget)
         self.counts = self.graphs.counts
 

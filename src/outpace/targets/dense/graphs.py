@@ -76,6 +76,11 @@ class CudaCapture:
         return _CudaGraph(graph, output)
 
 
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures on a device; None where nothing does."""
+    return CudaCapture(device) if device.type == "cuda" else None
+
+
 class StepKey(NamedTuple):
     """What a step is made for: K/V buffers in order, rows for each, and the layers whose hidden states it returns."""
 
