@@ -11,6 +11,10 @@ OUT ?= out
 THREADS ?= 2
 # The prompts of make bench-peers, a file of questions: make bench-peers QUESTIONS=questions.jsonl. Default: the embedded set.
 QUESTIONS ?=
+# make gpu: an interpreter that has PyTorch with CUDA and what pyproject.toml depends on; nothing is installed then.
+# Default: the environment of the other targets. Options of benchmarks/gpu.py: make gpu GPU_OPTIONS="--stages capture,bits"
+GPU_PYTHON ?=
+GPU_OPTIONS ?=
 
 # OpenMP's threads sleep sooner while they wait: on a busy machine the tests are many times quicker (see LOG.md).
 export GOMP_SPINCOUNT ?= 10000
@@ -23,7 +27,7 @@ PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test certify-all peers bench-peers lint format types docs package clean
+.PHONY: help run test certify-all peers bench-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -82,6 +86,11 @@ bench-peers: peers ## compare with other libraries: same prompts, machine and th
 	@mkdir -p $(OUT)
 	@$(BIN)/outpace bench-peers --model smollm2 $(if $(QUESTIONS),--prompts $(QUESTIONS)) --limit 14 \
 	  --max-new-tokens 48 --threads $(THREADS) --json $(OUT)/peers.json --html $(OUT)/peers.html
+
+gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time, certify; GPU_PYTHON=python3 if it has CUDA
+	@mkdir -p $(OUT)
+	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
+	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
 
 lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports
 	@$(BIN)/ruff check .

@@ -42,7 +42,7 @@ def storage(tensor: Tensor) -> int:
 class Recording:
     """Operations in order, their operands and the memory of their results."""
 
-    output: Tensor
+    output: tuple[Tensor, ...]
     calls: list[Any] = field(repr=False)
 
     def replay(self) -> None:
@@ -52,7 +52,7 @@ class Recording:
                     kept.copy_(again)
 
 
-def record(work: Callable[[], Tensor]) -> Recording:
+def record(work: Callable[[], tuple[Tensor, ...]]) -> Recording:
     """Capture ``work``. Its own results are thrown away: a capture records, and computes nothing."""
     with _Log() as log:
         output = work()

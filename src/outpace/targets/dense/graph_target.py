@@ -1,8 +1,9 @@
 """GraphTarget: the fast target on CUDA, for the architectures that :mod:`outpace.targets.dense.architectures` knows.
 
-Plain PyTorch. A full forward over one tree has static shapes: its rows are padded to a bucket, its K/V lies in a buffer
-that stays where it is, and from the second use on it is one CUDA graph. Other forwards (batches, hidden states,
-sub-graphs, prefill) run eagerly. **Not yet run on a GPU**: tests run it on the CPU with a stand-in for the capture.
+Plain PyTorch. A full forward over the trees of a batch has static shapes: each tree's rows are padded to a bucket, its
+K/V lies in a buffer that stays where it is, and from the second use on the forward is one CUDA graph. Other forwards
+(sub-graphs, chosen K/V, given embeddings, prefill) run eagerly. **Not yet run on a GPU**: tests run it on the CPU with
+a stand-in for the capture.
 
 Numerics: those of transformers, in the weights' precision; norms and softmax are computed in float32. How many rows a
 forward has decides how matrix products round, as in every library: in float32 the difference is about 1e-5 of the
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from outpace.targets.base import HiddenStateChunk, Sequence, Target
 from outpace.targets.dense.decoder_spec import DecoderSpec
-from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, cuda_capture
-from outpace.targets.dense.lanes import Lane
-from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
+from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, StepKey, capture_on
+from outpace.targets.dense.lanes import Contents, FixedLanes, Lane
+from outpace.targets.dense.torch_kv import Pool, TorchKV
 from outpace.targets.dense.torch_layers import TorchDecoder
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.rotary import RotaryTable
@@ -34,9 +35,9 @@ class GraphTarget(RowTarget):
     """A target on the spec's weights, on their device and in their precision unless ``dtype`` says otherwise.
 
     Weights are partly copied and partly shared with the model (see TorchDecoder): a model must not be changed
-    afterwards. ``buckets``: row counts that trees are padded to; ``graphs``: how many are kept; ``capture`` stands in
-    for CUDA's in tests; ``embeddings_of``: the target whose embeddings layer 0 reads beside its rows, in specs where it
-    does. ``counts`` says how forwards ran.
+    afterwards. ``buckets``: row counts that trees are padded to, the largest also limiting the rows of a batch;
+    ``graphs``: how many are kept; ``capture`` stands in for CUDA's in tests; ``embeddings_of``: the target whose
+    embeddings layer 0 reads beside its rows, in specs where it does. ``counts`` says how forwards ran.
     """
 
     def __init__(
@@ -63,9 +64,7 @@ class GraphTarget(RowTarget):
         self.prefill_chunk = prefill_chunk
         self._embeddings_of = embeddings_of
         self._buckets = buckets
-        if capture is None and self.device.type == "cuda":
-            capture = cuda_capture
-        self.graphs = Graphs(capture, graphs)
+        self.graphs = Graphs(capture or capture_on(self.device), graphs)
         self.pool = Pool((self.num_layers, 2, spec.kv_heads), spec.head_size, like, self.graphs.forget)
         self.counts = self.graphs.counts
 
@@ -104,9 +103,11 @@ class GraphTarget(RowTarget):
     def run(
         self, plan: ForwardPlan, tokens: Seq[int], *, logits: bool, embeddings: Mapping[int, Tensor] | None = None
     ) -> Tensor | None:
-        bucket = next((size for size in self._buckets if size >= len(tokens)), None)
-        if bucket is not None and logits and not embeddings and _is_plain(plan, self.num_layers):
-            return self._fixed(plan.parts[0], tokens, bucket)
+        if logits and not embeddings and _is_plain(plan, self.num_layers):
+            most = max(part.new_rows for part in plan.parts)
+            bucket = next((size for size in self._buckets if size >= most), None)
+            if bucket is not None and bucket * len(plan.parts) <= self._buckets[-1]:
+                return self._fixed(plan, tokens, bucket)
         self.counts.eager += 1
         parts = [part for part in plan.parts if part.new_rows]  # an earlier pass may have run all there is
         lanes = [self._lane(part, tokens[part.start : part.stop]) for part in parts]
@@ -161,35 +162,47 @@ class GraphTarget(RowTarget):
             seen = torch.ones(part.new_rows, total, dtype=torch.bool).tril_()
         else:
             seen = part.tree.ancestor_mask()[part.earlier_rows :]
-        lane.fill(committed, part.positions, list(tokens), seen)
+        lane.fill(Contents(committed, part.positions, list(tokens), seen))
         return lane
 
-    def _fixed(self, part: SequenceRows, tokens: Seq[int], bucket: int) -> Tensor:
-        """One tree's logits by a step of fixed shape."""
-        assert part.tree is not None
-        store: TorchKV = part.store
-        buffer = store.reserve(bucket)
-        step = self.graphs.step(buffer, bucket, lambda: self._step(buffer, bucket))
-        step.lane.fill(store.length, part.positions, list(tokens), part.tree.ancestor_mask())
-        step.turns.copy_(self._rotary.rows(step.lane.positions, max(part.positions)))
-        logits = self.graphs.run(step, lambda: self._forward(step), len(tokens))
-        part.side_kv = buffer.data[..., store.length : store.length + len(tokens), :].clone()
+    def _fixed(self, plan: ForwardPlan, tokens: Seq[int], bucket: int) -> Tensor:
+        """Logits, and the hidden states that are wanted, by a step of fixed shape."""
+        stores: list[TorchKV] = [part.store for part in plan.parts]
+        buffers = [store.reserve(bucket) for store in stores]
+        key = StepKey(tuple(buffers), bucket, tuple(sorted(plan.wanted)))
+        step = self.graphs.step(key, lambda: self.make_step([buffer.data for buffer in buffers], bucket))
+        contents, rows = [], []
+        for index, (store, part) in enumerate(zip(stores, plan.parts, strict=True)):
+            assert part.tree is not None
+            mine = list(tokens[part.start : part.stop])
+            contents.append(Contents(store.length, part.positions, mine, part.tree.ancestor_mask()))
+            rows.append(slice(index * bucket, index * bucket + part.new_rows))
+        step.inputs.fill(contents)
+        highest = max(max(part.positions) for part in plan.parts)
+        step.turns.copy_(self._rotary.rows(step.inputs.positions, highest))
+        logits, *states = self.graphs.run(step, lambda: self.forward(step, key.wanted), rows)
+        plan.hidden_states.update(zip(key.wanted, states, strict=True))
+        for store, part, buffer in zip(stores, plan.parts, buffers, strict=True):
+            part.side_kv = buffer.data[..., store.length : store.length + part.new_rows, :].clone()
         return logits
 
-    def _step(self, buffer: Buffer, bucket: int) -> Step:
-        lane = Lane.empty(buffer.data, bucket, bucket)
-        return Step(lane, torch.zeros_like(self._rotary.rows(lane.positions, 0)))
+    def make_step(self, caches: list[Tensor], bucket: int) -> Step:
+        """A step over K/V buffers, (layers, 2, kv_heads, capacity, head_size) each, with ``bucket`` rows for each."""
+        inputs = FixedLanes(caches, bucket)
+        return Step(inputs, torch.zeros_like(self._rotary.rows(inputs.positions, 0)))
 
-    def _forward(self, step: Step) -> Tensor:
-        """What is captured: it reads and writes the step's tensors, the K/V buffer and the weights, nothing else."""
-        hidden = self.decoder.embed(step.lane.tokens)
-        hidden = self.decoder.run(ForwardPlan([], stop=self.num_layers), hidden, [step.lane], step.turns)
-        return self.decoder.logits(hidden)
+    def forward(self, step: Step, wanted: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """What is captured: it reads and writes the step's tensors, the K/V buffers and the weights, nothing else.
+
+        Logits, and the hidden states entering the ``wanted`` layers.
+        """
+        plan = ForwardPlan([], stop=self.num_layers, wanted=frozenset(wanted))
+        hidden = self.decoder.run(plan, self.decoder.embed(step.inputs.tokens), step.inputs.lanes, step.turns)
+        return self.decoder.logits(hidden), *(plan.hidden_states[layer] for layer in wanted)
 
 
 def _is_plain(plan: ForwardPlan, layers: int) -> bool:
-    """A full forward over one tree, from its tokens, of which nothing but logits and K/V is wanted."""
-    part = plan.parts[0]
-    alone = len(plan.parts) == 1 and part.tree is not None and part.earlier_kv is None and part.subset is None
+    """A full forward over trees, from their tokens, of which nothing but logits, hidden states and K/V is wanted."""
+    trees = all(part.tree is not None and part.earlier_kv is None and part.subset is None for part in plan.parts)
     full = plan.start == 0 and plan.stop == layers and not plan.skip_attention and not plan.skip_mlp
-    return alone and full and plan.states is None and not plan.wanted and plan.queries is None
+    return trees and full and plan.states is None and plan.entry_inputs is None

@@ -1,17 +1,45 @@
 """Lane: one sequence's rows in a GraphTarget's forward, the slots of their K/V and what they attend to.
 
 A lane is tensors of fixed shapes. What one forward needs beyond their contents (slots and masks) is computed from them
-on the device, so that a captured graph sees new contents when it is replayed.
+on the device, so that a captured graph sees new contents when it is replayed. :class:`FixedLanes` are lanes of equal
+shape, one for each sequence of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 NOT_SEEN = float("-inf")
+
+
+@dataclass(slots=True)
+class Contents:
+    """What one forward puts into a lane: rows behind ``offset`` committed ones.
+
+    ``positions`` of old and new rows, ``tokens`` of the new ones, ``seen`` (new, old + new). Where a lane has more rows
+    than there are new ones, the others are padding and repeat the first row: so padding is as finite as that row is (a
+    row that saw nothing would be NaN), and nothing sees its K/V, which lies behind that of the others.
+    """
+
+    offset: int
+    positions: list[int]
+    tokens: list[int]
+    seen: Tensor
+
+    def numbers(self, rows: int) -> list[int]:
+        """Offset, positions and tokens for a lane of ``rows`` new rows."""
+        pad = rows - len(self.tokens)
+        return [self.offset, *self.positions, *self.positions[:1] * pad, *self.tokens, *self.tokens[:1] * pad]
+
+    def padded_seen(self, rows: int) -> Tensor:
+        """``seen`` for a lane of ``rows`` new rows."""
+        pad = rows - len(self.tokens)
+        return functional.pad(torch.cat([self.seen, self.seen[:1].expand(pad, -1)]), (0, pad))
 
 
 @dataclass(slots=True)
@@ -39,23 +67,10 @@ class Lane:
             torch.zeros(new, total, dtype=torch.bool, device=device),
         )
 
-    def fill(self, offset: int, positions: list[int], tokens: list[int], seen: Tensor) -> None:
-        """Put in the contents. Rows that are missing are padding: they repeat the first row.
-
-        So padding is as finite as that row is (a row that saw nothing would be NaN), and nothing sees its K/V, which
-        lies behind that of the others.
-        """
-        pad = len(self.seen) - len(tokens)
-        numbers = [offset, *positions, *positions[:1] * pad, *tokens, *tokens[:1] * pad]
-        if pad:
-            seen = torch.cat([seen, seen[:1].expand(pad, -1)])
-            seen = torch.nn.functional.pad(seen, (0, pad))
-        self.numbers.copy_(torch.tensor(numbers))
-        self.seen.copy_(seen)
-
-    @property
-    def tokens(self) -> Tensor:
-        return self.numbers[-len(self.seen) :]
+    def fill(self, contents: Contents) -> None:
+        """Put in the contents."""
+        self.numbers.copy_(torch.tensor(contents.numbers(len(self.seen))))
+        self.seen.copy_(contents.padded_seen(len(self.seen)))
 
     @property
     def positions(self) -> Tensor:
@@ -90,3 +105,37 @@ class Lane:
             mask.masked_fill_(shown.unsqueeze(-2), 0.0)
             made.append(mask.expand(*others, rows, groups, extent).reshape(*others, rows * groups, extent))
         return made
+
+
+class FixedLanes:
+    """Lanes of ``rows`` rows each, over one cache each. Their contents lie side by side: two copies put in all."""
+
+    def __init__(self, caches: Sequence[Tensor], rows: int) -> None:
+        device, count = caches[0].device, len(caches)
+        self.rows = rows
+        self._numbers = torch.zeros(count, 1 + 2 * rows, dtype=torch.long, device=device)
+        self._seen = torch.zeros(count, rows, rows, dtype=torch.bool, device=device)
+        columns = {extent: torch.arange(extent, device=device) for extent in {cache.shape[3] for cache in caches}}
+        self.lanes = [
+            Lane(cache, columns[cache.shape[3]], numbers, seen)
+            for cache, numbers, seen in zip(caches, self._numbers, self._seen, strict=True)
+        ]
+
+    def fill(self, contents: Sequence[Contents]) -> None:
+        """Put in the contents of every lane."""
+        self._numbers.copy_(torch.tensor([one.numbers(self.rows) for one in contents]))
+        self._seen.copy_(torch.stack([one.padded_seen(self.rows) for one in contents]))
+
+    @property
+    def tokens(self) -> Tensor:
+        """(lanes * rows,), end to end."""
+        return self._numbers[:, -self.rows :].flatten()
+
+    @property
+    def positions(self) -> Tensor:
+        """(lanes * rows,), end to end."""
+        return self._numbers[:, 1 : 1 + self.rows].flatten()
+
+    def tensors(self) -> list[Tensor]:
+        """The memory that :meth:`fill` writes."""
+        return [self._numbers, self._seen]

@@ -27,12 +27,13 @@ class Ours:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.version = __version__
         self.failed: dict[str, str] = {}
-        self.model = loading.load(settings["model"], dtype=settings["dtype"], device="cpu")
+        device = settings.get("device", "cpu")
+        self.model = loading.load(settings["model"], dtype=settings["dtype"], device=device)
         self.precision = str(self.model.info["dtype"]).removeprefix("torch.")
         if self.precision != settings["dtype"]:  # a row that computes in something else would be a row too many
             note = self.model.info.get("note") or "no reason given"
             raise RuntimeError(f"computes in {self.precision} instead of {settings['dtype']}: {note}")
-        draft = loading.load(settings["draft"], dtype=settings["dtype"], device="cpu") if settings["draft"] else None
+        draft = loading.load(settings["draft"], dtype=settings["dtype"], device=device) if settings["draft"] else None
         self.methods: dict[str, Method] = {}
         for name in settings["configs"]:
             try:

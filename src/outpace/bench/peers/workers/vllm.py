@@ -1,4 +1,4 @@
-"""vLLM on the CPU: plain, n-gram and suffix decoding, by its engine's step loop, where outpace is not installed."""
+"""vLLM: plain, n-gram and suffix decoding, by its engine's step loop, where outpace is not installed."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class VLLM:
             skip_tokenizer_init=True,
             disable_log_stats=True,
             speculative_config=dict(speculative) or None,
+            **settings.get("engine", {}),
         ).llm_engine
 
     def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
