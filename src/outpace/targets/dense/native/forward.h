@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "model.h"
 #include "pool.h"
+#include "tiles.h"
 
 namespace outpace {
 
@@ -71,7 +72,10 @@ class Forward {
     }
 
     void run() {
-        pool->run([this](int thread) { walk(thread); });
+        pool->run([this](int thread) {
+            walk(thread);
+            tiles::release();
+        });
     }
 
    private:
