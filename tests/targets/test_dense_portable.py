@@ -49,6 +49,7 @@ def test_kernels_of_a_lesser_machine(tmp_path: Path, machine: str, features: str
     environment = os.environ | {
         "OUTPACE_CACHE": str(tmp_path),
         "OUTPACE_NATIVE_FLAGS": f"-march={machine} -O1",
+        "OUTPACE_TILES": "0",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(

@@ -12,6 +12,7 @@ from outpace.models.placement import dtype_name
 from outpace.targets.base import Target
 from outpace.targets.check_notes import is_noted, note
 from outpace.targets.dense.architectures import UnsupportedArchitecture
+from outpace.targets.dense.binding import features
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
@@ -64,8 +65,15 @@ def check_parts(target: DenseTarget, spec: DecoderSpec, weights: str) -> None:
         return
     difference = layer_disagreement(target, spec)
     if not difference < _TOLERANCE_OF_PARTS[target.dtype]:
-        raise UnsupportedArchitecture(f"a part of its scores differs from plain PyTorch by {difference:.2g}")
+        raise UnsupportedArchitecture(
+            f"a part of its scores differs from plain PyTorch by {difference:.2g}{_without_tiles()}"
+        )
     note(weights, target.dtype)
+
+
+def _without_tiles() -> str:
+    """What to try where matrix tiles are used and scores are wrong."""
+    return "; set OUTPACE_TILES=0 to compute without matrix tiles" if "tiles" in features().split() else ""
 
 
 def _fallback(wanted: str, dtype: str, why: str) -> str:
@@ -81,6 +89,7 @@ def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
         if not difference < _TOLERANCE[precision]:
             raise UnsupportedArchitecture(
                 f"its scores differ from the model's own by {difference:.2g} standard deviations"
+                f"{'' if on_cuda else _without_tiles()}"
             )
     return target
 

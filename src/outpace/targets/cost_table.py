@@ -131,10 +131,11 @@ def instructions() -> str:
 
 
 def kernels() -> str | None:
-    """Which build of the compiled kernels; None where there are none."""
+    """Which build of the compiled kernels, and what they use of this processor; None where there are none."""
+    from outpace.targets.dense.binding import features
     from outpace.targets.dense.kernel_build import NotAvailable, library
 
     try:
-        return Path(library()._name).stem
+        return f"{Path(library()._name).stem} {features()}"
     except NotAvailable:
         return None

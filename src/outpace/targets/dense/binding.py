@@ -132,7 +132,7 @@ def _calls() -> Any:
 
 
 def features() -> str:
-    """Instruction sets that the kernels were compiled with, such as ``avx512 bf16-dot int8-dot``."""
+    """Instruction sets that the kernels use, such as ``avx512 bf16-dot int8-dot``; ``tiles`` is Intel AMX."""
     return str(_calls().outpace_features().decode()).strip()
 
 

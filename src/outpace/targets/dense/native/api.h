@@ -83,6 +83,6 @@ void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride
 int64_t outpace_bytes(const outpace_model*);    // of packed weights
 double outpace_read_rate(int threads, int64_t bytes);
 double outpace_product_rate(int threads, int kind);
-const char* outpace_features();                 // instruction sets that this was compiled with
+const char* outpace_features();                 // instruction sets that are used here
 
 }

@@ -172,7 +172,7 @@ int outpace_kv_row_bytes(const outpace_model* model) {
 int64_t outpace_bytes(const outpace_model* model) { return int64_t(model->bytes); }
 
 const char* outpace_features() {
-    return ""
+    static const std::string found = std::string(""
 #if defined(__AVX512F__)
         "avx512 "
 #elif defined(__AVX2__)
@@ -186,7 +186,8 @@ const char* outpace_features() {
 #if defined(__AVX512VNNI__)
         "int8-dot "
 #endif
-        ;
+        ) + (tiles::usable() ? "tiles" : "");
+    return found.c_str();
 }
 
 }

@@ -19,7 +19,7 @@ constexpr int BLOCK = 32;  // inputs are padded with zeros to a multiple of this
 // A tile: the payloads of its blocks, then their scales, then their minima.
 template <int Bits, bool Minimum>
 struct Blocks {
-    static constexpr int bits = Bits, parts = 1;          // parts: scales in a block of 32 inputs
+    static constexpr int bits = Bits, high = 0, parts = 1;  // high: bits apart; parts: scales in a block of 32 inputs
     static constexpr bool minimum = Minimum, super = false;
     static constexpr int inputs = BLOCK;                  // of what a file keeps together
     using scale = fp16;

@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "model.h"
 #include "pool.h"
+#include "tiles.h"
 
 namespace outpace {
 
@@ -55,7 +56,10 @@ class Forward {
     }
 
     void run() {
-        pool->run([this](int thread) { walk(thread); });
+        pool->run([this](int thread) {
+            walk(thread);
+            tiles::release();
+        });
     }
 
    private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "formats.h"
@@ -12,11 +13,23 @@ namespace outpace {
 enum Want : int { WANT_F32 = 1, WANT_BF16 = 2, WANT_Q = 4 };
 inline int want(Format format) { return format == F32 ? WANT_F32 : format == BF16 ? WANT_BF16 : WANT_Q; }
 
+// Memory that begins with a cache line: a row that tiles read then lies in as few lines as it can.
+template <class T>
+struct CacheLines {
+    using value_type = T;
+    CacheLines() = default;
+    template <class U> CacheLines(const CacheLines<U>&) {}
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))); }
+    void deallocate(T* at, size_t) { ::operator delete(at, std::align_val_t(64)); }
+    template <class U> bool operator==(const CacheLines<U>&) const { return true; }
+    template <class U> bool operator!=(const CacheLines<U>&) const { return false; }
+};
+
 struct Inputs {
     int depth = 0, inputs = 0, wanted = 0;
     std::vector<float> f32;
-    std::vector<bf16> half;
-    std::vector<int8_t> q;          // (rows, depth)
+    std::vector<bf16, CacheLines<bf16>> half;
+    std::vector<int8_t, CacheLines<int8_t>> q;  // (rows, depth)
     std::vector<float> scale;       // (rows, depth / 32)
     std::vector<float> scaled_sum;  // scale * sum of the block's q
     std::vector<int32_t> sum16;     // (rows, depth / 16)

@@ -11,11 +11,17 @@ using Product = void (*)(const Linear&, const Inputs&, const Outputs&, const Ahe
 constexpr int MOST_ROWS = 6;
 Product product(Format format, int m, int n);
 
+// Products by matrix tiles, where the processor has them (tile_linear.cpp): arguments as of `multiply`.
+bool takes_tiles(Format format, int rows);
+void multiply_by_tiles(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
+                       const uint8_t* next, size_t next_bytes);
+
 constexpr size_t LONG = size_t(32) << 10;  // bytes of a tile
 
 // Rows of `x` times tiles [first, last) of `w`; meanwhile as many tiles from `next` on are fetched, if it is not null.
 inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int rows, int first, int last,
                      const uint8_t* next = nullptr, size_t next_bytes = 0) {
+    if (takes_tiles(w.format, rows)) return multiply_by_tiles(w, x, out, rows, first, last, next, next_bytes);
     // Wide formats keep more tiles going at a time than quantised ones, which need registers for the whole numbers too.
     const int widest = quantised(w.format) && rows > 1 ? 2 : 4;
     const int passes = (rows + MOST_ROWS - 1) / MOST_ROWS;
