@@ -3,6 +3,7 @@
     <cache>/gguf/<file>-<digest>-<dtype>-v<converter>/   safetensors, configuration, tokenizer, manifest.json
     <cache>/gguf/<file>-<digest>-in-place-v<converter>/  the same without weights, for files that are read in place
     <cache>/gguf/<file>-<digest>-config-v<converter>/    the same without weights, of files that are read in place
+    <cache>/gguf-formats/<file>-<digest>-<format>-v<converter>/  the file in another GGUF format: bench-peers makes it
     <cache>/gguf/.tmp-*                                  a conversion under way, or what a killed one left
     <cache>/digests/*.json                               digests of files that have not changed since
 
@@ -22,7 +23,7 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,23 +66,39 @@ def converted(path: Path, dtype: torch.dtype) -> Path:
 
     Raises BadInput for a broken file and for a cache that cannot be written.
     """
+
+    def fill(folder: Path) -> None:
+        _log.info("converting %s to %s, once", path, dtype_name(dtype))
+        model, tokenizer = gguf_convert.read(read_header(path), dtype)
+        with stage("writing the converted model", brief=True), _writing(folder.parent):
+            gguf_convert.write(model, tokenizer, folder)
+
+    return made(path, dtype_name(dtype), lambda: read_header(path).parameters * dtype.itemsize, fill)
+
+
+def made(
+    path: Path, precision: str, needed: Callable[[], int], fill: Callable[[Path], object], place: str = "gguf"
+) -> Path:
+    """The cache's folder of this GGUF file in ``precision``; where there is none, ``fill`` fills it now.
+
+    ``needed``: bytes of disk that this takes. ``place``: the folder of the cache. Raises BadInput for a cache that
+    cannot be written.
+    """
     digest = content_digest(path)
-    root = cache_dir() / "gguf"
-    entry = root / _entry_name(path, digest, dtype_name(dtype))
+    root = cache_dir() / place
+    entry = root / _entry_name(path, digest, precision)
     if is_whole(entry, digest):
         _sweep(root)
         return entry
     if (entry / MANIFEST).exists():
         _log.warning("the converted model in '%s' is damaged or of an earlier version: it is converted again", entry)
-    header = read_header(path)
+    size = needed()
     with _locked(root):
         if not is_whole(entry, digest):  # another process may have been quicker
-            with _temporary(root, header.parameters * dtype.itemsize) as folder:
-                _log.info("converting %s to %s, once", path, dtype_name(dtype))
-                model, tokenizer = gguf_convert.read(header, dtype)
-                with stage("writing the converted model", brief=True), _writing(root):
-                    gguf_convert.write(model, tokenizer, folder)
-                    _publish(folder, entry, path, digest, dtype_name(dtype))
+            with _temporary(root, size) as folder:
+                fill(folder)
+                with _writing(root):
+                    _publish(folder, entry, path, digest, precision)
     return entry
 
 
