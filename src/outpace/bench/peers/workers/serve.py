@@ -5,8 +5,9 @@
     {"do": "load", "settings": {...}}                               {"version", "precision", "failed": {config: why}}
     {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}   {"ttft_ms", "seconds", "tokens", "memory_mb"}
 
-Any reply may be ``{"error": "one line"}`` instead. The end of the input ends the process. LIBRARY.py has a function
-``load(settings)`` that returns an :class:`Engine`.
+Any reply may be ``{"error": "one line"}`` instead. The end of the input ends the process, also in the middle of an
+answer: nothing of it outlives a runner that was killed. LIBRARY.py has a function ``load(settings)`` that returns an
+:class:`Engine`.
 
 This file stands alone, on the standard library, for it also runs where outpace is not installed. It holds the only
 clock: every library's tokens are timed by the same lines, when the library hands them out.
@@ -18,7 +19,11 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +31,7 @@ from typing import IO, Any, Protocol
 
 Emit = Callable[[list[int]], None]
 _LONGEST = 280
+_GRACE = 1.0  # seconds in which an idle process ends by itself
 
 
 class Engine(Protocol):
@@ -71,6 +77,7 @@ class Clock:
 def main(path: str) -> None:
     """Answer requests until the input ends."""
     requests, replies = _channel()
+    threading.Thread(target=_end_with_runner, args=(requests.fileno(),), daemon=True).start()
     engine: Engine | None = None
     for line in requests:
         try:
@@ -102,6 +109,19 @@ def _channel() -> tuple[IO[str], IO[str]]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     return requests, replies
+
+
+def _end_with_runner(requests: int) -> None:
+    """Wait until the runner's end of the pipe is closed; then end this process and what it started."""
+    if not hasattr(select, "poll"):
+        return
+    closed = select.poll()
+    closed.register(requests, 0)  # no events but the hang-up, which is always reported
+    closed.poll()
+    time.sleep(_GRACE)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _library(path: str) -> Any:
