@@ -64,7 +64,10 @@ def test_rows_take_turns_and_another_one_is_first_each_time(tmp_path: Path) -> N
     ("mode", "answered", "why"),
     [
         ("refuses", 0, "FileNotFoundError: no such file"),
-        ("dies", 1, "the process ended with exit code 3: out of memory, it seems"),
+        ("dies", 1, "the process ended with exit code 3 while answering prompt 2: out of memory, it seems"),
+        ("crashes", 1, "the process ended by SIGSEGV while answering prompt 2: chatter"),
+        ("is killed", 1, "the process ended by SIGKILL (did the memory run out?) while answering prompt 2: chatter"),
+        ("crashes while loading", 0, 'the process ended by SIGSEGV while loading: {"error": "not a reply"}'),
         ("silent", 0, "it answered no token"),
         ("short", 0, "answered 4 of 5 tokens to prompt 'warm-up'"),
     ],
@@ -77,12 +80,12 @@ def test_one_that_fails_says_why_and_the_others_go_on(tmp_path: Path, mode: str,
     assert (good.error, len(good.answers)) == (None, 4)
 
 
-@pytest.mark.parametrize("mode", ["hangs", "hangs while loading"])
-def test_one_that_hangs_is_ended(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "doing"), [("hangs", "answering prompt 2"), ("hangs while loading", "loading")])
+def test_one_that_hangs_is_ended(tmp_path: Path, mode: str, doing: str) -> None:
     plan = plan_of(fake(tmp_path, "good"), fake(tmp_path, mode))
     assert run_of(plan, timeout=4).go() is True
     good, bad = plan.entries
-    assert bad.error == "no reply within 4 s"
+    assert bad.error == f"no reply within 4 s while {doing}"
     assert len(good.answers) == 4
 
 
@@ -109,7 +112,7 @@ def test_what_was_not_asked_for_is_not_counted(tmp_path: Path) -> None:
     assert clock.last == last
 
 
-def test_ctrl_c_counts_whole_prompts_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     plan = plan_of(fake(tmp_path, "a"), fake(tmp_path, "b"))
     told: list[Progress] = []
 
@@ -121,9 +124,10 @@ def test_ctrl_c_counts_whole_prompts_and_leaves_no_process(tmp_path: Path) -> No
     run = run_of(plan)
     run.on_progress = press
     assert run.go() is False
-    assert [list(entry.answers) for entry in plan.entries] == [["q0"], ["q0"]]
+    assert (run.stopped, run.answered) == ("Ctrl-C", 1)
+    assert [list(entry.answers) for entry in plan.entries] == [["q0"], ["q0", "q1"]]
     assert told[-1].total == 8
-    assert all(worker._process.poll() is not None for worker in run._workers.values())
+    assert all(worker._process.poll() is not None for _, worker in run._running.values())
 
 
 def test_a_program_that_is_no_worker_is_an_error_row(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ def test_a_program_that_is_no_worker_is_an_error_row(tmp_path: Path) -> None:
     plan = plan_of(gone, other)
     RoundRobin(plan, QUESTIONS, QUESTIONS[0], length=3, threads=1, timeout=20).go()
     assert plan.entries[0].error == f"cannot start {gone.command[0]}: No such file or directory"
-    assert plan.entries[1].error == "the process ended with exit code 1: not today"
+    assert plan.entries[1].error == "the process ended with exit code 1 while loading: not today"
 
 
 def test_junk_before_the_reply_is_passed_over() -> None:
@@ -142,7 +146,7 @@ def test_junk_before_the_reply_is_passed_over() -> None:
     worker = Worker([sys.executable, "-c", code], environment(1, foreign=False, offline=True), 20)
     assert worker.ask({"do": "load"}) == {"version": 1}
     worker.end()
-    with pytest.raises(WorkerError, match="signal 9"):
+    with pytest.raises(WorkerError, match="ended by SIGKILL"):
         worker.ask({"do": "load"})
 
 

@@ -84,6 +84,9 @@ def test_bad_input_is_one_line(cli: Run, folder: Path, prompts: str, tmp_path: P
     refused(cli(*common, "--methods", "plx"), "plx")
     refused(cli(*common, "-n", "0"), "--max-new-tokens")
     refused(cli(*common, "--timeout", "0"), "--timeout")
+    refused(cli(*common, "--max-minutes", "0"), "--max-minutes must be above 0")
+    refused(cli(*common, "--max-minutes", "nan"), "--max-minutes must be above 0")
+    refused(cli(*common, "--gguf-formats", "q40", "--dtypes", "float32"), "unknown GGUF format", "did you mean 'Q4_0'")
     refused(cli(*common, "-n", "2000"), "the model's context holds 512")
     refused(cli(*common, "--vllm-python", "/no/such/python"), "there is no file /no/such/python")
     refused(cli(*common, "--vllm-python", __file__), "does not run")
@@ -144,7 +147,7 @@ def test_a_library_that_reads_the_gguf_file(peer: str) -> None:
     for row in measured(peer):
         assert row["error"] is None
         assert row["tokens"] == 12
-        assert row["precision"].startswith("Q4_1 + Q8_0")
+        assert row["precision"].startswith(f"{row['weights'] or 'Q4_1'} + Q8_0")
 
 
 @pytest.mark.model

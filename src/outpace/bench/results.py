@@ -37,6 +37,11 @@ class Results(ABC):
         """False where the run was interrupted: then only what all rows finished is counted."""
         return bool(self.result["complete"])
 
+    @property
+    def prompts_done(self) -> int:
+        """How many prompts the results cover."""
+        return max((row["prompts"] for row in self.rows), default=0)
+
     @abstractmethod
     def report(self) -> Report:
         """What the terminal and the page show."""

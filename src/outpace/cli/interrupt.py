@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer, or a step of training, is under way."""
+"""Ctrl-C while an answer, or a step of training, is under way; SIGTERM where results so far are worth keeping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C, and the line that is printed about it after "interrupted: "; the exit code is 130."""
 
     @classmethod
-    def partial(cls, done: int, total: int) -> Interrupted:
-        """Of a measurement: what was finished is reported."""
-        if not done:
-            return cls("no prompt was finished, nothing is reported")
-        return cls(f"{done} of {total} prompts done; the results cover these")
+    def partial(cls, done: int, total: int, by: str = "", *, shown: bool = False) -> Interrupted:
+        """Of a measurement: what was finished is reported. ``by``: what ended it, where that was not Ctrl-C.
+
+        ``shown``: some results are reported although no prompt was done by all that are compared.
+        """
+        begin = f"by {by}; " if by else ""
+        if done:
+            return cls(f"{begin}{done} of {total} prompts done; the results cover these")
+        return cls(f"{begin}no prompt was finished" + (" by every row" if shown else ", nothing is reported"))
 
     @classmethod
     def kept(cls, done: str, place: object) -> Interrupted:
@@ -39,6 +43,23 @@ class Interrupt:
     """Whether Ctrl-C was pressed."""
 
     pressed: bool = False
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends what runs inside as Ctrl-C does, with its name as what the KeyboardInterrupt says."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

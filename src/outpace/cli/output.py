@@ -104,14 +104,21 @@ class Outputs:
         if self._file is not None and self._file == self.html:
             raise BadInput(f"--json and --html both name {self.html}")
 
-    def write(self, report: Results) -> None:
-        """Everything that was asked for; without any answer JSON alone. Raises Interrupted for partial results."""
+    def keep(self, report: Results) -> None:
+        """The JSON file alone, while the work goes on. Standard output gets one document, at the end."""
+        if self._file is not None:
+            write_whole(self._file, lambda path: path.write_text(to_json(report.result) + "\n", encoding="utf-8"))
+
+    def write(self, report: Results, stopped_by: str = "") -> None:
+        """Everything that was asked for; without any answer JSON alone. Raises Interrupted for partial results.
+
+        ``stopped_by``: what ended the work, where that was not Ctrl-C.
+        """
         if self._to_stdout:
             print_json(report.result)
-        elif self._file is not None:
-            write_whole(self._file, lambda path: path.write_text(to_json(report.result) + "\n", encoding="utf-8"))
-        done = max((row["prompts"] for row in report.rows), default=0)
-        if report.rows and (done or report.complete):
+        self.keep(report)
+        shown = bool(report.rows) and (report.complete or any(row["prompts"] for row in report.rows))
+        if shown:
             if self.html is not None:
                 write_whole(self.html, report.write_html)
             report.print(err() if self._to_stdout else out())
@@ -119,7 +126,8 @@ class Outputs:
                 if place is not None:
                     err().print(f"[dim]{what}: {place}", soft_wrap=True)
         if not report.complete:
-            raise Interrupted.partial(done, report.result["settings"]["prompts"] if report.rows else 0)
+            total = report.result["settings"]["prompts"] if report.rows else 0
+            raise Interrupted.partial(report.prompts_done, total, stopped_by, shown=shown)
 
 
 def check_writable(path: Path) -> None:

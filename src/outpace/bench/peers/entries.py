@@ -34,20 +34,25 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A row. ``error`` ends its part in the run; what it answered before stays."""
+    """A row. ``error`` ends its part in the run; what it answered before stays.
+
+    ``weights``: the GGUF format that it was given instead of the file's own. ``note``: what else a reader should know.
+    """
 
     name: str
     config: str
     ours: bool
     precision: str | None = None
+    weights: str | None = None
     version: str | None = None
     error: str | None = None
+    note: str | None = None
     answers: dict[str, Answer] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """Its name on one line; those of outpace differ by precision too."""
-        return f"{self.name} {self.config} {self.precision}" if self.ours else f"{self.name} {self.config}"
+        """Its name on one line, no other row's: those of outpace differ by precision, others by the file's format."""
+        return " ".join(filter(None, (self.name, self.config, self.precision if self.ours else self.weights)))
 
     def rates(self, ids: Iterable[str]) -> list[Rate]:
         return [self.answers[one].rate for one in ids if one in self.answers]

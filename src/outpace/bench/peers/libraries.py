@@ -12,16 +12,20 @@ from outpace.core.names import unknown
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One way to run a library. ``settings`` go to its worker; a ``draft`` needs --draft-model."""
+    """One way to run a library. ``settings`` go to its worker; a ``draft`` needs --draft-model.
+
+    ``formats``: there is a row for each of --gguf-formats.
+    """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     draft: bool = False
+    formats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One library. ``own_python``: it lives in an environment of its own."""
+    """One library. ``own_python``: it lives in an environment of its own. ``compiled``: when pip installs it."""
 
     name: str
     module: str
@@ -31,6 +35,7 @@ class Peer:
     configs: tuple[Config, ...]
     aliases: tuple[str, ...] = ()
     own_python: bool = False
+    compiled: bool = False
 
 
 # Draft lengths are those of each library's own examples (llama-cpp-python: the one for CPUs); transformers names none.
@@ -56,8 +61,9 @@ PEERS = {
             "llama_cpp.py",
             "gguf",
             "pip install llama-cpp-python",
-            (Config("plain"), Config("prompt-lookup", {"max_ngram_size": 2, "num_pred_tokens": 2})),
+            (Config("plain", formats=True), Config("prompt-lookup", {"max_ngram_size": 2, "num_pred_tokens": 2})),
             ("llama.cpp", "llama-cpp", "llama_cpp"),
+            compiled=True,
         ),
         Peer(
             "openvino-genai",

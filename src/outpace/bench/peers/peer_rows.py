@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -52,12 +53,23 @@ class Answered:
 
 def _interval(entry: Entry, ids: Sequence[str]) -> tuple[float, float] | None:
     """Bootstrap over prompts, of one rate: its ratio to one token a second."""
-    rates = entry.rates(ids)
-    return speedup_interval(rates, [(1.0, 1.0)] * len(rates))
+    rates = tuple(entry.rates(ids))
+    return _speedup_interval(rates, ((1.0, 1.0),) * len(rates))
+
+
+@lru_cache(maxsize=4096)
+def _speedup_interval(rates: tuple[Rate, ...], base: tuple[Rate, ...]) -> tuple[float, float] | None:
+    """Remembered: results are computed after every row, and most intervals are then those of the last time."""
+    return speedup_interval(rates, base)
 
 
 def _by_task(read: Callable[[Entry, Sequence[str]], Any]) -> Callable[[Answered], dict[str, Any]]:
     return lambda one: {name: read(one.entry, chosen) for name, chosen in one.groups.items()}
+
+
+def _figures(answer: Answer) -> dict[str, float | None]:
+    """Of one answer, what the figures are made of."""
+    return {"tokens": len(answer.tokens), "seconds": answer.seconds, "ttft_ms": answer.ttft_ms}
 
 
 def _agreement(row: Row) -> str:
@@ -78,7 +90,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         key="config",
         measure=lambda one: one.entry.config,
         title="configuration",
-        cell=lambda row: row["config"],
+        cell=lambda row: Cell(row["config"], detail=row["weights"] or ""),
         left=True,
     ),
     Column(
@@ -96,7 +108,8 @@ COLUMNS: tuple[Column[Answered], ...] = (
         cell=lambda row: row["precision"] or UNDEFINED,
         left=True,
         definition="In what the weights are kept, and in what is computed where the library says so. Libraries that "
-        "read the GGUF file keep its weights as they are; bfloat16 takes more memory and time.",
+        "read the GGUF file keep its weights as they are, except in rows that name another format; bfloat16 takes more "
+        "memory and time.",
     ),
     Column(
         key="decode_tokens_per_second",
@@ -122,6 +135,8 @@ COLUMNS: tuple[Column[Answered], ...] = (
     ),
     Column(key="by_category", measure=_by_task(Entry.decode_rate)),
     Column(key="error", measure=lambda one: one.entry.error),
+    Column(key="weights", measure=lambda one: one.entry.weights),
+    Column(key="note", measure=lambda one: one.entry.note),
     Column(key="by_category_ci95", measure=_by_task(_interval)),
     Column(key="prompts", measure=lambda one: len(one.answers)),
     Column(key="tokens", measure=lambda one: sum(len(answer.tokens) for answer in one.answers)),
@@ -143,6 +158,7 @@ COLUMNS: tuple[Column[Answered], ...] = (
         "answer agrees before the first difference. Other kernels and precisions round differently, so that a "
         "difference is no error.",
     ),
+    Column(key="answers", measure=lambda one: {name: _figures(answer) for name, answer in one.entry.answers.items()}),
 )
 
 
@@ -182,8 +198,8 @@ def _against(
     def over(peer: Entry | None, chosen: Sequence[str]) -> tuple[float | None, tuple[float, float] | None]:
         if mine is None or peer is None:
             return None, None
-        pair = measure(mine, chosen), measure(peer, chosen)
-        return speedup(*pair), speedup_interval(*pair)
+        pair = tuple(measure(mine, chosen)), tuple(measure(peer, chosen))
+        return speedup(*pair), _speedup_interval(*pair)
 
     best = pick(theirs, ids)
     overall, bounds = over(best, ids)

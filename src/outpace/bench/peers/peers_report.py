@@ -8,9 +8,11 @@ from typing import Any
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, colours, linear_scale
 from outpace.bench.columns import table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, number, span, threads, times
+from outpace.bench.peers.entries import Entry
 from outpace.bench.peers.peer_rows import COLUMNS
 from outpace.bench.report import Cell, Heading, Report, Row, Table, Tile, gain
 from outpace.bench.results import Results
+from outpace.core.metrics import ratio
 from outpace.core.version import __version__
 
 _OVER_THE_BEST = (
@@ -26,11 +28,16 @@ class PeersReport(Results):
     def empty(cls) -> PeersReport:
         """That of a comparison that was interrupted before it began."""
         empty: dict[str, Any] = {"version": __version__, "complete": False, "peers": [], "ours": []}
+        empty["prompts_answered_by_all"] = 0
         return cls({**empty, "ratio_to_best_peer": None})
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         return [*self.result["ours"], *self.result["peers"]]
+
+    @property
+    def prompts_done(self) -> int:
+        return int(self.result["prompts_answered_by_all"])
 
     def report(self) -> Report:
         result = self.result
@@ -56,8 +63,18 @@ class PeersReport(Results):
 
 
 def label(row: Row) -> str:
-    """One name for a row: those of outpace differ by precision too."""
-    return f"{row['name']} {row['config']}" + (f" {row['precision']}" if row["name"] == "outpace" else "")
+    """One name for a row, as :attr:`Entry.label`."""
+    more = row["precision"] if row["name"] == "outpace" else row["weights"]
+    return f"{row['name']} {row['config']}" + (f" {more}" if more else "")
+
+
+def finished(entry: Entry) -> str:
+    """One line about a row that is finished."""
+    if entry.error is not None:
+        return f"{entry.label} failed: {entry.error}"
+    waits = [answer.ttft_ms for answer in entry.answers.values()]
+    rate, wait = number(entry.decode_rate(entry.answers)), number(ratio(sum(waits), len(waits)), 0)
+    return f"{entry.label} ({entry.precision}): {rate} tok/s, TTFT {wait} ms, {len(waits)} prompts"
 
 
 def ranked(result: Mapping[str, Any]) -> list[Row]:
@@ -100,11 +117,13 @@ def _comparisons(result: Mapping[str, Any]) -> list[tuple[str, Row, str]]:
 
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader should know before believing the table."""
-    found = [] if result["complete"] else ["Interrupted: only the prompts that every row finished are counted."]
+    found = [] if result["complete"] else [_partial(result)]
     found += result["notes"]
     found += [f"{one['name']} was skipped: {one['why']}; to install: {one['install']}" for one in result["skipped"]]
     best = next((row for row in result["ours"] if label(row) == result["ratio_to_best_peer"]["ours"]), None)
     for row in (*result["ours"], *result["peers"]):
+        if row["note"]:
+            found.append(f"{label(row)}: {row['note']}")
         if row["error"]:
             rate = row["decode_tokens_per_second"]
             pace = f" after {row['prompts']} prompts ({number(rate)} tok/s)" if rate else ""
@@ -112,6 +131,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             if rate and best and row in result["peers"] and rate > best["decode_tokens_per_second"]:
                 found.append(f"{label(row)} was faster than {label(best)} before it failed.")
     return found
+
+
+def _partial(result: Mapping[str, Any]) -> str:
+    by, done = result["stopped_by"], result["prompts_answered_by_all"]
+    begin = f"Partial results: {by} ended the run" if by else "Partial results: the run goes on"
+    if not done:
+        return f"{begin}. No prompt was answered by every row; the figures are those of the first prompt."
+    return f"{begin}. The figures cover the {done} of {result['settings']['prompts']} prompts that every row answered."
 
 
 def _tiles(result: Mapping[str, Any]) -> list[Tile]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.peers.entries import Entry
+from outpace.bench.peers.gguf_formats import OWN
 from outpace.bench.peers.libraries import PEERS, Config, Peer
 from outpace.bench.peers.weights import Weights
 from outpace.core.errors import BadInput
@@ -27,12 +28,19 @@ _SPARE = 32  # tokens of context that drafts may use beyond the answer
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One process and the entries that it answers for."""
+    """One process and the entries that it answers for.
+
+    ``requantize``: the GGUF format to make of its file first. ``compiled``: the package to build again where its build
+    does not run on this CPU; ``build``: the folder of one that was.
+    """
 
     entries: list[Entry]
     command: list[str]
     settings: dict[str, Any]
     foreign: bool = False
+    requantize: str | None = None
+    compiled: str | None = None
+    build: str | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +68,7 @@ class Job:
     threads: int
     context: int
     heads: tuple[str, ...] = ()
+    gguf_formats: tuple[str, ...] = (OWN,)
 
     def settings(self, configs: Mapping[str, Mapping[str, Any]], dtype: str) -> dict[str, Any]:
         return {
@@ -86,18 +95,30 @@ def make_plan(
     for dtype in dtypes:
         entries = [Entry(OURS, method, ours=True, precision=dtype) for method in methods]
         settings = job.settings({method: {} for method in methods}, dtype)
-        plan.add(WorkerProcess(entries, _command(sys.executable, "ours.py"), settings))
+        plan.add(WorkerProcess(entries, worker_command(sys.executable, "ours.py"), settings))
     for name, python in peers.items():
         peer = PEERS[name]
         for config in peer.configs:
             if not config.draft or job.draft is not None:
-                entry = Entry(name, config.name, ours=False, error=_obstacle(peer, config, job))
-                settings = job.settings({config.name: config.settings}, job.dtype)
-                plan.add(WorkerProcess([entry], _command(python, peer.worker), settings, foreign=peer.own_python))
+                for format_ in job.gguf_formats if config.formats else (OWN,):
+                    plan.add(_process(peer, config, job, python, None if format_ == OWN else format_))
     return plan
 
 
-def _command(python: str, worker: str) -> list[str]:
+def _process(peer: Peer, config: Config, job: Job, python: str, requantize: str | None) -> WorkerProcess:
+    entry = Entry(peer.name, config.name, ours=False, weights=requantize, error=_obstacle(peer, config, job))
+    return WorkerProcess(
+        [entry],
+        worker_command(python, peer.worker),
+        job.settings({config.name: config.settings}, job.dtype),
+        foreign=peer.own_python,
+        requantize=requantize,
+        compiled=peer.name if peer.compiled else None,
+    )
+
+
+def worker_command(python: str, worker: str) -> list[str]:
+    """A process of ``workers/serve.py`` with a file beside it."""
     return [python, str(WORKERS / "serve.py"), str(WORKERS / worker)]
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import sleep
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outpace.bench.peers.cpu_contention import CpuContention
 from outpace.bench.peers.entries import Answer, Entry, Question
+from outpace.bench.peers.launcher import Launcher
 from outpace.bench.peers.processes import Plan, WorkerProcess
-from outpace.bench.peers.worker import Worker, WorkerError, environment
+from outpace.bench.peers.stopping import TimeLimit
+from outpace.bench.peers.worker import Worker, WorkerError
 from outpace.bench.settings import Progress
 
 Item = TypeVar("Item")
@@ -31,7 +33,12 @@ def rotated(items: Sequence[Item], by: int) -> list[Item]:
 
 @dataclass(slots=True)
 class RoundRobin:
-    """Asks the plan's processes. ``go`` fills the entries' answers; Ctrl-C ends it early, with whole prompts only."""
+    """Asks the plan's processes. ``go`` fills the entries' answers.
+
+    ``on_change`` is told of a row that answered its last prompt or failed, and with None of a prompt that all rows
+    answered; ``on_note`` of what takes minutes. ``answered``: how many prompts all rows answered. ``stopped``: what
+    ended the run early.
+    """
 
     plan: Plan
     questions: Sequence[Question]
@@ -40,85 +47,118 @@ class RoundRobin:
     threads: int
     timeout: float
     offline: bool = False
-    on_progress: Callable[[Progress], None] | None = None
+    limit: TimeLimit = field(default_factory=TimeLimit)
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_note: Callable[[str], None] = lambda _: None
+    on_change: Callable[[Entry | None], None] = lambda _: None
     done: int = 0
+    answered: int = 0
+    stopped: str | None = None
     others: CpuContention = field(default_factory=CpuContention)
-    _workers: dict[Entry, Worker] = field(default_factory=dict)
+    _launcher: Launcher = field(init=False)
+    _running: dict[Entry, tuple[WorkerProcess, Worker]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._launcher = Launcher(self.threads, self.timeout, self.offline, self.limit, self._note)
 
     def go(self) -> bool:
-        """Ask everything; False where Ctrl-C ended it early."""
+        """Ask everything; False where Ctrl-C, a signal or the time limit ended it early. No process remains."""
+        whole = False
         try:
+            for entry in self.plan.entries:
+                if entry.error is not None:
+                    self.on_change(entry)
             for process in self.plan.processes:
                 self._start(process)
             for entry in self.plan.entries:
-                self._ask(entry, self.warm_up, min(self.length, _WARMUP_TOKENS), "warm-up")
+                self._ask(entry, self.warm_up, "warm-up")
             for number, question in enumerate(self.questions):
                 self._round(number, question)
             self._tell("", "")
-        except KeyboardInterrupt:
-            return False
+            whole = True
+        except KeyboardInterrupt as stop:
+            self.stopped = str(stop) or "Ctrl-C"
         finally:
-            for worker in set(self._workers.values()):
-                worker.close()
-        return True
+            self._launcher.close(now=not whole)
+        return whole
 
     def _start(self, process: WorkerProcess) -> None:
-        self._tell(process.entries[0].name, "loading")
+        self._tell(process.entries[0].label, "loading")
+        self.limit.check()
         try:
-            around = environment(self.threads, foreign=process.foreign, offline=self.offline)
-            worker = Worker(process.command, around, self.timeout)
-        except OSError as error:
-            _fail(process.entries, f"cannot start {process.command[0]}: {error.strerror}")
-            return
-        self._workers |= dict.fromkeys(process.entries, worker)
-        try:
-            reply = worker.ask({"do": "load", "settings": process.settings})
+            self._started(process, *self._launcher.start(process))
         except WorkerError as error:
-            worker.end()
-            _fail(process.entries, str(error))
-            return
+            self._fail(process.entries, str(error))
+
+    def _started(self, process: WorkerProcess, worker: Worker, reply: dict[str, Any]) -> None:
+        self._running |= dict.fromkeys(process.entries, (process, worker))
         for entry in process.entries:
             entry.version, entry.precision = reply["version"], reply["precision"]
-            entry.error = entry.error or reply["failed"].get(entry.config)
+            if entry.config in reply["failed"]:
+                self._fail([entry], reply["failed"][entry.config])
 
     def _round(self, number: int, question: Question) -> None:
-        found: dict[Entry, Answer] = {}
-        self.others.begin({worker.pid for worker in self._workers.values()})
+        self.others.begin({worker.pid for _, worker in self._running.values()})
         for entry in rotated(self.plan.entries, number):
-            answer = self._ask(entry, question, self.length, question.category)
+            answer = self._ask(entry, question, question.category)
             if answer is not None:
-                found[entry] = answer
+                entry.answers[question.id] = answer
+                if number + 1 == len(self.questions):
+                    self.on_change(entry)
             self.done += 1
         self.others.end()
-        for entry, answer in found.items():  # only now: an interrupted round is not counted
-            entry.answers[question.id] = answer
+        self.answered = number + 1
+        self.on_change(None)
 
-    def _ask(self, entry: Entry, question: Question, length: int, what: str) -> Answer | None:
+    def _ask(self, entry: Entry, question: Question, what: str) -> Answer | None:
         if entry.error is not None:
             return None
         self._tell(entry.label, what)
-        worker = self._workers[entry]
+        process, worker = self._running[entry]
+        warm = question is self.warm_up
+        length = min(self.length, _WARMUP_TOKENS) if warm else self.length
+        doing = "answering the warm-up prompt" if warm else f"answering prompt {self.questions.index(question) + 1}"
         sleep(_REST)
         asked = {"do": "answer", "config": entry.config, "prompt": question.tokens, "length": length}
         try:
-            reply = worker.ask(asked)
+            reply = worker.ask(asked, doing)
         except WorkerError as error:
-            of_this_process = [one for one, its in self._workers.items() if its is worker]
-            _fail(of_this_process if error.fatal else [entry], str(error))
-            return None
+            if not error.fatal:
+                self._fail([entry], str(error))
+                return None
+            return self._ask(entry, question, what) if self._repaired(process, error) else None
         if len(reply["tokens"]) != length:  # rates of answers that differ in length are not compared
-            _fail([entry], f"answered {len(reply['tokens'])} of {length} tokens to prompt '{question.id}'")
+            self._fail([entry], f"answered {len(reply['tokens'])} of {length} tokens to prompt '{question.id}'")
             return None
         return Answer(tuple(reply["tokens"]), reply["ttft_ms"], reply["seconds"], reply["memory_mb"])
 
+    def _repaired(self, process: WorkerProcess, error: WorkerError) -> bool:
+        """Whether the process runs again, in another build, which has answered anew what the first one had."""
+        try:
+            self._started(process, *self._launcher.repair(process, error))
+        except WorkerError as final:
+            self._fail(process.entries, str(final))
+            return False
+        for entry in process.entries:
+            entry.answers.clear()
+            self._ask(entry, self.warm_up, "warm-up")
+            for question in self.questions[: self.answered]:
+                answer = self._ask(entry, question, question.category)
+                if answer is not None:
+                    entry.answers[question.id] = answer
+        return True
+
+    def _fail(self, entries: Sequence[Entry], why: str) -> None:
+        """The first reason counts."""
+        for entry in entries:
+            if entry.error is None:
+                entry.error = why
+                self.on_change(entry)
+
     def _tell(self, label: str, what: str) -> None:
-        if self.on_progress is not None:
-            rates = {one.label: one.decode_rate(one.answers) for one in self.plan.entries}
-            total = len(self.plan.entries) * len(self.questions)
-            self.on_progress(Progress(self.done, total, label, what, rates))
+        rates = {one.label: one.decode_rate(one.answers) for one in self.plan.entries}
+        total = len(self.plan.entries) * len(self.questions)
+        self.on_progress(Progress(self.done, total, label, what, rates))
 
-
-def _fail(entries: Sequence[Entry], why: str) -> None:
-    """The first reason counts."""
-    for entry in entries:
-        entry.error = entry.error or why
+    def _note(self, text: str) -> None:
+        self.on_note(text)

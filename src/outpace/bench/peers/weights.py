@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
+from outpace.bench.peers.gguf_formats import kinds
 from outpace.core.errors import BadInput
 from outpace.core.names import unknown
 from outpace.models.source import resolve
 
 FLOATS = ("bfloat16", "float16", "float32")
 DTYPES = (*FLOATS, "int8", "int4")
-_MINOR = 0.05  # share of the weights below which a format is not named
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +77,4 @@ def find(name: str, dtype: str) -> Weights:
 
     with quiet():
         folder = converted(source.path, getattr(torch, dtype))
-    return Weights(name, str(folder), source.location, _kind(source.path), True)
-
-
-def _kind(path: Any) -> str:
-    """Q4_1 + Q8_0: the formats in which a GGUF file holds its weights, by their number."""
-    from gguf import GGMLQuantizationType
-
-    from outpace.models.gguf_header import read_header
-
-    counts: Counter[int] = Counter()
-    for entry in read_header(path).tensors.values():
-        counts[entry.kind] += prod(entry.shape)
-    names = [GGMLQuantizationType(kind).name for kind, n in counts.most_common() if n >= _MINOR * counts.total()]
-    return " + ".join(names)
+    return Weights(name, str(folder), source.location, kinds(source.path), True)

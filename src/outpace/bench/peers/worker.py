@@ -11,24 +11,33 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import IO, Any
 
+from outpace.bench.peers.stopping import TimeLimit
+
+_GLANCE = 1.0  # seconds between two looks at the time limit
 _PASSED_ON = 30  # seconds to leave after the pipe was closed; then it is ended
 
 
 class WorkerError(Exception):
-    """A request that brought no answer: why, in one line. ``fatal``: the process is gone."""
+    """A request that brought no answer: why, in one line.
 
-    def __init__(self, why: str, *, fatal: bool) -> None:
+    ``fatal``: the process is gone. ``signal``: the one that ended it, where one did.
+    """
+
+    def __init__(self, why: str, *, fatal: bool, signal: int | None = None) -> None:
         super().__init__(why)
-        self.fatal = fatal
+        self.fatal, self.signal = fatal, signal
 
 
 class Worker:
-    """A process that answers one request at a time."""
+    """A process that answers one request at a time. ``timeout``: seconds for each; ``limit``: for all that is done."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout: float, limit: TimeLimit | None = None
+    ) -> None:
+        self.timeout, self.limit = timeout, limit or TimeLimit()
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         self._process = subprocess.Popen(
             list(command),
@@ -48,22 +57,29 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its reply. Raises WorkerError where there is none, or one that says why not."""
+    def ask(self, request: Mapping[str, Any], doing: str = "working") -> dict[str, Any]:
+        """Send a request and wait for its reply. ``doing``: what the process does meanwhile, for the error.
+
+        Raises WorkerError where there is no reply, or one that says why not; Stopped when the time limit is reached.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError):
-            raise self._dead() from None
+            raise self._dead(doing) from None
+        until = monotonic() + self.timeout
         while True:
+            self.limit.check()
             try:
-                line = self._lines.get(timeout=self.timeout)
+                line = self._lines.get(timeout=max(0.0, min(_GLANCE, self.limit.left, until - monotonic())))
             except queue.Empty:
+                if monotonic() < until:
+                    continue
                 self.end()
-                raise WorkerError(f"no reply within {self.timeout:g} s", fatal=True) from None
+                raise WorkerError(f"no reply within {self.timeout:g} s while {doing}", fatal=True) from None
             if line is None:
-                raise self._dead()
+                raise self._dead(doing)
             reply = _reply(line)
             if reply is None:
                 continue  # printed before the worker had its pipes to itself
@@ -94,15 +110,26 @@ class Worker:
             self._lines.put(line)
         self._lines.put(None)
 
-    def _dead(self) -> WorkerError:
+    def _dead(self, doing: str) -> WorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         code = self._process.poll()
         self.end()
-        how = f"ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        by = -code if code is not None and code < 0 else None
+        how = f"ended with exit code {code}" if by is None else f"ended by {_signal_name(by)}"
         self._said.seek(0)
         lines = [line.strip() for line in self._said.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return WorkerError(f"the process {how}" + (f": {lines[-1][:200]}" if lines else ""), fatal=True)
+        last = f": {lines[-1][:200]}" if lines else ""
+        return WorkerError(f"the process {how} while {doing}{last}", fatal=True, signal=by)
+
+
+def _signal_name(number: int) -> str:
+    """SIGSEGV; of the one that a full memory brings, too, what that means."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+    return f"{name} (did the memory run out?)" if name == "SIGKILL" else name
 
 
 def _reply(line: str) -> dict[str, Any] | None:
