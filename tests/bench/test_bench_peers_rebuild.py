@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from outpace.bench.peers import rebuild
@@ -18,11 +20,13 @@ from outpace.bench.peers.workers import pip_build
 from peers_support import QUESTIONS, comparison_of, fake, plan_of, run_of
 
 PIP = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 
 arguments = sys.argv[1:]
 with open({log!r}, "a") as log:
     print(os.environ["CFLAGS"], *arguments, sep="|", file=log)
+if {broken!r} == "slow":
+    time.sleep(60)
 if {broken!r}:
     print("  error: subprocess-exited-with-error")
     print("  CMake Error at CMakeLists.txt:3 (project):")
@@ -43,7 +47,7 @@ def amx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def fake_pip(monkeypatch: pytest.MonkeyPatch, place: Path, *, broken: bool = False) -> Path:
+def fake_pip(monkeypatch: pytest.MonkeyPatch, place: Path, *, broken: bool | str = False) -> Path:
     """Let `python -m pip` in workers be this one; returns its log."""
     package = place / "pip_of_the_test" / "pip"
     package.mkdir(parents=True)
@@ -72,7 +76,7 @@ def test_a_build_that_crashes_on_tiles_is_built_without_them(
     assert line.startswith(f"llama-cpp-python: the process ended by SIGSEGV while {doing}")
     assert line.endswith("built again without AMX tiles, once; this takes some minutes. False"), "said before it begins"
     assert (mended.note or "").startswith(
-        "rebuilt without AMX tiles: of the installed build, the process ended by SIGSEGV"
+        "rebuilt without AMX tiles: with the installed build the process ended by SIGSEGV"
     )
     [ran] = log.read_text().splitlines()
     flags, *arguments = ran.split("|")
@@ -113,6 +117,20 @@ def test_one_that_crashes_in_any_build_is_built_once(
     assert error.count("ended by SIGSEGV while loading") == 2
     assert "; rebuilt without AMX tiles, the process ended by" in error
     assert len(log.read_text().splitlines()) == 1
+
+
+def test_the_time_limit_ends_a_build(amx: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = fake_pip(monkeypatch, tmp_path, broken="slow")
+    plan = plan_of(fake(tmp_path, "crashes while loading", compiled="llama-cpp-python"))
+    comparison = comparison_of(plan, max_minutes=1)
+    clock = comparison.limit.clock
+    comparison.limit.clock = lambda: clock() + (59 if log.exists() else 0)
+    began = time.monotonic()
+    assert comparison.run().complete is False
+    assert log.exists()
+    assert time.monotonic() - began < 50
+    assert [one.name for one in (amx / "builds").iterdir()] == [".lock"]
+    assert not [one for one in psutil.Process().children(recursive=True) if "pip" in one.cmdline()]
 
 
 def test_a_library_that_is_not_compiled_here_is_not_built(

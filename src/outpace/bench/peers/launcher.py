@@ -54,7 +54,7 @@ class Launcher:
             why = f"{error}; building it again {remedy.how} failed: {failed}"
             raise WorkerError(why, fatal=True) from failed
         for entry in process.entries:
-            entry.note = f"rebuilt {remedy.how}: of the installed build, {error}"
+            entry.note = f"rebuilt {remedy.how}: with the installed build {error}"
         try:
             return self._load(process)
         except WorkerError as again:
@@ -97,7 +97,8 @@ class Launcher:
     def _build(self, process: WorkerProcess, package: str, remedy: Remedy, error: WorkerError) -> Path:
         def build(settings: dict[str, Any]) -> None:
             self.on_note(f"{package}: {error}. It is built again {remedy.how}, once; this takes some minutes.")
-            self._once(process, "pip_build.py", settings, "building", max(_BUILDING, self.timeout))
+            with stage(f"building {package} {remedy.how}"):
+                self._once(process, "pip_build.py", settings, "building", max(_BUILDING, self.timeout))
 
         return rebuilt(package, remedy, build, min(_BUILDING, self.limit.left))
 

@@ -19,7 +19,6 @@ from typing import Any
 from filelock import FileLock
 
 from outpace.core.files import atomic_folder
-from outpace.core.progress import stage
 from outpace.models.gguf_cache import cache_dir
 
 _SIGNALS = {signal.SIGSEGV, signal.SIGILL}
@@ -70,7 +69,7 @@ def rebuilt(package: str, remedy: Remedy, build: Callable[[dict[str, Any]], obje
     if folder.is_dir():
         return folder
     root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / ".lock", timeout=patience), stage(f"building {package} {remedy.how}"):
+    with FileLock(root / ".lock", timeout=patience):
         for leftover in root.glob(".*.unfinished"):  # of builds that were killed: with the lock held, none is at work
             shutil.rmtree(leftover, ignore_errors=True)
         if not folder.is_dir():

@@ -33,8 +33,4 @@ class TimeLimit:
     def check(self) -> None:
         """Raise Stopped when the end is reached."""
         if not self.left:
-            raise self.stopped()
-
-    def stopped(self) -> Stopped:
-        """What is raised at the end."""
-        return Stopped(f"--max-minutes {self.minutes:g}")
+            raise Stopped(f"--max-minutes {self.minutes:g}")

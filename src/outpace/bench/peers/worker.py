@@ -11,10 +11,12 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import IO, Any
 
 from outpace.bench.peers.stopping import TimeLimit
 
+_GLANCE = 1.0  # seconds between two looks at the time limit
 _PASSED_ON = 30  # seconds to leave after the pipe was closed; then it is ended
 
 
@@ -61,20 +63,20 @@ class Worker:
         Raises WorkerError where there is no reply, or one that says why not; Stopped when the time limit is reached.
         """
         assert self._process.stdin is not None
-        self.limit.check()
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError):
             raise self._dead(doing) from None
+        until = monotonic() + self.timeout
         while True:
-            left = self.limit.left
+            self.limit.check()
             try:
-                line = self._lines.get(timeout=min(self.timeout, left, threading.TIMEOUT_MAX))
+                line = self._lines.get(timeout=max(0.0, min(_GLANCE, self.limit.left, until - monotonic())))
             except queue.Empty:
+                if monotonic() < until:
+                    continue
                 self.end()
-                if left < self.timeout:
-                    raise self.limit.stopped() from None
                 raise WorkerError(f"no reply within {self.timeout:g} s while {doing}", fatal=True) from None
             if line is None:
                 raise self._dead(doing)
