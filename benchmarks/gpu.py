@@ -118,7 +118,8 @@ def run_model(
         summary = (
             f"{type(subject.target).__name__}, {about['dtype']}, {about['parameters'] / 1e6:.0f} million parameters"
         )
-        return {"passed": True, "summary": summary, "methods": drafting, **about}
+        shown = {key: value for key, value in about.items() if key != "location"}  # a report may be shared
+        return {"passed": True, "summary": summary, "methods": drafting, **shown}
 
     if not attempt(report, label, "load", loading):
         return

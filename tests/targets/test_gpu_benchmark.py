@@ -338,6 +338,7 @@ def test_one_command_runs_all_stages_and_writes_after_each(
     stages = found["models"][RANDOM]
     assert list(stages) == ["load", *gpu.STAGES]
     assert {name for name, stage in stages.items() if not stage["passed"]} == {"decoding"}
+    assert str(tmp_path) not in json.dumps(stages["load"])
     assert stages["decoding"]["summary"] == "OSError: no processes"
     assert seen[0]["complete"] is False
     assert list(seen[0]["models"][RANDOM]) == ["load", *gpu.STAGES[:-1]]

@@ -283,7 +283,7 @@ def test_masks_are_aligned_as_kernels_want_them(monkeypatch: pytest.MonkeyPatch)
     seen = []
     attend = functional.scaled_dot_product_attention
 
-    def noted(*given: Tensor, **options: Any) -> Tensor:
+    def noted(*given: Any, **options: Any) -> Tensor:
         seen.append(options["attn_mask"].shape[-1])
         return attend(*given, **options)
 
