@@ -5,10 +5,11 @@
     python benchmarks/gpu.py --vllm-python path/to/python
 
 Stages: ``capture`` (each shape is captured and replayed, at what cost), ``bits`` (a replay computes the bits of the
-same forward without one), ``forwards`` (milliseconds by rows, batch and context), ``rival`` (torch.compile beside the
-hand-made graphs), ``certify`` (greedy answers of methods are those of autoregressive decoding), ``decoding`` (tokens
-per second beside transformers and vLLM). A stage that fails does not end the others. The JSON object is rewritten after
-each stage. Exit code 1: a stage failed or found a difference; 2: this PyTorch sees no GPU, or there is no such model.
+same forward without one), ``forwards`` (milliseconds by rows, batch and context), ``certify`` (greedy answers of
+methods are those of autoregressive decoding), ``rival`` (torch.compile beside the hand-made graphs; it compiles two
+forwards for each number of rows, which takes minutes), ``decoding`` (tokens per second beside transformers and vLLM).
+A stage that fails does not end the others. The JSON object is rewritten after each stage. Exit code 1: a stage failed
+or found a difference; 2: this PyTorch sees no GPU, or there is no such model.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from outpace.core.files import write_atomically
 from outpace.models.source import resolve
 from outpace.targets.dense.graphs import Capture, CudaCapture
 
-STAGES = ("capture", "bits", "forwards", "rival", "certify", "decoding")
+STAGES = ("capture", "bits", "forwards", "certify", "rival", "decoding")
 
 
 class Report:
@@ -117,7 +118,8 @@ def run_model(
         summary = (
             f"{type(subject.target).__name__}, {about['dtype']}, {about['parameters'] / 1e6:.0f} million parameters"
         )
-        return {"passed": True, "summary": summary, "methods": drafting, **about}
+        shown = {key: value for key, value in about.items() if key != "location"}  # a report may be shared
+        return {"passed": True, "summary": summary, "methods": drafting, **shown}
 
     if not attempt(report, label, "load", loading):
         return
@@ -126,8 +128,8 @@ def run_model(
         "capture": lambda: captures(loaded[0]),
         "bits": lambda: bits(loaded[0]),
         "forwards": lambda: forwards(loaded[0], options.megabytes),
-        "rival": lambda: rival(loaded[0], graphs, options.backend),
         "certify": lambda: certifying(loaded[0], options.prompts),
+        "rival": lambda: rival(loaded[0], graphs, options.rival_rows, options.backend),
     }
     for stage, work in works.items():
         if stage in options.stages:
@@ -156,6 +158,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=14)
     parser.add_argument("--length", type=int, default=128, help="tokens of each answer that is timed")
     parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
+    parser.add_argument("--rival-rows", default="1,8,64", help="rows for which torch.compile compiles")
     parser.add_argument("--backend", default="inductor", help="what torch.compile compiles with")
     parser.add_argument("--megabytes", type=int, default=2048, help="read to measure the bandwidth")
     parser.add_argument("--tokenizer-of", default="smollm2", help=f"whose tokenizer {RANDOM} takes")
@@ -163,6 +166,10 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(given)
     options.stages, options.models = options.stages.split(","), options.models.split(",")
+    try:
+        options.rival_rows = [int(rows) for rows in options.rival_rows.split(",")]
+    except ValueError:
+        parser.error(f"--rival-rows takes whole numbers, such as 1,8,64, not {options.rival_rows}")
     unknown = [stage for stage in options.stages if stage not in STAGES]
     if unknown:
         parser.error(f"unknown stage {unknown[0]}; there are {', '.join(STAGES)}")

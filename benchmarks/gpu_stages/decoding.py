@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
+from importlib.util import find_spec
 from typing import Any
 
 from outpace.bench.peers.comparison import encode
@@ -66,7 +67,11 @@ def decoding(
 
 
 def _plan(job: Job, chosen: Seq[str], device: str, vllm_python: str | None) -> Plan:
-    pythons, skipped = available([PEERS["transformers"], PEERS["vllm"]], vllm_python)
+    # Not the environment of make peers: its vLLM is one for the CPU.
+    named = vllm_python or (sys.executable if find_spec("vllm") else None)
+    pythons, skipped = available([PEERS["transformers"], *([PEERS["vllm"]] if named else [])], named)
+    if named is None:
+        skipped.append({"name": "vllm", "why": "not installed here; --vllm-python PATH names an interpreter with it"})
     plan = Plan(skipped=skipped)
     where = {"device": device}
     ours = [Entry(OURS, method, ours=True, precision=job.dtype) for method in chosen]

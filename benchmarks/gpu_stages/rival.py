@@ -20,7 +20,6 @@ from outpace.bench.statistics import speedup, speedup_interval
 from outpace.targets.dense.graphs import Capture
 from outpace.targets.dense.lanes import Contents
 
-ROWS = (1, 8, 64)
 HAND = "hand-made graph"
 WITHIN = 0.10
 """Where torch.compile's gain is at most this, the simpler one stays: the hand-made graph, which compiles nothing."""
@@ -30,9 +29,9 @@ Forward = Callable[[], tuple[Tensor, ...]]
 
 
 @torch.inference_mode()
-def rival(subject: Subject, capture: Capture, backend: str = "inductor") -> dict[str, Any]:
+def rival(subject: Subject, capture: Capture, rows_to_try: Seq[int], backend: str = "inductor") -> dict[str, Any]:
     """``ratio``: the hand-made graph's time over the rival's, above 1 where the rival is faster, with its interval."""
-    rows = [_one(subject, count, capture, backend) for count in ROWS]
+    rows = [_one(subject, count, capture, backend) for count in rows_to_try]
     advice = advise([one["ci95"][0] for row in rows for one in row["rivals"] if one.get("ci95")])
     print(advice)
     return {"passed": True, "summary": advice, "rows": rows}

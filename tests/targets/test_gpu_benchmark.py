@@ -24,6 +24,7 @@ from gpu_stages.requirements import missing
 from gpu_stages.rival import advise, rival
 from gpu_stages.subject import RANDOM, Subject, load, memory, random_folder
 from outpace.bench.peers.entries import Answer, Question
+from outpace.bench.peers.processes import Job
 from outpace.bench.peers.round_robin import RoundRobin
 from outpace.bench.peers.weights import Weights
 from outpace.bench.peers.workers.vllm import VLLM
@@ -73,7 +74,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bits_stage, "CASES", ((1, 20), (2, 250)))
     monkeypatch.setattr("gpu_stages.forwards.BATCHES", (1, 2))
     monkeypatch.setattr("gpu_stages.forwards.ROWS", (1, 4))
-    monkeypatch.setattr("gpu_stages.rival.ROWS", (1, 4))
 
 
 # Bit patterns
@@ -188,7 +188,7 @@ def test_forwards_are_timed_for_every_shape(small: None) -> None:
 
 
 def test_torch_compile_runs_the_same_layers(small: None) -> None:
-    found = rival(subject_of(), Again, backend="eager")
+    found = rival(subject_of(), Again, (1, 4), backend="eager")
     assert [row["rows"] for row in found["rows"]] == [1, 4]
     for row in found["rows"]:
         for one in row["rivals"]:
@@ -197,7 +197,7 @@ def test_torch_compile_runs_the_same_layers(small: None) -> None:
 
 
 def test_a_rival_that_does_not_run_is_reported_and_ends_nothing(small: None) -> None:
-    found = rival(subject_of(), record, backend="no such backend")
+    found = rival(subject_of(), record, (1, 4), backend="no such backend")
     assert found["passed"] is True
     assert "did not run" in found["summary"]
     assert all("error" in one for row in found["rows"] for one in row["rivals"])
@@ -302,6 +302,8 @@ def test_models_that_do_not_exist_are_refused_at_once(capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().err.splitlines()) == 1
     with pytest.raises(SystemExit, match="2"):
         gpu.main(["--stages", "capture,bytes"])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--rival-rows", "one"])
 
 
 def test_one_command_runs_all_stages_and_writes_after_each(
@@ -315,7 +317,20 @@ def test_one_command_runs_all_stages_and_writes_after_each(
         raise OSError("no\nprocesses")
 
     monkeypatch.setattr(gpu, "decoding", decoding)
-    sizes = ["--repeat", "2", "--prompts", "1", "--length", "4", "--megabytes", "1", "--backend", "eager"]
+    sizes = [
+        "--repeat",
+        "2",
+        "--prompts",
+        "1",
+        "--length",
+        "4",
+        "--megabytes",
+        "1",
+        "--backend",
+        "eager",
+        "--rival-rows",
+        "2",
+    ]
     where = ["--models", RANDOM, "--folder", str(tmp_path), "--device", "cpu", "--dtype", "float32"]
     assert gpu.main([*sizes, *where, "--json", str(out)], capture=Again, shape=SHAPE) == 1
     found = json.loads(out.read_text())
@@ -323,6 +338,7 @@ def test_one_command_runs_all_stages_and_writes_after_each(
     stages = found["models"][RANDOM]
     assert list(stages) == ["load", *gpu.STAGES]
     assert {name for name, stage in stages.items() if not stage["passed"]} == {"decoding"}
+    assert str(tmp_path) not in json.dumps(stages["load"])
     assert stages["decoding"]["summary"] == "OSError: no processes"
     assert seen[0]["complete"] is False
     assert list(seen[0]["models"][RANDOM]) == ["load", *gpu.STAGES[:-1]]
@@ -393,5 +409,24 @@ def test_the_real_processes_answer(tmp_path: Path, smollm2: Model) -> None:
     folder = random_folder(tmp_path / "random", "smollm2", "float32", "cpu", SHAPE)
     found = decoding_stage.decoding(folder, ("none",), "float32", "cpu", prompts=2, length=4)
     assert found["passed"] is True
-    assert [one["error"] for one in found["peers"]][:2] == [None, None]
-    assert all(one["ratio"] > 0 for one in found["ratios"][:2])
+    assert [one["error"] for one in found["peers"]] == [None, None]
+    assert all(one["ratio"] > 0 for one in found["ratios"])
+    assert [one["name"] for one in found["skipped"]] == ["vllm"]
+
+
+def test_a_vllm_that_is_named_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here or in an interpreter of its own, and never in the environment of ``make peers``, which is for the CPU."""
+    job = Job(Weights("m", "/m", None, "", True), None, "bfloat16", 1, 256)
+    asked: list[str | None] = []
+
+    def available(peers: list[Any], python: str | None) -> tuple[dict[str, str], list[dict[str, str]]]:
+        asked.append(python)
+        return {peer.name: python or sys.executable for peer in peers}, []
+
+    monkeypatch.setattr(decoding_stage, "available", available)
+    for named, here in (("/own/python", False), (None, True), (None, False)):
+        monkeypatch.setattr(decoding_stage, "find_spec", lambda name, here=here: here or None)
+        plan = decoding_stage._plan(job, ("none",), "cuda", named)
+        assert ("vllm plain" in [entry.label for entry in plan.entries]) is bool(named or here)
+        assert bool(plan.skipped) is not bool(named or here)
+    assert asked == ["/own/python", sys.executable, None]

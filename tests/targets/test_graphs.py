@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -20,11 +18,11 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence
-from outpace.targets.dense import graph_target, torch_kv
+from outpace.targets.dense import torch_kv
 from outpace.targets.dense.architectures import UnsupportedArchitecture
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.graph_target import GraphTarget
-from outpace.targets.dense.graphs import BUCKETS, CudaCapture, Work, capture_on
+from outpace.targets.dense.graphs import BUCKETS, Work
 from outpace.targets.dense.kernel_build import NotAvailable
 from outpace.targets.dense.torch_kv import Buffer, Pool, TorchKV
 from outpace.targets.dense.transformers_weights import read_decoder_spec
@@ -280,144 +278,12 @@ def test_a_buffer_that_the_pool_drops_takes_its_graphs_along() -> None:
     assert len(target.graphs) == torch_kv.KEPT
 
 
-# The capture on CUDA: which calls it makes, on a stand-in for torch.cuda
-
-
-class FakeCuda:
-    """Notes calls in order. ``current``: the current stream's name; ``fails``: whether a capture breaks off."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.said: list[str] = []
-        self.current, self.fails = "main", False
-        self.numbers = iter(range(100))
-        fakes: dict[str, Any] = {"CUDAGraph": self.new_graph, "graph": self.graph, "stream": self.stream}
-        fakes |= {"Stream": lambda device: FakeStream(self, "side"), "current_stream": self.current_stream}
-        for name, fake in fakes.items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-
-    def current_stream(self, device: Any) -> FakeStream:
-        return FakeStream(self, self.current)
-
-    def new_graph(self) -> FakeGraph:
-        return FakeGraph(self, next(self.numbers))
-
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream.name
-        try:
-            yield
-        finally:
-            self.current = before
-
-    @contextmanager
-    def graph(self, graph: FakeGraph, pool: Any, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
-        self.said.append(f"capture {graph.number} on {stream.name}, pool {pool}, {capture_error_mode}")
-        yield
-        if self.fails:
-            self.current = "side"  # as torch leaves it where the end of a capture raises
-            raise RuntimeError("operation failed due to a previous error during capture")
-
-
-@dataclass
-class FakeStream:
-    cuda: FakeCuda
-    name: str
-    device: str = "cuda:0"
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.cuda.said.append(f"{self.name} waits for {other.name}")
-
-
-@dataclass(eq=False)
-class FakeGraph:
-    cuda: FakeCuda
-    number: int
-
-    def pool(self) -> str:
-        return f"of {self.number}"
-
-    def replay(self) -> None:
-        self.cuda.said.append(f"replay {self.number}")
-
-
-def test_a_capture_on_cuda_warms_up_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-
-    def work() -> tuple[Tensor, ...]:
-        cuda.said.append(f"work on {cuda.current}")
-        return (torch.ones(1),)
-
-    capture = CudaCapture(torch.device("cuda:0"))
-    capture(work).replay()
-    assert cuda.said == [
-        "side waits for main",
-        "work on side",
-        "capture 0 on side, pool None, thread_local",
-        "work on side",
-        "main waits for side",
-        "replay 0",
-    ]
-    assert cuda.current == "main"
-
-
-def test_graphs_share_the_pool_of_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    capture = CudaCapture(torch.device("cuda:0"))
-
-    def pool() -> str:
-        return next(line for line in reversed(cuda.said) if line.startswith("capture")).split("pool ")[1]
-
-    work: Work = lambda: (torch.ones(1),)  # noqa: E731
-    first = capture(work)
-    second = capture(work)
-    assert pool() == "of 0, thread_local"
-    del first
-    gc.collect()
-    third = capture(work)
-    assert pool() == "of 1, thread_local"
-    del second, third
-    gc.collect()
-    capture(work)
-    assert pool() == "None, thread_local"
-
-
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda(monkeypatch)
-    cuda.fails = True
-    target = replaying(capture=CudaCapture(torch.device("cuda:0")))
-    sequence = opened(target, [1, 2, 3])
-    found = [scored(target, sequence) for _ in range(3)]
-    assert cuda.current == "main"
-    assert cuda.said[-1] == "main waits for side"  # where the warm-up has written K/V
-    assert (target.counts.refused, target.counts.replayed) == (1, 0)
-    assert "previous error" in target.counts.why
-    assert torch.equal(found[0], found[2])
-    cuda.fails = False
-    scored(target, sequence, TokenTree.chain([1]))
-    scored(target, sequence, TokenTree.chain([1]))
-    assert (
-        "pool None" in [line for line in cuda.said if line.startswith("capture")][-1]
-    )  # a graph that was not finished has no pool
-
-
-def test_only_cuda_captures_unless_something_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda(monkeypatch)
-    assert isinstance(capture_on(torch.device("cuda", 1)), CudaCapture)
-    assert capture_on(torch.device("cpu")) is None
-    monkeypatch.setattr(graph_target, "capture_on", lambda device: record)
-    target = replaying(capture=None)
-    sequence = opened(target, [1, 2, 3])
-    for _ in range(2):
-        scored(target, sequence)
-    assert target.counts.replayed == 1
-
-
 def test_masks_are_aligned_as_kernels_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's attention wants rows of a mask that begin at multiples of 16 bytes."""
     seen = []
     attend = functional.scaled_dot_product_attention
 
-    def noted(*given: Tensor, **options: Any) -> Tensor:
+    def noted(*given: Any, **options: Any) -> Tensor:
         seen.append(options["attn_mask"].shape[-1])
         return attend(*given, **options)
 
@@ -429,82 +295,6 @@ def test_masks_are_aligned_as_kernels_want_them(monkeypatch: pytest.MonkeyPatch)
         target.score([(sequence, TokenTree())], graph=SubGraph(kv={0: torch.tensor([0, 1])}))
     assert seen
     assert all(extent % 8 == 0 for extent in seen)
-
-
-# Batches and hidden states
-
-
-def test_batches_of_unequal_lengths_and_trees_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_kv, "SMALLEST", 16)
-    monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 8)  # the rotation table grows for the longest
-    model = tiny_model("gemma3")  # with windows, so that masks differ between layers
-    target = GraphTarget(read_decoder_spec(model), capture=record)
-    rng = random.Random(5)
-    batch = [opened(target, random_tokens(length, rng)) for length in (1, 9, 30)]
-    for _ in range(5):
-        trees = [random_tree(rng.choice([0, 2, 3]), rng) for _ in batch]
-        scores = target.score(list(zip(batch, trees, strict=True)))
-        paths = []
-        for sequence, tree, part in zip(batch, trees, scores.parts, strict=True):
-            assert len(part.logits) == 1 + len(tree)
-            node = rng.randrange(-1, len(tree))
-            near(part.logits[node + 1], reference(model, sequence.tokens + tree.path_tokens(node)))
-            paths.append(tree.path(node))
-        target.commit(scores, paths)
-        for sequence, tree, path in zip(batch, trees, paths, strict=True):
-            sequence.tokens += [*(tree.tokens[node] for node in path), rng.randrange(VOCAB)]
-    assert {sequence.kv.buffer.capacity for sequence in batch} > {32}
-    assert target.counts.replayed >= 2
-
-
-def test_a_batch_has_a_graph_for_each_set_of_sequences() -> None:
-    target = replaying()
-    batch = [opened(target, [1, 2, 3 + index]) for index in range(3)]
-    tree = TokenTree.chain([7])
-    alone = [scored(target, sequence, tree) for sequence in batch]
-    before = target.counts.captured
-    for chosen in ([0, 1, 2], [2, 0], [0, 1, 2], [2, 0], [0, 1, 2]):
-        scores = target.score([(batch[index], tree) for index in chosen])
-        for part, index in zip(scores.parts, chosen, strict=True):
-            near(part.logits, alone[index])
-    assert target.counts.captured - before == 2
-    held = len(target.graphs)
-    target.graphs.forget(batch[1].kv.buffer)
-    assert len(target.graphs) == held - 2  # its own, and that of the three
-
-
-def test_a_batch_with_more_rows_than_the_largest_bucket_runs_eagerly() -> None:
-    target = replaying(buckets=(1, 2, 4))
-    batch = [opened(target, [1, 2, 3 + index]) for index in range(3)]
-    before = target.counts.eager
-    for _ in range(3):
-        target.score([(sequence, TokenTree.chain([7])) for sequence in batch])  # three times two rows
-    assert (len(target.graphs), target.counts.eager - before) == (0, 3)
-    target.score([(sequence, TokenTree.chain([7])) for sequence in batch[:2]])
-    assert len(target.graphs) == 1
-
-
-def test_hidden_states_are_replayed_too() -> None:
-    eager, target = target_of("llama", ()), replaying()
-    rng = random.Random(6)
-    prompts = [random_tokens(5, rng), random_tokens(8, rng)]
-    both = [[opened(one, prompt) for prompt in prompts] for one in (eager, target)]
-    layers = (0, 2, target.num_layers)
-    before = target.counts.replayed
-    for _ in range(3):
-        trees = [random_tree(3, rng), random_tree(1, rng)]
-        found = [
-            one.score(list(zip(sequences, trees, strict=True)), aux_hidden_state_layers=layers)
-            for one, sequences in zip((eager, target), both, strict=True)
-        ]
-        for left, right in zip(found[0].parts, found[1].parts, strict=True):
-            near(left.logits, right.logits)
-            assert left.hidden_states.keys() == right.hidden_states.keys() == set(layers)
-            for layer in layers:
-                near(left.hidden_states[layer], right.hidden_states[layer])
-    assert target.counts.replayed - before == 2
-    scored(target, both[1][0], TokenTree.chain([1, 2, 3]))  # other results: another graph
-    assert target.counts.replayed - before == 2
 
 
 def test_the_recorder_refuses_what_a_capture_does_not_allow() -> None:
