@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from dense_support import KEPT_IN_BLOCKS, PRECISIONS, Plain, target_of, threads
+from dense_support import ARITHMETICS, KEPT_IN_BLOCKS, Plain, target_of, threads
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
 from outpace.targets.dense.dense_target import DenseTarget
@@ -16,7 +16,7 @@ from target_suite import opened, random_tokens, random_tree
 
 CHUNK = 256  # native/attention.h
 SHAPES = ("heads-of-32-in-fours", "window-of-6")
-everywhere = pytest.mark.parametrize("precision", PRECISIONS)
+everywhere = pytest.mark.parametrize("precision", ARITHMETICS)
 in_shapes = pytest.mark.parametrize("shape", SHAPES)
 
 
