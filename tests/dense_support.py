@@ -25,6 +25,8 @@ from outpace.targets.dense.transformers_weights import read_decoder_spec
 VOCAB = 97
 CONTEXT = 1024
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+ARITHMETICS = (*PRECISIONS, "bfloat16/int8")
+"""Precisions, and one with K/V in 8 bits, as :func:`target_of` takes them."""
 _LOCAL = ["sliding_attention", "full_attention", "sliding_attention"]
 LLAMA3 = {
     "rope_type": "llama3",
@@ -96,22 +98,22 @@ KEPT_IN_BLOCKS = ("heads-of-64-in-threes", "heads-of-32-in-fours", "window-of-6"
 
 
 def target_of(shape: str, precision: str, prefill_chunk: int = 512) -> DenseTarget:
-    """A target of one shape, built once for each precision."""
-    target = _target(shape, precision)
+    """A target of one shape, built once for each precision; "bfloat16/int8" is bfloat16 with K/V in int8."""
+    target = _target(shape, *precision.partition("/")[::2])
     target.prefill_chunk = prefill_chunk
     return target
 
 
 @cache
-def _target(shape: str, precision: str) -> DenseTarget:
+def _target(shape: str, precision: str, kv_dtype: str) -> DenseTarget:
     what = SHAPES[shape]()
     if precision != "int4":
-        return DenseTarget(read_decoder_spec(model_of(what)), precision)
+        return DenseTarget(read_decoder_spec(model_of(what)), precision, kv_dtype=kv_dtype or "auto")
     what.hidden_size = what.intermediate_size = 64
     model = model_of(what)
     with tempfile.TemporaryDirectory() as folder:
         path = write_blocks(Path(folder) / "tiny.gguf", model, mixed)
-        return DenseTarget(read_decoder_spec(model), precision, gguf=path)
+        return DenseTarget(read_decoder_spec(model), precision, gguf=path, kv_dtype=kv_dtype or "auto")
 
 
 # --- GGUF files of blocks

@@ -35,6 +35,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     target: TargetKind = "auto",
+    kv_dtype: str = "auto",
     fixed_costs: bool = False,
 ) -> Model:
     """Load a model, or take over one that transformers has loaded.
@@ -47,6 +48,8 @@ def load(
     device: cpu, cuda, ...; None takes the first GPU, or the CPU.
     target: "auto" takes the fast target if it supports the model, and ``model.info["note"]`` says why where it does
         not; "generic" runs the model through transformers.
+    kv_dtype: how keys and values of the context are kept: "auto" in 16 bits (32 in float32), "int8" in 8 bits, which
+        takes about half the memory and rounds more. For the fast target on a CPU, in bfloat16, int8 and int4.
     fixed_costs: choose draft lengths by nominal costs and read no clock, so that a seed repeats a sampled answer on any
         machine. By default costs are measured once and kept (:mod:`outpace.targets.cost_table`), and a seed repeats
         an answer on this machine.
@@ -60,9 +63,9 @@ def load(
     """
     if not isinstance(name, str | os.PathLike):
         check_objects(name, tokenizer, dtype=dtype, device=device)
-        return load_from(name, tokenizer, target=target, fixed_costs=fixed_costs)
+        return load_from(name, tokenizer, target=target, kv_dtype=kv_dtype, fixed_costs=fixed_costs)
     source = resolve(name)
-    from outpace.models.placement import QUANTISED, choose_device, choose_dtype
+    from outpace.models.placement import QUANTISED, check_kv_dtype, choose_device, choose_dtype, dtype_name
 
     began = time.perf_counter()
     where = choose_device(device)
@@ -71,13 +74,15 @@ def load(
     fast = where.type == "cpu" and target == "auto"
     if dtype is None and source.kind == "gguf" and fast and _in_blocks(source.path):
         quantised = "int4"  # the file as it is: the exact weights, and the quickest
+    check_kv_dtype(kv_dtype, quantised or ("" if dtype == "auto" else dtype_name(precision)), where)
     label, as_stored = os.fspath(name), dtype == "auto" and source.kind != "gguf"
     model = None
     if fast:
-        model = _plain(source, label, quantised, None if as_stored else precision, tokenizer, fixed_costs)
+        model = _plain(source, label, quantised, None if as_stored else precision, kv_dtype, tokenizer, fixed_costs)
     if model is None:
         model = _through_transformers(
-            source, label, quantised, "auto" if as_stored else precision, where, tokenizer, target, fixed_costs
+            *(source, label, quantised, "auto" if as_stored else precision, where, tokenizer),
+            *(target, kv_dtype, fixed_costs),
         )
     model.info |= {"source": source.kind, "location": source.location}
     model.info["load_seconds"] = time.perf_counter() - began
@@ -85,7 +90,13 @@ def load(
 
 
 def _plain(
-    source: Source, label: str, quantised: str | None, dtype: torch.dtype | None, tokenizer: Any, fixed_costs: bool
+    source: Source,
+    label: str,
+    quantised: str | None,
+    dtype: torch.dtype | None,
+    kv_dtype: str,
+    tokenizer: Any,
+    fixed_costs: bool,
 ) -> Model | None:
     """The model on the fast target, without transformers; None where that takes transformers."""
     from outpace.models.gguf_cache import converted
@@ -98,7 +109,7 @@ def _plain(
         assert dtype is not None
         source = Source("folder", str(converted(source.path, dtype)))
     wanted = quantised or ("auto" if dtype is None else dtype_name(dtype))
-    found = load_plain(source, wanted, dtype, lambda folder: _tokenizer(str(folder), tokenizer, True))
+    found = load_plain(source, wanted, dtype, kv_dtype, lambda folder: _tokenizer(str(folder), tokenizer, True))
     if found is None:
         return None
     info = {"architecture": found.architecture, "parameters": found.parameters, "note": "", "device": "cpu"}
@@ -113,6 +124,7 @@ def _through_transformers(
     where: torch.device,
     tokenizer: Any,
     kind: TargetKind,
+    kv_dtype: str,
     fixed_costs: bool,
 ) -> Model:
     from outpace.models.gguf_cache import converted
@@ -125,7 +137,7 @@ def _through_transformers(
         inner = _model(source, place, precision, where, local)
         words = _tokenizer(place, tokenizer, local)
         gguf = source.path if source.kind == "gguf" else None
-        model = _wrapped(inner, words, label, quantised, gguf, kind, fixed_costs)
+        model = _wrapped(inner, words, label, quantised, gguf, kind, kv_dtype, fixed_costs)
     model.target.origin = partial(_again, source, place, precision, where, local)
     return model
 
@@ -150,15 +162,21 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
 
 
 def load_from(
-    model: Any, tokenizer: Any, *, name: str | None = None, target: TargetKind = "auto", fixed_costs: bool = False
+    model: Any,
+    tokenizer: Any,
+    *,
+    name: str | None = None,
+    target: TargetKind = "auto",
+    kv_dtype: str = "auto",
+    fixed_costs: bool = False,
 ) -> Model:
     """Wrap a transformers causal LM and its tokenizer that are loaded already. The model is put in evaluation mode.
 
     The fast target packs a copy of the weights; "generic" uses the model as it is and follows changes of it.
-    ``fixed_costs``: as for :func:`load`.
+    ``kv_dtype``, ``fixed_costs``: as for :func:`load`.
     Raises BadInput when the model's state is not one that outpace can keep.
     """
-    return _wrapped(model, tokenizer, name, None, None, target, fixed_costs)
+    return _wrapped(model, tokenizer, name, None, None, target, kv_dtype, fixed_costs)
 
 
 def _wrapped(
@@ -168,9 +186,10 @@ def _wrapped(
     precision: str | None,
     gguf: Path | None,
     kind: TargetKind,
+    kv_dtype: str,
     fixed_costs: bool,
 ) -> Model:
-    from outpace.models.placement import check_dtype
+    from outpace.models.placement import check_dtype, check_kv_dtype, dtype_name
     from outpace.models.stop_ids import stop_ids
     from outpace.models.tokenizers import HFTokenizer
     from outpace.targets.choice import choose_target
@@ -179,8 +198,9 @@ def _wrapped(
     words = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
     weight = model.get_input_embeddings().weight
     check_dtype(weight.dtype, weight.device)
+    check_kv_dtype(kv_dtype, precision or dtype_name(weight.dtype), weight.device)
     with quiet():
-        target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind)
+        target, note = choose_target(model.eval(), precision=precision, gguf=gguf, kind=kind, kv_dtype=kv_dtype)
     label = name or getattr(model.config, "name_or_path", "") or type(model).__name__
     info = {
         "architecture": type(model).__name__,
@@ -211,10 +231,12 @@ def _model_of(
         target.costs = FixedCosts()
     else:
         device = torch.device(info["device"])
-        table = table_of(weights, kind=type(target).__name__, precision=target.dtype, device=device)
+        table = table_of(weights, kind=type(target).__name__, precision=target.arithmetic, device=device)
         target.costs = ForwardCosts(target, table)
     info |= {
         "dtype": target.dtype,
+        "kv_dtype": target.kv_dtype,
+        "kv_bytes_per_token": target.kv_bytes_per_token,
         "target": type(target).__name__,
         "layers": target.num_layers,
         "vocabulary": target.vocab_size,

@@ -48,12 +48,13 @@ class PlainModel:
 
 
 def load_plain(
-    source: Source, precision: str, dtype: torch.dtype | None, tokenizer: Callable[[Path], HFTokenizer]
+    source: Source, precision: str, dtype: torch.dtype | None, kv_dtype: str, tokenizer: Callable[[Path], HFTokenizer]
 ) -> PlainModel | None:
     """A model on the fast target, or None where only transformers can tell what it is.
 
     ``precision``: that of the target, one of ``dense.packing.PRECISIONS``; "auto": what the weights are stored in.
-    ``dtype``: what weights are read in before they are packed; None: as stored. ``tokenizer``: reads that of a folder.
+    ``dtype``: what weights are read in before they are packed; None: as stored. ``kv_dtype``: how the target keeps K/V.
+    ``tokenizer``: reads that of a folder.
     """
     from outpace.targets.dense.kernel_build import library
 
@@ -62,8 +63,8 @@ def load_plain(
         if source.kind == "gguf":
             _check_in_place(source.path)
             with described(source.path) as folder:
-                return _load(_GGUF(source.path, folder, dtype), precision, tokenizer)
-        return _load(_Folder(source.path, dtype), precision, tokenizer)
+                return _load(_GGUF(source.path, folder, dtype), precision, kv_dtype, tokenizer)
+        return _load(_Folder(source.path, dtype), precision, kv_dtype, tokenizer)
     except Exception as error:  # these are others' files: transformers will say what is wrong with them
         _log.debug("%s is loaded through transformers: %s", source.location, one_line(error))
         return None
@@ -127,7 +128,9 @@ def _check_in_place(path: Path) -> None:
         raise Unclear(f"architecture {header.architecture}, rotary scaling {header.model.rope_scaling}")
 
 
-def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HFTokenizer]) -> PlainModel:
+def _load(
+    files: _Folder | _GGUF, precision: str, kv_dtype: str, tokenizer: Callable[[Path], HFTokenizer]
+) -> PlainModel:
     from outpace.models.placement import dtype_name
     from outpace.models.stop_ids import configurations, stop_ids_of
     from outpace.targets.choice import check_parts
@@ -143,7 +146,7 @@ def _load(files: _Folder | _GGUF, precision: str, tokenizer: Callable[[Path], HF
     stop_ids = stop_ids_of(configurations(files.folder), words, files.config.vocab_size)
     weights, identity = files.open(), files.digest()
     spec = spec_of(files.config, weights)
-    target = DenseTarget(spec, precision)
+    target = DenseTarget(spec, precision, kv_dtype=kv_dtype)
     weights.check_all_read()
     check_parts(target, spec, identity)
     target.origin = partial(_again, files)

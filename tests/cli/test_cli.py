@@ -207,6 +207,21 @@ def test_doctor_removes_measured_costs(cli: Run, tmp_path: Path, monkeypatch: py
     assert json.loads(cli("doctor", "--json", "--forget-costs").out)["costs"]["models"] == 0
 
 
+@pytest.mark.parametrize(("flags", "asked"), [([], "auto"), (["--kv-dtype", "int8"], "int8")])
+def test_a_format_of_keys_and_values_is_asked_for_when_the_model_is_loaded(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str], asked: str
+) -> None:
+    seen, load = [], outpace.loading.load
+
+    def loads(name: str, **options: Any) -> outpace.Model:
+        seen.append(options["kv_dtype"])
+        return load(name, **options)
+
+    monkeypatch.setattr(outpace.loading, "load", loads)
+    assert cli("generate", "hello", "--max-new-tokens", "2", *flags).code == 0
+    assert seen == [asked]
+
+
 @pytest.mark.parametrize("flags", [[], ["--fixed-costs"]])
 def test_fixed_costs_are_asked_for_when_the_model_is_loaded(
     cli: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str]

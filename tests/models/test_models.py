@@ -223,6 +223,9 @@ def test_folder_without_tokenizer(folder: Path) -> None:
 def test_dtypes_and_devices_that_are_not(folder: Path) -> None:
     refused("unknown dtype 'int3'", folder, dtype="int3")
     refused("does not compute in int8", folder, dtype=torch.int8)
+    refused("unknown kv_dtype 'int3'; did you mean 'int8'", folder, kv_dtype="int3")
+    refused("float32 keeps its K/V in float32; for", folder, dtype="float32", kv_dtype="int8")
+    refused("the generic target was asked for", folder, dtype="bfloat16", kv_dtype="int8", target="generic")
     refused("device 'gpu' is not there", folder, device="gpu")
     if not torch.cuda.is_available():
         refused("device 'cuda' is not there; this machine has: cpu", folder, device="cuda")

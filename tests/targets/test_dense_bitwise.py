@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dense_support import KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, Plain, target_of, threads
+from dense_support import ARITHMETICS, KEPT_IN_BLOCKS, SHAPES, VOCAB, Plain, target_of, threads
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
@@ -29,7 +29,7 @@ from target_suite import random_tokens
 CASES = [
     pytest.param(shape, precision, id=f"{shape}-{precision}")
     for shape in SHAPES
-    for precision in PRECISIONS
+    for precision in ARITHMETICS
     if precision != "int4" or shape in KEPT_IN_BLOCKS
 ]
 
@@ -121,7 +121,7 @@ def test_decoding_with_a_drafter_is_plain_decoding(shape: str, precision: str) -
     assert accepted > 40
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ARITHMETICS)
 def test_long_contexts_and_full_blocks(precision: str) -> None:
     target = target_of(KEPT_IN_BLOCKS[0], precision)
     rng = random.Random(8)

@@ -11,7 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from dense_support import CONTEXT, KEPT_IN_BLOCKS, PRECISIONS, SHAPES, VOCAB, config, model_of, target_of, threads
+from dense_support import (
+    ARITHMETICS,
+    CONTEXT,
+    KEPT_IN_BLOCKS,
+    PRECISIONS,
+    SHAPES,
+    VOCAB,
+    config,
+    model_of,
+    target_of,
+    threads,
+)
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.targets.dense.dense_target import DenseTarget
@@ -69,7 +80,7 @@ def test_a_sequence_that_is_not_finite_does_not_reach_its_neighbours(precision: 
     assert torch.equal(scores[1].logits, expected)
 
 
-@everywhere
+@pytest.mark.parametrize("precision", ARITHMETICS)
 def test_memory_that_was_never_written_is_never_read(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = "window-of-6"
     target = target_of(shape, precision, 5)
@@ -78,7 +89,7 @@ def test_memory_that_was_never_written_is_never_read(precision: str, monkeypatch
 
     def dirty(*sizes: object, **options: object) -> torch.Tensor:
         made: torch.Tensor = honest(*sizes, **options)  # type: ignore[call-overload]
-        return made.fill_(float("nan"))
+        return made.fill_(float("nan") if made.is_floating_point() else 255)
 
     monkeypatch.setattr(torch, "empty", dirty)
     assert torch.equal(scores_of(target, 4), expected)

@@ -30,7 +30,7 @@ for shape in ("heads-of-8-in-threes", "window-of-20", "norms-of-queries", "softc
         found = disagreement(DenseTarget(read_decoder_spec(model), precision), model)
         assert found < bound, (shape, precision, found)
 for shape in KEPT_IN_BLOCKS:
-    for precision in (*bounds, "int4"):
+    for precision in (*bounds, "int4", "bfloat16/int8"):
         rng = random.Random(1)
         target = target_of(shape, precision, 16)
         prompt, tree = random_tokens(40, rng), random_tree(20, rng)

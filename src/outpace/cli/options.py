@@ -108,6 +108,16 @@ FixedCosts = Annotated[
         "answer on every machine. [dim]\\[default: costs measured once on this machine][/]",
     ),
 ]
+KvDtype = Annotated[
+    str,
+    option(
+        "--kv-dtype",
+        value="NAME",
+        panel=MACHINE,
+        text="Format of the context's keys and values: auto (16 bits; 32 in float32) or int8 (half the memory, rounds "
+        "more; on a CPU).",
+    ),
+]
 Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="Number of CPU threads.")]
 
 

@@ -58,6 +58,7 @@ class Machine:
         str | None, option(value="NAME", panel=MACHINE, text="cpu, cuda, ... [dim]\\[default: a GPU if available][/]")
     ] = None
 
+    kv_dtype: opt.KvDtype = "auto"
     fixed_costs: opt.FixedCosts = False
 
     def check(self) -> None:
@@ -76,7 +77,9 @@ class Machine:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with stage(f"loading {name}", brief=True):
-            model = outpace.loading.load(name, dtype=self.dtype, device=self.device, fixed_costs=self.fixed_costs)
+            model = outpace.loading.load(
+                name, dtype=self.dtype, device=self.device, kv_dtype=self.kv_dtype, fixed_costs=self.fixed_costs
+            )
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
         return model

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NAMES = ("float32", "bfloat16", "float16")
 QUANTISED = ("int8", "int4")
 """Precisions that packed weights have and torch's dtypes do not."""
+KV_DTYPES = ("auto", "int8")
+"""How K/V can be kept: "auto" in 32 bits in float32 and in 16 bits in other precisions."""
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is how ARM names it
 
 
@@ -81,6 +83,18 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
         raise BadInput(f"outpace does not compute in {name}; use one of auto, {', '.join(NAMES)}")
     check_dtype(chosen, device)
     return chosen
+
+
+def check_kv_dtype(kv_dtype: str, precision: str, device: torch.device) -> None:
+    """Raise BadInput for K/V that is not kept so, or not where this precision is computed."""
+    if kv_dtype not in KV_DTYPES:
+        raise unknown("kv_dtype", kv_dtype, KV_DTYPES)
+    if kv_dtype == "auto":
+        return
+    if device.type != "cpu":
+        raise BadInput(f"K/V in {kv_dtype} is kept on CPUs only; use kv_dtype auto on {device}")
+    if precision == "float32":
+        raise BadInput(f"float32 keeps its K/V in float32; for kv_dtype {kv_dtype} use bfloat16, int8 or int4")
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

@@ -129,6 +129,10 @@ class Target(ABC):
     hidden_size: int
     dtype: str
     """Name of the precision that scores are computed in ("float32", "bfloat16", ..., "int8", "int4")."""
+    kv_dtype: str = "auto"
+    """How committed K/V is kept: "float32", "bfloat16", "int8"; "auto": as the model itself keeps it."""
+    kv_bytes_per_token: int = 0
+    """Bytes of one token's keys and values in all layers; 0 where the target does not know."""
     batch_invariant: bool = False
     """Whether a row's scores are the same bits whatever rows, trees and sequences are scored beside it."""
     context_length: int
@@ -139,6 +143,11 @@ class Target(ABC):
     """Whether it takes sub-graphs, auxiliary tokens and ``aux_hidden_state_layers`` in prefill."""
     origin: Callable[[], DecoderSpec | None] | None = None
     """Reads the weights that it was made of once more."""
+
+    @property
+    def arithmetic(self) -> str:
+        """Tells apart what its forwards compute in: the precision, and how K/V is kept where there is a choice."""
+        return self.dtype
 
     @cached_property
     def device(self) -> torch.device:

@@ -26,6 +26,9 @@ from outpace.targets.hf_support import disagreement
 _TOLERANCE_OF_PARTS = {"float32": 1e-3, "bfloat16": 0.1, "int8": 0.1, "int4": 0.1}
 """Root mean square of each part's difference, in that of what the part adds."""
 
+_TOLERANCE_OF_KV = {"int8": 0.6}
+"""In place of both others: K/V in 8 bits rounds keys with a large constant part, as biases make them, that much."""
+
 TargetKind = Literal["auto", "generic"]
 
 # Root mean square, in standard deviations of the logits: far above each precision's rounding, far below the effect of
@@ -34,24 +37,31 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.1, "int8": 0.3, "in
 
 
 def choose_target(
-    model: Any, *, precision: str | None = None, gguf: Path | None = None, kind: TargetKind = "auto"
+    model: Any,
+    *,
+    precision: str | None = None,
+    gguf: Path | None = None,
+    kind: TargetKind = "auto",
+    kv_dtype: str = "auto",
 ) -> tuple[Target, str]:
     """A target for a transformers causal LM, and why it is not the fast one ("" where it is, or was not asked for).
 
     ``precision``: one of ``dense.packing.PRECISIONS``; None takes the model's dtype. ``gguf``: the file that the
     model was read from. A precision that is not available falls back to the model's dtype, and the note says so.
-    Raises BadInput for models that no target takes.
+    Raises BadInput for models that no target takes, and for a ``kv_dtype`` that is not the fast target's to keep.
     """
     dtype = dtype_name(model.dtype)
     wanted = precision or dtype
     if kind == "generic":
+        _check_kv(kv_dtype, "the generic target was asked for")
         return HFTarget(model), _fallback(wanted, dtype, "the generic target was asked for")
     try:
-        return _fast(model, wanted, gguf), ""
+        return _fast(model, wanted, gguf, kv_dtype), ""
     except torch.OutOfMemoryError:
         why = "the device has no room for the fast target's weights beside the model's own"
     except (UnsupportedArchitecture, NotAvailable, BadInput) as error:
         why = str(error)
+    _check_kv(kv_dtype, why)
     return HFTarget(model), _fallback(wanted, dtype, why) or f"on the generic target: {why}"
 
 
@@ -61,14 +71,14 @@ def check_parts(target: DenseTarget, spec: DecoderSpec, weights: str) -> None:
     For models that are loaded without transformers. ``weights``: what identifies them. Raises UnsupportedArchitecture
     where a part differs.
     """
-    if is_noted(weights, target.dtype):
+    if is_noted(weights, target.arithmetic):
         return
     difference = layer_disagreement(target, spec)
-    if not difference < _TOLERANCE_OF_PARTS[target.dtype]:
+    if not difference < _TOLERANCE_OF_KV.get(target.kv_dtype, _TOLERANCE_OF_PARTS[target.dtype]):
         raise UnsupportedArchitecture(
             f"a part of its scores differs from plain PyTorch by {difference:.2g}{_without_tiles()}"
         )
-    note(weights, target.dtype)
+    note(weights, target.arithmetic)
 
 
 def _without_tiles() -> str:
@@ -80,13 +90,20 @@ def _fallback(wanted: str, dtype: str, why: str) -> str:
     return "" if wanted == dtype else f"{wanted} falls back to {dtype}: {why}"
 
 
-def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
+def _check_kv(kv_dtype: str, why: str) -> None:
+    if kv_dtype != "auto":
+        raise BadInput(f"kv_dtype {kv_dtype} is not available for this model, use auto: {why}")
+
+
+def _fast(model: Any, precision: str, gguf: Path | None, kv_dtype: str) -> Target:
     spec = read_decoder_spec(model)
     on_cuda = spec.device.type == "cuda"
-    target = _on_cuda(spec, precision) if on_cuda else _on_cpu(spec, precision, gguf)
+    if on_cuda:
+        _check_kv(kv_dtype, f"the model is on {spec.device}")
+    target = _on_cuda(spec, precision) if on_cuda else _on_cpu(spec, precision, gguf, kv_dtype)
     for _ in range(3 if on_cuda else 1):  # on CUDA: run as it is, captured, and replayed
         difference = disagreement(target, model)
-        if not difference < _TOLERANCE[precision]:
+        if not difference < _TOLERANCE_OF_KV.get(target.kv_dtype, _TOLERANCE[precision]):
             raise UnsupportedArchitecture(
                 f"its scores differ from the model's own by {difference:.2g} standard deviations"
                 f"{'' if on_cuda else _without_tiles()}"
@@ -94,10 +111,10 @@ def _fast(model: Any, precision: str, gguf: Path | None) -> Target:
     return target
 
 
-def _on_cpu(spec: DecoderSpec, precision: str, gguf: Path | None) -> Target:
+def _on_cpu(spec: DecoderSpec, precision: str, gguf: Path | None, kv_dtype: str) -> Target:
     if precision not in PRECISIONS:
         raise UnsupportedArchitecture(f"the fast target does not compute in {precision}")
-    return DenseTarget(spec, precision, gguf=gguf)
+    return DenseTarget(spec, precision, gguf=gguf, kv_dtype=kv_dtype)
 
 
 def _on_cuda(spec: DecoderSpec, precision: str) -> Target:

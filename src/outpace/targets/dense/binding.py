@@ -22,7 +22,7 @@ FORMATS = ("F32", "BF16", "Q8", "Q4", "Q4M", "Q5", "Q5M", "Q4K", "Q5K", "Q6K")
 SLOTS = {"qkv0": 0, "qkv1": 1, "qkv2": 2, "out": 3, "gate_up": 4, "down": 5}
 NORMS = {"norm1": 0, "norm2": 1, "post1": 2, "post2": 3, "query": 4, "key": 5}
 ACTIVATIONS = {"silu": 1, "gelu_pytorch_tanh": 2}
-KV_FORMATS = {"float32": 0, "bfloat16": 1}
+KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """How K/V is kept; explained in native/key_values.h."""
 LANES, BLOCK = 16, 32
 _NOT_FINITE = 2

@@ -45,7 +45,12 @@ class DenseKV(KVStore):
         return rows
 
     def take(self, side_kv: Tensor, rows: Sequence[int]) -> None:
-        """Commit these rows of K/V, (layers, 2, kv_heads, n, width or head size) in any precision."""
+        """Commit these rows of K/V: (layers, 2, kv_heads, n, width), or head size, in any floating point.
+
+        Raises ValueError for K/V that was made elsewhere where the store keeps 8 bits, which only forwards make.
+        """
+        if side_kv.dtype != self.data.dtype and not self.data.is_floating_point():
+            raise ValueError("a store of K/V in 8 bits takes rows of its own target's forwards only")
         self.reserve(len(rows))
         if side_kv.shape[-1] < self.width:  # made elsewhere, by a head's own projections
             side_kv = pad(side_kv, (0, self.width - side_kv.shape[-1]))

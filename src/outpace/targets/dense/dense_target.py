@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from outpace.core.errors import BadInput
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
@@ -36,11 +37,11 @@ _BLOCK = 32
 
 
 class DenseTarget(RowTarget):
-    """A target on packed weights. Raises BadInput for a precision that the model cannot be packed in.
+    """A target on packed weights. Raises BadInput for a precision that the model or its K/V cannot be kept in.
 
-    ``precision``: one of ``packing.PRECISIONS``; ``gguf``: the file that "int4" keeps the blocks of. The spec's tensors
-    are not needed once this is built. ``embeddings_of``: the target whose embeddings layer 0 reads beside its rows, in
-    specs where it does. ``prefill_chunk`` in rows.
+    ``precision``: one of ``packing.PRECISIONS``; ``gguf``: the file that "int4" keeps the blocks of; ``kv_dtype``: one
+    of ``placement.KV_DTYPES``. The spec's tensors are not needed once this is built. ``embeddings_of``: the target
+    whose embeddings layer 0 reads beside its rows, in specs where it does. ``prefill_chunk`` in rows.
     """
 
     batch_invariant = True
@@ -51,11 +52,12 @@ class DenseTarget(RowTarget):
         precision: str = "float32",
         *,
         gguf: Path | None = None,
+        kv_dtype: str = "auto",
         prefill_chunk: int = PREFILL_CHUNK,
         embeddings_of: DenseTarget | None = None,
     ) -> None:
-        kv_format = "float32" if precision == "float32" else "bfloat16"
-        self.native, self.formats = pack(spec, precision, gguf, kv_format)
+        self.kv_dtype = _kv_format(precision, kv_dtype)
+        self.native, self.formats = pack(spec, precision, gguf, self.kv_dtype)
         self.dtype = precision
         self.vocab_size = spec.vocabulary
         self.num_layers = len(spec.layers)
@@ -65,7 +67,9 @@ class DenseTarget(RowTarget):
         self._embeddings_of = None if embeddings_of is None else embeddings_of.native
         self._heads = spec.heads
         self._kv_shape = (self.num_layers, 2, spec.kv_heads)
-        self._kv_dtype: torch.dtype = getattr(torch, kv_format)
+        self.kv_bytes_per_token = 2 * self.num_layers * spec.kv_heads * self.native.kv_row_bytes
+        # Of 8 bits, a row is bytes: numbers and scales.
+        self._element = torch.uint8 if self.kv_dtype == "int8" else getattr(torch, self.kv_dtype)
         self._final_softcap = spec.final_softcap
         self._final_norm = None if spec.final_norm is None else spec.final_norm.weight.float().cpu()
         self._epsilon = spec.epsilon
@@ -82,8 +86,12 @@ class DenseTarget(RowTarget):
         """Bytes of packed weights."""
         return self.native.bytes
 
+    @property
+    def arithmetic(self) -> str:
+        return f"{self.dtype}, K/V in int8" if self.kv_dtype == "int8" else self.dtype
+
     def open(self) -> DenseKV:
-        return DenseKV(self.native, self._kv_shape, self._kv_dtype)
+        return DenseKV(self.native, self._kv_shape, self._element)
 
     def embed(self, tokens: Tensor) -> Tensor:
         rows = torch.empty(len(tokens), self.hidden_size)
@@ -177,7 +185,7 @@ class DenseTarget(RowTarget):
             starts = [0, *accumulate(map(len, paths))]
             seen = list(chain.from_iterable(paths))
             record.seen_start, record.seen = _integers(starts, kept), _integers(seen, kept)
-            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), store.width, dtype=self._kv_dtype)
+            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), store.width, dtype=self._element)
             if part.earlier_kv is not None:
                 part.side_kv[:, :, :, :earlier] = part.earlier_kv
             record.side = part.side_kv.data_ptr()
@@ -201,8 +209,17 @@ class DenseTarget(RowTarget):
     def runner_for(self, spec: DecoderSpec) -> DenseTarget | None:
         if spec.second_norm is not None and spec.hidden % _BLOCK:
             return None  # the kernels lay two inputs side by side in blocks
-        # A head is not in the GGUF file that int4 keeps the blocks of.
+        # A head is not in the GGUF file that int4 keeps the blocks of, and its own K/V is small.
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
+
+
+def _kv_format(precision: str, kv_dtype: str) -> str:
+    """How K/V is kept, one of ``binding.KV_FORMATS``. Raises BadInput."""
+    if kv_dtype == "auto":
+        return "float32" if precision == "float32" else "bfloat16"
+    if precision == "float32":
+        raise BadInput(f"float32 keeps its K/V in float32; for kv_dtype {kv_dtype} use bfloat16, int8 or int4")
+    return kv_dtype
 
 
 def _flags(layers: frozenset[int], count: int, kept: list[Any]) -> int | None:

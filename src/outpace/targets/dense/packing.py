@@ -2,8 +2,8 @@
 
 ``float32`` and ``bfloat16`` are plain. ``int8``: every matrix in blocks of 32 with an fp16 scale. ``int4``: the blocks
 of the GGUF file as they lie there; what the file keeps in other formats stays as exact as bfloat16 holds it.
-Inputs of quantised matrices are rounded to 8 bits in blocks of 32 as they come. K/V is float32 in float32, and bfloat16
-in the others.
+Inputs of quantised matrices are rounded to 8 bits in blocks of 32 as they come. K/V is float32 in float32, and
+bfloat16 or 8-bit numbers with scales in the others.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ struct outpace_model;  // a packed model
 struct outpace_shape {
     int32_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
     int32_t activation;      // 1 SiLU, 2 GELU (tanh)
-    int32_t kv_format;       // 0 float32, 1 bfloat16
+    int32_t kv_format;       // 0 float32, 1 bfloat16, 2 int8
     float epsilon, attention_scale, softcap, embedding_scale;
 };
 

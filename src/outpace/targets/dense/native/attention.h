@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "key_values.h"
+#include "attention_products.h"
 
 namespace outpace {
 
@@ -42,118 +42,41 @@ struct Shape {
 
 struct AttentionSpace {
     std::vector<uint32_t> q, weights, gathered;
-    std::vector<float> scores, tree, parts;
+    std::vector<float> scores, tree, parts, scales;
     std::vector<uint8_t> row;
 };
 
 template <class V> void grow(V& v, size_t n) { if (v.size() < n) v.resize(n); }
 
-// acc + a register's numbers times `word`: one float, or two bf16.
+// Queries as products read them: rounded, in pairs, transposed in groups of `together`.
 template <class T>
-INLINE vf product(vf acc, vu column, uint32_t word) {
-    if constexpr (Kept<T>::PAIR == 2) return dot(acc, column, word);
-    float x;
-    std::memcpy(&x, &word, 4);
-    return fma((vf)column, splat(x), acc);
-}
-
-// Scores of M queries, q (width / PAIR, M), with B blocks of keys: rows (M, stride).
-template <class T, int M, int B>
-void scores(const uint8_t* keys, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
-    const int columns = width / Kept<T>::PAIR;
-    const size_t block = LANES * Kept<T>::row_bytes(width);
-    vf acc[M][B] = {};
-    for (int c = 0; c < columns; ++c) {
-        vu column[B];
-        for (int b = 0; b < B; ++b) column[b] = load_as<vu>(keys + b * block + size_t(c) * sizeof(vu));
-        for (int i = 0; i < M; ++i)
-            for (int b = 0; b < B; ++b) acc[i][b] = product<T>(acc[i][b], column[b], q[c * M + i]);
-    }
-    for (int i = 0; i < M; ++i)
-        for (int b = 0; b < B; ++b) store(rows + i * stride + b * LANES, acc[i][b] * scale);
-}
-
-// How many queries are taken together: q lies transposed in groups of these sizes.
-INLINE int together(int left) { return left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1; }
-
-template <class T, int M, int B>
-void block_scores(const uint8_t* keys, int blocks, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
-    const size_t block = LANES * Kept<T>::row_bytes(width);
-    int b = 0;
-    for (; b + B <= blocks; b += B) scores<T, M, B>(keys + b * block, q, width, scale, rows + b * LANES, stride);
-    for (; b < blocks; ++b) scores<T, M, 1>(keys + b * block, q, width, scale, rows + b * LANES, stride);
-}
-
-template <class T>
-void all_scores(const uint8_t* keys, int blocks, const uint32_t* q, int count, int width, float scale, float* rows, size_t stride) {
-    for (int m; count > 0; q += m * width / Kept<T>::PAIR, rows += m * stride, count -= m) {
-        m = together(count);
-        auto run = m == 12 ? block_scores<T, 12, 2> : m == 6 ? block_scores<T, 6, 2> : m == 3 ? block_scores<T, 3, 4> : block_scores<T, 1, 8>;
-        run(keys, blocks, q, width, scale, rows, stride);
-    }
-}
-
-template <class T>
-void transpose(const Query* queries, int count, int width, uint32_t* q) {
+void transpose(const Query* queries, int count, int width, uint32_t* q, std::vector<float>& room) {
     const int columns = width / Kept<T>::PAIR;
     for (int m; count > 0; q += m * columns, queries += m, count -= m) {
         m = together(count);
         for (int i = 0; i < m; ++i) {
             uint32_t words[LANES];
+            const float* one = queries[i].q;
+            if constexpr (Kept<T>::quantised) {  // as keys are
+                room.assign(one, one + width);
+                turn(room.data(), width);
+                one = room.data();
+            }
             for (int d = 0, c = 0; d < width; d += LANES) {
-                if constexpr (Kept<T>::PAIR == 2) store((bf16*)words, load(queries[i].q + d));
-                else std::memcpy(words, queries[i].q + d, sizeof words);
+                if constexpr (Kept<T>::PAIR == 2) store((bf16*)words, load(one + d));
+                else std::memcpy(words, one + d, sizeof words);
                 for (int j = 0; j < LANES / Kept<T>::PAIR; ++j, ++c) q[c * m + i] = words[j];
             }
         }
     }
 }
 
-// rows[i] += sum over steps [first, last), in order, of weights[i][step] * values[step], over N * 16 dimensions.
-// A step is as many keys as a product takes.
-template <class T, int M, int N>
-void mix(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows, size_t step) {
-    vf acc[M][N];
-    for (int i = 0; i < M; ++i)
-        for (int j = 0; j < N; ++j) acc[i][j] = load(rows + i * step + j * LANES);
-    const size_t bytes = Kept<T>::PAIR * Kept<T>::row_bytes(width);
-    for (int s = first; s < last; ++s) {
-        vu column[N];
-        for (int j = 0; j < N; ++j) column[j] = load_as<vu>(values + s * bytes + j * sizeof(vu));
-        for (int i = 0; i < M; ++i)
-            for (int j = 0; j < N; ++j) acc[i][j] = product<T>(acc[i][j], column[j], weights[i * stride + s]);
-    }
-    for (int i = 0; i < M; ++i)
-        for (int j = 0; j < N; ++j) store(rows + i * step + j * LANES, acc[i][j]);
-}
-
-template <class T, int N>
-void mix_some(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
-              size_t step, int count) {
-    for (; count > 0;) {
-        int m = count >= 6 ? 6 : count >= 3 ? 3 : 1;
-        auto run = m == 6 ? mix<T, 6, N> : m == 3 ? mix<T, 3, N> : mix<T, 1, N>;
-        run(values, width, first, last, weights, stride, rows, step);
-        weights += m * stride, rows += m * step, count -= m;
-    }
-}
-
-template <class T>
-void mix_all(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows,
-             size_t step, int count) {
-    if (first >= last) return;
-    int at = 0;
-    for (; at + 4 * LANES <= width; at += 4 * LANES)
-        mix_some<T, 4>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
-    for (; at < width; at += LANES)
-        mix_some<T, 1>(values + at / LANES * sizeof(vu), width, first, last, weights, stride, rows + at, step, count);
-}
-
 // Weights of scores [low, end), relative to the highest of them and in the precision of the products; zero in the rest
 // of [first, last), which begins and ends with whole registers. `totals`: the highest score, and the sum of the weights
-// as they are multiplied. Scores are in units of log 2, unless they are capped first.
+// as they are multiplied. Scores are in units of log 2, unless they are capped first. `scales`, of values in 8 bits,
+// enter the weights before these are rounded, and the sum is of weights without them.
 template <class T>
-INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, int last, float softcap, float* totals) {
+INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, int last, float softcap, const float* scales, float* totals) {
     const float none = -__builtin_inff();
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int from = low >= end ? last : low / LANES * LANES, to = low >= end ? last : round_up(end, LANES);
@@ -171,7 +94,9 @@ INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, in
     for (int j = first; j < last; j += LANES) {
         vf weight = {};
         if (j >= from && j < to) weight = exp2(load(s + j) - peak);
-        if constexpr (P == 2) {
+        if constexpr (Kept<T>::quantised) {
+            store((bf16*)(weights + j / P), weight > 0.f ? weight * load(scales + j) : vf{});
+        } else if constexpr (P == 2) {
             store((bf16*)(weights + j / P), weight);
             weight = load((const bf16*)(weights + j / P));
         } else {
@@ -290,13 +215,21 @@ void attend_chunk(const Head& head, const Query* queries, int count, const Shape
         all_scores<T>(head.tree_keys, blocks, space.q.data(), count, width, scale, space.tree.data(), tree_stride);
     }
     const int first = (low - begin) / LANES * LANES, last = round_up(end - begin, LANES);
+    if constexpr (Kept<T>::quantised) {
+        grow(space.scales, CHUNK);
+        for (int at = low / LANES * LANES; at < limit; at += LANES)
+            store(&space.scales[at - begin], Kept<T>::scales(head.values + at * Kept<T>::row_bytes(width), width));
+    }
     for (int i = 0; i < count; ++i) {
         const Query& one = queries[i];
         float *own = s + size_t(i) * CHUNK, *part = parts + i * part_stride(shape);
-        for (int j = std::max(0, begin - one.path); j < std::min(one.seen_count, stop - one.path); ++j)
+        for (int j = std::max(0, begin - one.path); j < std::min(one.seen_count, stop - one.path); ++j) {
             own[one.path + j - begin] = space.tree[i * tree_stride + one.seen[j]];
+            if constexpr (Kept<T>::quantised)
+                space.scales[one.path + j - begin] = Kept<T>::scale(head.tree_values + one.seen[j] * Kept<T>::row_bytes(width), width);
+        }
         std::memset(part, 0, sizeof(float) * width);
-        softmax<T>(own, weights + size_t(i) * CHUNK / P, std::max(one.begin(), begin) - begin, std::min(one.end(), stop) - begin, first, last, cap, part + width);
+        softmax<T>(own, weights + size_t(i) * CHUNK / P, std::max(one.begin(), begin) - begin, std::min(one.end(), stop) - begin, first, last, cap, space.scales.data(), part + width);
     }
     // A tree's own path shares a pair with the last committed key where their number is odd.
     const int whole = head.tree_keys ? limit / P : (limit + P - 1) / P;
@@ -308,7 +241,7 @@ void attend_chunk(const Head& head, const Query* queries, int count, const Shape
         for (next = i + 1; next < count && queries[next].seen == one.seen; ++next) {}
         if (one.path / P * P >= stop || one.end() <= begin) continue;
         values.lay(one);
-        mix_all<T>((const uint8_t*)space.gathered.data(), width, 0, (values.to - values.from) / P,
+        mix_all<typename Kept<T>::Product>((const uint8_t*)space.gathered.data(), width, 0, (values.to - values.from) / P,
                    weights + size_t(i) * CHUNK / P + (values.from - begin) / P, CHUNK / P,
                    parts + i * part_stride(shape), part_stride(shape), next - i);
     }

@@ -238,7 +238,7 @@ class AttentionPass {
         const size_t size = part_size(), stride = part_stride(shape());
         AttentionSpace& s = mine.attention;
         grow(s.q, size_t(count) * m.width);
-        transpose<T>(queries, count, m.width, s.q.data());
+        transpose<T>(queries, count, m.width, s.q.data(), mine.room);
         const auto fold_all = [&](float* total, const float* next) {
             for (int i = 0; i < count; ++i) fold(total + i * stride, next + i * stride, m.width);
         };

@@ -73,7 +73,8 @@ int guarded(Do&& run) {
 template <class Do>
 void with_kv(int format, Do&& run) {
     if (format == 0) run(float{});
-    else run(bf16{});
+    else if (format == 1) run(bf16{});
+    else run(q8{});
 }
 
 }  // namespace

@@ -5,6 +5,11 @@
 // holding the same dimension of sixteen keys; values with a register holding sixteen dimensions of one token. Types
 // whose products take PAIR = 2 numbers at a time have two neighbouring dimensions (or tokens) in each 32-bit lane.
 // A block takes as many bytes as sixteen rows.
+//
+// Rows of 8 bits have a scale and numbers of a sign and seven bits of magnitude. These are widened to bf16, which holds
+// them exactly, on their way into a product; scores and weights take the scales. Some models' keys have a few dimensions
+// that are far larger than the rest, and a common scale would leave the rest no bits: keys (and the queries that meet them)
+// are turned by a Hadamard matrix first, which spreads every dimension over all and keeps their products.
 #pragma once
 
 #include <cmath>
@@ -15,17 +20,21 @@ namespace outpace {
 
 inline int round_up(int n, int to) { return (n + to - 1) / to * to; }
 
+struct q8 { uint8_t bits; };
+typedef uint8_t vb __attribute__((vector_size(16)));
+
 template <class T>
 struct Kept;
 
 template <>
 struct Kept<float> {
+    using Product = float;
     static constexpr int PAIR = 1;
     static constexpr bool quantised = false;
 
     static size_t row_bytes(int width) { return sizeof(float) * width; }
     static void write(uint8_t* row, const float* x, int width) { std::memcpy(row, x, row_bytes(width)); }
-    static void write_key(uint8_t* row, const float* x, int width) { write(row, x, width); }
+    static void write_key(uint8_t* row, float* x, int width) { write(row, x, width); }
     static void write_value(uint8_t* row, const float* x, int width) { write(row, x, width); }
 
     static void place_key(uint8_t* blocks, int at, const uint8_t* row, int width) {
@@ -49,6 +58,7 @@ struct Kept<float> {
 
 template <>
 struct Kept<bf16> {
+    using Product = bf16;
     static constexpr int PAIR = 2;
     static constexpr bool quantised = false;
 
@@ -56,7 +66,7 @@ struct Kept<bf16> {
     static void write(uint8_t* row, const float* x, int width) {
         for (int d = 0; d < width; d += LANES) store((bf16*)row + d, load(x + d));
     }
-    static void write_key(uint8_t* row, const float* x, int width) { write(row, x, width); }
+    static void write_key(uint8_t* row, float* x, int width) { write(row, x, width); }
     static void write_value(uint8_t* row, const float* x, int width) { write(row, x, width); }
 
     static void place_key(uint8_t* blocks, int at, const uint8_t* row, int width) {
@@ -86,6 +96,117 @@ struct Kept<bf16> {
     }
     static INLINE vu product_input(const uint8_t* row, int d) {
         return __builtin_convertvector(load_as<vh>((const uint16_t*)row + d), vu);
+    }
+};
+
+// bf16 of the magnitudes 0 to 127, as low and high bytes.
+struct Magnitudes {
+    alignas(64) uint8_t low[128] = {}, high[128] = {};
+    constexpr Magnitudes() {
+        for (int m = 1; m < 128; ++m) {
+            int e = 0;
+            while (m >> (e + 1)) ++e;
+            const int bits = ((127 + e) << 7) | ((m << (7 - e)) & 0x7f);
+            low[m] = uint8_t(bits), high[m] = uint8_t(bits >> 8);
+        }
+    }
+};
+inline constexpr Magnitudes MAGNITUDES;
+
+// The two registers of pairs that lie interleaved, by eights, in 64 bytes.
+INLINE void widen(const uint8_t* at, vu& first, vu& second) {
+#if defined(__AVX512VBMI__)
+    const __m512i x = _mm512_loadu_si512(at);
+    const auto table = [](const uint8_t* t, __m512i i) { return _mm512_permutex2var_epi8(_mm512_load_si512(t), i, _mm512_load_si512(t + 64)); };
+    const __m512i low = table(MAGNITUDES.low, x), magnitude = table(MAGNITUDES.high, x);
+    const __m512i high = _mm512_ternarylogic_epi32(magnitude, x, _mm512_set1_epi8(char(0x80)), 0xf8);  // a | (b & c)
+    first = (vu)_mm512_unpacklo_epi8(low, high), second = (vu)_mm512_unpackhi_epi8(low, high);
+#else
+    const auto half = [](uint8_t b) { return uint32_t(MAGNITUDES.low[b & 127] | MAGNITUDES.high[b & 127] << 8 | (b & 128) << 8); };
+    for (int i = 0; i < LANES; ++i) {
+        const uint8_t* pair = at + i / 4 * 16 + i % 4 * 2;
+        first[i] = half(pair[0]) | half(pair[1]) << 16;
+        second[i] = half(pair[8]) | half(pair[9]) << 16;
+    }
+#endif
+}
+
+// Turn `count` numbers by the Hadamard matrix of their number's largest factor that is a power of two; its own inverse.
+inline void turn(float* x, int count) {
+    const int size = count & -count;
+    for (int half = 1; half < size; half *= 2)
+        for (int from = 0; from < count; from += 2 * half)
+            for (int i = from; i < from + half; ++i) {
+                const float a = x[i], b = x[i + half];
+                x[i] = a + b, x[i + half] = a - b;
+            }
+    const float scale = 1.f / std::sqrt(float(size));
+    for (int i = 0; i < count; ++i) x[i] *= scale;
+}
+
+template <>
+struct Kept<q8> {
+    using Product = bf16;
+    static constexpr int PAIR = 2;
+    static constexpr bool quantised = true;
+
+    static size_t row_bytes(int width) { return width + sizeof(float); }
+
+    static void write_value(uint8_t* row, const float* x, int width) {
+        vf most = {};
+        for (int d = 0; d < width; d += LANES) most = max(most, max(load(x + d), -load(x + d)));
+        const float scale = highest(most) / 127.f;
+        const bool finite = scale < __builtin_inff();  // else the scale alone is kept
+        const float inverse = finite && scale > 1e-37f ? 1.f / scale : 0.f;
+        for (int d = 0; d < width; d += LANES) {
+            const vf v = finite ? load(x + d) * inverse : splat(1.f);
+            const vu byte = (vu)__builtin_convertvector(min(max(v, -v) + 0.5f, splat(127.f)), vi) | ((vu)v >> 24 & 128u);
+            const vb bytes = __builtin_convertvector(byte, vb);
+            std::memcpy(row + d, &bytes, sizeof bytes);
+        }
+        std::memcpy(row + width, &scale, sizeof scale);
+    }
+    static void write_key(uint8_t* row, float* x, int width) {
+        turn(x, width);
+        write_value(row, x, width);
+    }
+    static float scale(const uint8_t* row, int width) {
+        float found;
+        std::memcpy(&found, row + width, sizeof found);
+        return found;
+    }
+    // A block's scales, (16), behind its numbers.
+    static vf scales(const uint8_t* block, int width) { return load((const float*)(block + size_t(width) * LANES)); }
+
+    // Where the number of dimension d is in its block.
+    static size_t key_place(int at, int d, int) { return size_t(d / 4) * 64 + at % LANES / 4 * 16 + d / 2 % 2 * 8 + at % 4 * 2 + d % 2; }
+    static size_t value_place(int at, int d, int width) {
+        const int number = d % LANES * 2 + at % 2;
+        return size_t(at % LANES / 4) * 4 * width + d / LANES * 64 + number / 8 * 16 + at / 2 % 2 * 8 + number % 8;
+    }
+    template <class Place>
+    static void put(uint8_t* blocks, int at, const uint8_t* row, int width, Place place) {
+        uint8_t* block = blocks + at / LANES * LANES * row_bytes(width);
+        for (int d = 0; d < width; ++d) block[place(at, d, width)] = row[d];
+        std::memcpy(block + size_t(width) * LANES + at % LANES * sizeof(float), row + width, sizeof(float));
+    }
+    template <class Place>
+    static void take(const uint8_t* blocks, int at, uint8_t* row, int width, Place place) {
+        const uint8_t* block = blocks + at / LANES * LANES * row_bytes(width);
+        for (int d = 0; d < width; ++d) row[d] = block[place(at, d, width)];
+        std::memcpy(row + width, block + size_t(width) * LANES + at % LANES * sizeof(float), sizeof(float));
+    }
+    static void place_key(uint8_t* blocks, int at, const uint8_t* row, int width) { put(blocks, at, row, width, key_place); }
+    static void place_value(uint8_t* blocks, int at, const uint8_t* row, int width) { put(blocks, at, row, width, value_place); }
+    static void take_key(const uint8_t* blocks, int at, uint8_t* row, int width) { take(blocks, at, row, width, key_place); }
+    static void take_value(const uint8_t* blocks, int at, uint8_t* row, int width) { take(blocks, at, row, width, value_place); }
+    static void read_key(const uint8_t* row, float* to, int width) {
+        for (int d = 0; d < width; ++d) to[d] = scale(row, width) * float(row[d] & 127) * (row[d] & 128 ? -1.f : 1.f);
+        turn(to, width);
+    }
+    static INLINE vu product_input(const uint8_t* row, int d) {
+        const vu x = __builtin_convertvector(load_as<vb>(row + d), vu);
+        return (vu)to_float((vi)(x & 127u)) >> 16 | (x & 128u) << 8;
     }
 };
 
