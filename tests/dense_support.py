@@ -178,7 +178,7 @@ def in_blocks(values: Any, kind: str) -> tuple[Any, Any]:
     if kind == "F32":
         return np.ascontiguousarray(values, dtype=np.float32), found
     if kind.endswith("_K"):  # the gguf package does not round to these
-        return random_blocks(kind, *values.shape, seed=len(values), scale=1e-3), found
+        return random_blocks(kind, values.shape[0], values.shape[1], len(values), 1e-3), found
     return quantize(np.ascontiguousarray(values, dtype=np.float32), found), found
 
 

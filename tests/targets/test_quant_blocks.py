@@ -255,7 +255,10 @@ def blocks_times_row(weights: Any, scales: Any, minima: Any, zero: int, size: in
 
 def apart(kind: str, raw: Any) -> tuple[Any, Any, Any, int]:
     """Unsigned numbers, scales, minima and zero of Q4_K and Q6_K rows of a single super-block, by the format's text."""
-    half = lambda at: raw[:, at : at + 2].copy().view("<f2").astype(np.float32)  # noqa: E731
+
+    def half(at: int) -> Any:
+        return raw[:, at : at + 2].copy().view("<f2").astype(np.float32)
+
     if kind == "Q6_K":
         low, high = raw[:, :128].reshape(-1, 2, 2, 32), raw[:, 128:192].reshape(-1, 2, 32)
         q = np.stack([low[:, :, 0] & 15, low[:, :, 1] & 15, low[:, :, 0] >> 4, low[:, :, 1] >> 4], axis=2).astype(int)
