@@ -93,8 +93,10 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "softcaps": lambda: config("Gemma2", sliding_window=9, layer_types=_LOCAL, attn_logit_softcapping=5.0),
     "fused": lambda: config("Phi3", hidden_size=64),
 }
-KEPT_IN_BLOCKS = ("heads-of-64-in-threes", "heads-of-32-in-fours", "window-of-6")
+KEPT_IN_BLOCKS = ("heads-of-64-in-threes", "heads-of-32-in-fours", "window-of-6", "heads-of-16-alone")
 """What the tiny GGUF files are made of: their inputs are multiples of 32."""
+_SUPER_BLOCKS = "heads-of-16-alone"
+"""The one whose inputs are multiples of 256, for K-quants."""
 
 
 def target_of(shape: str, precision: str, prefill_chunk: int = 512) -> DenseTarget:
@@ -109,10 +111,11 @@ def _target(shape: str, precision: str, kv_dtype: str) -> DenseTarget:
     what = SHAPES[shape]()
     if precision != "int4":
         return DenseTarget(read_decoder_spec(model_of(what)), precision, kv_dtype=kv_dtype or "auto")
-    what.hidden_size = what.intermediate_size = 64
+    super_blocks = shape == _SUPER_BLOCKS
+    what.hidden_size = what.intermediate_size = 256 if super_blocks else 64
     model = model_of(what)
     with tempfile.TemporaryDirectory() as folder:
-        path = write_blocks(Path(folder) / "tiny.gguf", model, mixed)
+        path = write_blocks(Path(folder) / "tiny.gguf", model, mixed_super_blocks if super_blocks else mixed)
         return DenseTarget(read_decoder_spec(model), precision, gguf=path, kv_dtype=kv_dtype or "auto")
 
 
@@ -131,6 +134,12 @@ def mixed(name: str) -> str:
     if "ffn_down" in name:
         return "Q4_1"
     return "Q8_0" if "token_embd" in name else "Q4_0"
+
+
+def mixed_super_blocks(name: str) -> str:
+    """K-quants where the inputs allow it: those of what attention makes are too few."""
+    kinds = {"attn_v": "Q6_K", "attn_output": "Q5_1", "ffn_down": "Q5_K", "token_embd": "Q6_K"}
+    return "F32" if "norm" in name else kinds.get(name.rpartition(".")[2], "Q4_K")
 
 
 def rows_of_converters(weight: Any, heads: int) -> Any:
@@ -170,7 +179,26 @@ def in_blocks(values: Any, kind: str) -> tuple[Any, Any]:
     found = gguf.GGMLQuantizationType[kind]
     if kind == "F32":
         return np.ascontiguousarray(values, dtype=np.float32), found
+    if kind.endswith("_K"):  # the gguf package does not round to these
+        return random_blocks(kind, values.shape[0], values.shape[1], len(values), 1e-3), found
     return quantize(np.ascontiguousarray(values, dtype=np.float32), found), found
+
+
+SCALES = {"Q4_0": 0, "Q4_1": 0, "Q5_0": 0, "Q5_1": 0, "Q8_0": 0, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}
+"""Where a block's first scale lies, by kind."""
+MINIMA = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
+"""Kinds that have a minimum, or the scale of the minima, behind it."""
+
+
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int, scale: float = 0.02) -> Any:
+    """Rows as they lie in a file: (outputs, bytes)."""
+    rng = np.random.default_rng(seed)
+    size, width = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = rng.integers(0, 256, (outputs, inputs // size, width), dtype=np.uint8)
+    for at in range(SCALES[kind], SCALES[kind] + (4 if kind in MINIMA else 2), 2):
+        halves = rng.normal(0, scale, (outputs, inputs // size)).astype("<f2")
+        raw[..., at : at + 2] = halves[..., None].view(np.uint8)
+    return raw.reshape(outputs, -1)
 
 
 def gguf_name(name: str) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.files import read_json
+from outpace.core.machine import give_back
 from outpace.models.gguf_cache import content_digest, described
 from outpace.models.gguf_header import read_header
 from outpace.models.placement import NAMES
@@ -143,6 +144,7 @@ def _load(
     if precision not in PRECISIONS:
         raise Unclear(f"the fast target does not compute in {precision}")
     words = tokenizer(files.folder)
+    give_back()  # what reading a large vocabulary needed
     stop_ids = stop_ids_of(configurations(files.folder), words, files.config.vocab_size)
     weights, identity = files.open(), files.digest()
     spec = spec_of(files.config, weights)

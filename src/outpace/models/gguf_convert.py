@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -49,12 +50,34 @@ def _metadata_read_once() -> Iterator[None]:
         def data(self, mapped: Any) -> None:
             self._data = mapped.view(np.ndarray)
 
-    theirs = gguf.GGUFReader
-    gguf.GGUFReader = cache(Reader)
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            types, at = gguf.GGUFValueType, int(orig_offs) + 12
+            if raw_type != types.ARRAY or self.byte_order != "I" or self._get(orig_offs, np.uint32)[0] != types.STRING:
+                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+            count = self._get(orig_offs + 4, np.uint64)
+            parts = [self._get(orig_offs, np.uint32), count]
+            data = self.data
+            for _ in range(int(count[0])):
+                length = data[at : at + 8].view(np.uint64)
+                end = at + 8 + int(length[0])
+                parts += (length, data[at + 8 : end])
+                at = end
+            found = [types.ARRAY, types.STRING] if count[0] else [types.ARRAY]
+            return at - int(orig_offs), parts, list(range(3, len(parts), 2)), found
+
+    from transformers import modeling_gguf_pytorch_utils as converter
+
+    their_reader, parse = gguf.GGUFReader, converter.load_gguf_checkpoint
+    parsed = cache(parse)
+
+    def parsed_once(path: Any, return_tensors: bool = False, **more: Any) -> Any:
+        return parse(path, return_tensors, **more) if return_tensors else deepcopy(parsed(str(path)))
+
+    gguf.GGUFReader, converter.load_gguf_checkpoint = cache(Reader), parsed_once
     try:
         yield
     finally:
-        gguf.GGUFReader = theirs
+        gguf.GGUFReader, converter.load_gguf_checkpoint = their_reader, parse
 
 
 @_metadata_read_once()

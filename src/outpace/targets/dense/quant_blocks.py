@@ -86,8 +86,8 @@ def taken(packed: Packed, rows: Rows) -> Packed:
         found[rows < 0] = 0
         return found
 
-    arrays = (packed.rows, packed.blocks, packed.bias)
-    return Packed(packed.format, len(rows), packed.inputs, *(chosen(array) for array in arrays), packed.kept)
+    floats, blocks, bias = (chosen(array) for array in (packed.rows, packed.blocks, packed.bias))
+    return Packed(packed.format, len(rows), packed.inputs, floats, blocks, bias, packed.kept)
 
 
 def _biases(parts: Sequence[Packed]) -> Floats | None:

@@ -1,9 +1,5 @@
 #include "linear.h"
 
-#include <stdexcept>
-
-#include "superblocks.h"
-
 namespace outpace {
 
 namespace {
@@ -18,14 +14,6 @@ Product by_rows(int m) {
         constexpr Product table[] = {product_bf16<1, N>, product_bf16<2, N>, product_bf16<3, N>,
                                      product_bf16<4, N>, product_bf16<5, N>, product_bf16<6, N>};
         return table[m - 1];
-    } else if constexpr (Quantised<F>::super) {
-        if constexpr (N == 4) return product_superblocks<F, 1, 4>;
-        else {
-            constexpr Product table[] = {product_superblocks<F, 1, N>, product_superblocks<F, 2, N>,
-                                         product_superblocks<F, 3, N>, product_superblocks<F, 4, N>,
-                                         product_superblocks<F, 5, N>, product_superblocks<F, 6, N>};
-            return table[m - 1];
-        }
     } else if constexpr (N == 4) {
         return product_quantised<F, 1, 4>;  // more rows would not fit the registers
     } else {
@@ -49,12 +37,7 @@ Product product(Format format, int m, int n) {
         case Q8: return by_tiles<Q8>(m, n);
         case Q4: return by_tiles<Q4>(m, n);
         case Q4M: return by_tiles<Q4M>(m, n);
-        case Q5: return by_tiles<Q5>(m, n);
-        case Q5M: return by_tiles<Q5M>(m, n);
-        case Q4K: return by_tiles<Q4K>(m, n);
-        case Q5K: return by_tiles<Q5K>(m, n);
-        case Q6K: return by_tiles<Q6K>(m, n);
-        default: throw std::invalid_argument("unknown format");
+        default: return product_of_superblocks(format, m, n);
     }
 }
 

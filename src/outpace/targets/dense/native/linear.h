@@ -10,6 +10,7 @@ using Product = void (*)(const Linear&, const Inputs&, const Outputs&, const Ahe
 // The product for `format` over m <= MOST_ROWS rows and n tiles (1, 2 or 4).
 constexpr int MOST_ROWS = 6;
 Product product(Format format, int m, int n);
+Product product_of_superblocks(Format format, int m, int n);
 
 // Products by matrix tiles, where the processor has them (tile_linear.cpp): arguments as of `multiply`.
 bool takes_tiles(Format format, int rows);
