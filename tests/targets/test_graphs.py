@@ -167,6 +167,14 @@ def test_a_request_that_outgrows_its_buffer(monkeypatch: pytest.MonkeyPatch) -> 
     assert target.counts.replayed > len(capacities) - 10  # each buffer and bucket begins with one that is not
 
 
+def test_a_prompt_takes_its_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_kv, "SMALLEST", 16)
+    target = replaying(prefill_chunk=10)
+    sequence = opened(target, random_tokens(60, random.Random(0)))
+    assert sequence.kv.buffer.capacity == 64
+    assert target.pool.free == []  # no smaller one was filled first
+
+
 # Captured steps
 
 
@@ -312,6 +320,9 @@ def test_reduced_precisions(architecture: str, dtype: torch.dtype, most: float) 
     target = GraphTarget(read_decoder_spec(model))
     assert target.dtype == str(dtype).removeprefix("torch.")
     assert opened(target, [1, 2]).kv.buffer.data.dtype == dtype
+    states = torch.randn(3, target.hidden_size)  # whoever asks may compute in another precision
+    assert torch.equal(target.lm_head(states), target.lm_head(states.to(dtype)))
+    assert target.final_norm(states).dtype == dtype
     assert disagreement(target, model) < most
 
 

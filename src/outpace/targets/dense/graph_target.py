@@ -129,7 +129,7 @@ class GraphTarget(RowTarget):
             return plan.states.to(self.decoder.embedding)
         hidden = self.decoder.embed(torch.tensor(tokens, device=self.device))
         for row, embedding in (embeddings or {}).items():
-            hidden[row] = embedding.to(hidden)
+            hidden[row] = embedding
         return hidden
 
     def _second(self, tokens: Seq[int]) -> Tensor:
