@@ -161,4 +161,5 @@ def test_a_model_whose_tile_products_are_wrong_does_not_run_on_them(cache: Path)
 @pytest.mark.parametrize("suite", ["test_dense_bitwise", "test_dense_faults", "test_target_dense"])
 def test_suites_of_the_fast_target_by_tiles(cache: Path, suite: str) -> None:
     path = Path(__file__).parent / f"{suite}.py"
+    assert "tiles" in emulated(cache, "-c", "from outpace.targets.dense.binding import features; print(features())")
     emulated(cache, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(path))
