@@ -142,7 +142,7 @@ def test_scores_by_tiles(cache: Path) -> None:
     with_tiles, without = (emulated(cache, "-c", _SCORES, OUTPACE_TILES=on).splitlines() for on in ("1", "0"))
     assert with_tiles[1] == "True True True" and without[1] == "False True True"
     assert with_tiles[0] != without[0]  # measured times and notes of checks are kept apart
-    assert len(with_tiles) == len(without) == 15
+    assert len(with_tiles) == len(without) == 18
     for one, other in zip(with_tiles[2:], without[2:], strict=True):
         assert (one == other) == ("bfloat16" not in one), one
 
