@@ -97,7 +97,8 @@ def emulated(cache: Path, *arguments: str, **settings: str) -> str:
 
 def checks(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Build tile_checks.cpp with the kernels that it is about, and run it."""
-    sources = [kernel_build.SOURCE / f"{name}.cpp" for name in ("tiles", "tile_linear", "linear", "packing", "superblocks")]
+    names = ("tiles", "tile_linear", "linear", "packing", "superblocks")
+    sources = [kernel_build.SOURCE / f"{name}.cpp" for name in names]
     program = folder / "checks"
     options = [*kernel_build._FLAGS, kernel_build._tuning(), *flags, f"-I{kernel_build.SOURCE}"]
     files = [str(one) for one in (Path(__file__).parent / "tile_checks.cpp", *sources)]
