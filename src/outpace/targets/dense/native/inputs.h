@@ -70,9 +70,9 @@ struct Inputs {
 
    private:
     void quantise(int row, const float* values, int at, int count) {
-        float padded[BLOCK] = {};
+        float padded[BLOCK];  // filled where it is needed: zeroing it each time takes as long as the rest
         if (count < BLOCK) {
-            std::memcpy(padded, values, sizeof(float) * count);
+            std::fill(std::copy(values, values + count, padded), padded + BLOCK, 0.f);
             values = padded;
         }
         vf low = load(values), high = load(values + LANES);
