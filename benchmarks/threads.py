@@ -31,6 +31,8 @@ from outpace.core.tree import TokenTree
 from outpace.targets.base import Target
 
 ROWS = (1, 8, 16, 64)
+SETTLING = 0.4
+"""Seconds. A forward tries one thread more a quarter of a second after the last trial at the latest."""
 _SPIN = "while True: pass"
 
 
@@ -47,8 +49,10 @@ def neighbour() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def rate(work: Callable[[], object], seconds: float) -> Rate:
-    """(forwards, seconds) of as many as fit."""
-    work()
+    """(forwards, seconds) of as many as fit, after a while in which the number of threads settles."""
+    began = perf_counter()
+    while perf_counter() - began < SETTLING:
+        work()
     count, began = 0, perf_counter()
     while perf_counter() - began < seconds:
         work()

@@ -95,7 +95,7 @@ def test_a_busy_neighbour_gets_its_core(program: Path, most: int) -> None:
     found = [threads for threads, _ in chosen(program, most, neighbour(most), 1500)]
     assert found[:3] == [most, most, most - 1]
     # Trying again takes a few forwards, ever fewer.
-    assert found.count(most) <= 25 and set(found) == {most, most - 1}
+    assert found.count(most) <= 60 and set(found) == {most, most - 1}
 
 
 def test_one_long_forward_changes_nothing(program: Path) -> None:

@@ -43,7 +43,7 @@ class ThreadCount {
     static constexpr double WORTH = 0.85;         // a neighbour that comes and goes changes nothing
     static constexpr int IN_A_ROW = 2;
     static constexpr double FIRST_PAUSE = 0.05;   // seconds until one thread more is tried again
-    static constexpr double LONGEST_PAUSE = 0.8;
+    static constexpr double LONGEST_PAUSE = 0.25;
     const int most;
     int steady, slower = 0;
     bool trying = false;
