@@ -21,23 +21,12 @@ from outpace.engine.request import Request
 from outpace.methods.registry import build
 from outpace.model import Model
 from outpace.targets.dense.graph_target import GraphTarget
-from outpace.targets.dense.graphs import Work
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from pretend_device import DEVICE, moved, pretending
+from recorder import Again
 from target_suite import tiny_model
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5, 6, 7]]
-
-
-class Again:
-    """A capture that calls the work once more."""
-
-    def __init__(self, work: Work) -> None:
-        self.work, self.output = work, work()
-
-    def replay(self) -> None:
-        for kept, found in zip(self.output, self.work(), strict=True):
-            kept.copy_(found)
 
 
 def refused() -> str:

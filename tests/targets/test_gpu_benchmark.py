@@ -34,7 +34,7 @@ from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.graphs import Capture, Work
 from outpace.targets.dense.torch_kv import KEPT
 from outpace.targets.dense.transformers_weights import read_decoder_spec
-from recorder import Recording, record
+from recorder import Again, Recording, record
 from target_suite import tiny_model
 
 SHAPE = {
@@ -47,17 +47,6 @@ SHAPE = {
     "vocab_size": 49_152,
     "tie_word_embeddings": True,
 }
-
-
-class Again:
-    """A capture that calls the work once more: for work that no recorder can look into, such as compiled code."""
-
-    def __init__(self, work: Work) -> None:
-        self.work, self.output = work, work()
-
-    def replay(self) -> None:
-        for kept, found in zip(self.output, self.work(), strict=True):
-            kept.copy_(found)
 
 
 def subject_of(capture: Capture = record, **options: Any) -> Subject:
