@@ -162,7 +162,7 @@ class Forward {
                 Outputs inner_rows{s.hidden.data(), size_t(inner), Activation(m.activation)};
                 multiply_all(thread, stage + 5, l->gate_up, s.normed, inner_rows, 4, &l->down, [&](int first, int last) {
                     int from = first / 2 * LANES, to = std::min(last / 2 * LANES, inner);
-                    for (int row = 0; row < job.rows; ++row) s.inner.take(row, &s.hidden[size_t(row) * inner], from, to);
+                    s.inner.take_all(job.rows, s.hidden.data(), inner, from, to);
                 });
                 pool->barrier(thread);
                 const Linear* then = index + 1 < job.stop ? &m.layer[index + 1].qkv[0] : job.logits ? &m.head : nullptr;

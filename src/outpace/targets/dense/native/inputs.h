@@ -64,37 +64,102 @@ struct Inputs {
             for (; i + LANES <= to; i += LANES) store(&half[base + i], load(values + i));
             for (; i < to; ++i) half[base + i] = narrow_bf16(values[i]);
         }
-        if (wanted & WANT_Q)
-            for (int at = from; at < to; at += BLOCK) quantise(row, values + at, at, std::min(BLOCK, to - at));
+        if (wanted & WANT_Q) quantise(row, values, from, to);
+    }
+
+    // The same of rows [0, count), whose values lie `stride` apart: fewer than four blocks of each are as quick as four.
+    void take_all(int count, const float* values, size_t stride, int from, int to) {
+        if (wanted != WANT_Q || to - from >= 4 * BLOCK || to % BLOCK) {
+            for (int row = 0; row < count; ++row) take(row, values + row * stride, from, to);
+            return;
+        }
+        for (int at = from; at < to; at += BLOCK)
+            for (int row = 0; row < count; row += 4) {
+                const float* four[4];
+                size_t blocks[4];
+                for (int i = 0; i < 4; ++i) {
+                    const int one = std::min(row + i, count - 1);
+                    four[i] = values + one * stride + at;
+                    blocks[i] = (size_t(one) * depth + at) / BLOCK;
+                }
+                quantise_four(four, blocks);
+            }
     }
 
    private:
-    void quantise(int row, const float* values, int at, int count) {
-        float padded[BLOCK];  // filled where it is needed: zeroing it each time takes as long as the rest
-        if (count < BLOCK) {
-            std::fill(std::copy(values, values + count, padded), padded + BLOCK, 0.f);
-            values = padded;
-        }
-        vf low = load(values), high = load(values + LANES);
-        float peak = highest(max(max(low, -low), max(high, -high)));
-        float step = peak / 127.f, inverse = peak > 0.f ? 127.f / peak : 0.f;
-        size_t base = size_t(row) * depth + at;
-        int32_t sums[2] = {0, 0};
-        vf halves[2] = {low * inverse, high * inverse};
-        for (int h = 0; h < 2; ++h) {
-#if defined(__AVX512F__)
-            __m512i whole = _mm512_cvtps_epi32((__m512)halves[h]);
-            _mm_storeu_si128((__m128i*)&q[base + h * LANES], _mm512_cvtepi32_epi8(whole));
-            sums[h] = _mm512_reduce_add_epi32(whole);
-#else
-            for (int i = 0; i < LANES; ++i) {
-                int32_t whole = int32_t(__builtin_rintf(halves[h][i]));
-                q[base + h * LANES + i] = int8_t(whole);
-                sums[h] += whole;
+    // Four blocks at a time; where fewer are left, the last one is done again.
+    void quantise(int row, const float* values, int from, int to) {
+        float padded[BLOCK];
+        const int last = to / BLOCK * BLOCK;
+        if (last < to) std::fill(std::copy(values + last, values + to, padded), padded + BLOCK, 0.f);
+        for (int at = from; at < to; at += 4 * BLOCK) {
+            const float* four[4];
+            size_t blocks[4];
+            for (int i = 0; i < 4; ++i) {
+                const int one = std::min(at + i * BLOCK, (to - 1) / BLOCK * BLOCK);
+                four[i] = one < last ? values + one : padded;
+                blocks[i] = (size_t(row) * depth + one) / BLOCK;
             }
-#endif
+            quantise_four(four, blocks);
         }
-        size_t block = base / BLOCK;
+    }
+
+    void quantise_four(const float* const (&values)[4], const size_t (&blocks)[4]) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+        __m512 halves[8], peaks[4];
+        for (int i = 0; i < 4; ++i) {
+            halves[2 * i] = _mm512_loadu_ps(values[i]), halves[2 * i + 1] = _mm512_loadu_ps(values[i] + LANES);
+            peaks[i] = _mm512_max_ps(_mm512_abs_ps(halves[2 * i]), _mm512_abs_ps(halves[2 * i + 1]));
+        }
+        // Each quarter of a register then has the four blocks' peaks.
+        const auto pairs = [](__m512 a, __m512 b) { return _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+        const __m512d some = _mm512_castps_pd(pairs(peaks[0], peaks[1])), others = _mm512_castps_pd(pairs(peaks[2], peaks[3]));
+        __m512 peak = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(some, others)), _mm512_castpd_ps(_mm512_unpackhi_pd(some, others)));
+        peak = _mm512_max_ps(peak, _mm512_shuffle_f32x4(peak, peak, 0x4e));
+        peak = _mm512_max_ps(peak, _mm512_shuffle_f32x4(peak, peak, 0xb1));
+        const __m512 most = _mm512_set1_ps(127.f);
+        const __m128 steps = _mm_div_ps(_mm512_castps512_ps128(peak), _mm_set1_ps(127.f));
+        const __m512 inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(peak, _mm512_setzero_ps(), _CMP_GT_OQ), most, peak);
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        float step[4];
+        _mm_storeu_ps(step, steps);
+        for (int two = 0; two < 4; two += 2) {
+            __m512i whole[4];
+            for (int h = 0; h < 4; ++h) {
+                const __m512 factor = _mm512_permutexvar_ps(_mm512_set1_epi32(two + h / 2), inverse);
+                whole[h] = _mm512_cvtps_epi32(_mm512_mul_ps(halves[2 * two + h], factor));
+            }
+            const __m512i bytes = _mm512_permutexvar_epi32(
+                order, _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3])));
+            __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+            sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_ENUM(0x4e)));
+            sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_ENUM(0xb1)));
+            int32_t sum[4];
+            _mm_storeu_si128((__m128i*)sum, _mm512_castsi512_si128(_mm512_permutexvar_epi32(order, sums)));
+            keep(blocks[two], _mm512_castsi512_si256(bytes), step[two], sum);
+            keep(blocks[two + 1], _mm512_extracti64x4_epi64(bytes, 1), step[two + 1], sum + 2);
+        }
+#else
+        for (int b = 0; b < 4; ++b) {
+            vf low = load(values[b]), high = load(values[b] + LANES);
+            float peak = highest(max(max(low, -low), max(high, -high)));
+            float inverse = peak > 0.f ? 127.f / peak : 0.f;
+            int32_t sums[2] = {0, 0};
+            vf halves[2] = {low * inverse, high * inverse};
+            int8_t whole[BLOCK];
+            for (int i = 0; i < BLOCK; ++i) {
+                whole[i] = int8_t(__builtin_rintf(halves[i / LANES][i % LANES]));
+                sums[i / LANES] += whole[i];
+            }
+            keep(blocks[b], whole, peak / 127.f, sums);
+        }
+#endif
+    }
+
+    template <class Bytes>
+    INLINE void keep(size_t block, const Bytes& bytes, float step, const int32_t* sums) {
+        static_assert(sizeof bytes == BLOCK);
+        std::memcpy(&q[block * BLOCK], &bytes, BLOCK);
         scale[block] = step;
         scaled_sum[block] = step * float(sums[0] + sums[1]);
         sum16[2 * block] = sums[0];

@@ -232,14 +232,14 @@ INLINE vf exp(vf x) {
     return x < -87.33f ? vf{} : value;
 }
 
-// 2^x of x <= 0 to about one unit in the last place; exactly 1 at 0, and 0 far below (of minus infinity too).
+// 2^x of x <= 126 to about one unit in the last place; exactly 1 at 0, and 0 far below (of minus infinity too).
 INLINE vf exp2(vf x) {
 #if defined(__AVX512F__)
     x = max(x, splat(-200.f));
     vf n = (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
     x = max(x, splat(-127.f));
-    vi whole = __builtin_convertvector(x - 0.5f, vi);
+    vi whole = __builtin_convertvector(x + (x < 0.f ? splat(-0.5f) : splat(0.5f)), vi);
     vf n = to_float(whole);
 #endif
     vf r = x - n;
@@ -257,10 +257,9 @@ INLINE vf exp2(vf x) {
 #endif
 }
 
-INLINE vf sigmoid(vf x) {
-    vf small = exp2(min(x, -x) * 1.44269504088896341f);  // e^-|x|
-    return (x < 0.f ? small : splat(1.f)) / (1.f + small);
-}
+// 1 + e^-x: x divided by it is x sigmoid(x). Finite where e^-x would not be.
+INLINE vf one_and_exp(vf x) { return 1.f + exp2(min(x * -1.44269504088896341f, splat(126.f))); }
+INLINE vf sigmoid(vf x) { return 1.f / one_and_exp(x); }
 INLINE vf tanh(vf x) { return 2.f * sigmoid(2.f * x) - 1.f; }
 
 }  // namespace outpace
