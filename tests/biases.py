@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.block import Block
-from outpace.acceptance.draws import acceptance_probability, proposal_distribution, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, left_by, proposal_distribution
 from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.k_sequential import KSequential, division_factor
 from outpace.acceptance.rejection import RecursiveRejection
@@ -275,7 +275,7 @@ class ScaledByAnother(KSequential):
         beta = float(moved.sum())
         return (p - (1.0 - (1.0 - beta) ** draws) / beta * moved).clamp_(min=0.0)
 
-    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+    def select(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
         q = proposal_distribution(tree, (), draws[0], p)
         assert q is not None
         rho = self.rho(p, q, len(draws))
@@ -354,10 +354,10 @@ class ResidualWithoutMass(Traversal):
 
     @staticmethod
     def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
-        rest, total = residual_distribution(visit.p, visit._q, visit._draw.token)
+        rest, total = left_by(visit.p, visit._q, visit._draw.token)
         honest(visit)
         if total > 0.0:
-            visit.p = rest / total
+            visit.p = rest
 
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
         with replaced(_Visit, "reject", self.wrong):
@@ -413,7 +413,7 @@ class RestOfAll(WrongPlan):
 
     @staticmethod
     def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
-        plan.rest = scores.p(node)
+        plan.rest = scores.distribution.at(node)
 
 
 class StopsWithItsMass(WrongPlan):

@@ -16,8 +16,8 @@ from outpace.certify.certificate import Certificate
 from outpace.certify.rescoring import PREFIXES, largest_distance
 from outpace.certify.statistical import certify_statistical
 from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import warp
 from outpace.core.tree import TokenTree
-from outpace.core.tree_distribution import warp
 from outpace.methods.bindings import Bindings, draft_models
 from outpace.methods.registry import Context, build
 from outpace.targets.base import Target

@@ -23,8 +23,9 @@ from transformers.generation import (
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.token_distribution import warp
 from outpace.core.tree import ROOT, TokenTree
-from outpace.core.tree_distribution import TreeDistribution, warp
+from outpace.core.tree_distribution import TreeDistribution
 from support import Alternate, BanAll, NeverTwice, reference_logits, reference_probs
 
 VOCAB = 8

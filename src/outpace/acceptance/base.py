@@ -12,6 +12,7 @@ from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, Draw, TokenTree
 from outpace.targets.base import Sequence, TreeScores
 
@@ -131,12 +132,12 @@ class TopDown(TreeByTree):
         path: list[int] = []
         while True:
             node = path[-1] if path else ROOT
-            p, draws = scores.p(node), draws_at.get(node)
+            p, draws = scores.distribution.at(node), draws_at.get(node)
             chosen = self.choose(scores.tree, draws, p, chance) if draws else chance.categorical(p)
             if not isinstance(chosen, Draw):
                 return Verdict(tuple(path), chosen)
             path.append(chosen.node)
 
     @abstractmethod
-    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
-        """The one of ``draws`` (at least one) that is accepted, or the token to end with; ``p``: (V,), the target's."""
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: TokenDistribution, chance: Chance) -> Draw | int:
+        """The one of ``draws`` (at least one) that is accepted, or the token to end with; ``p``: the target's."""

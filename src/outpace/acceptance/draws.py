@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+from outpace.core.token_distribution import DenseDistribution, TokenDistribution
 from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ def draws_by_parent(tree: TokenTree) -> dict[int, list[Draw]]:
     return found
 
 
-def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like: Tensor) -> Tensor | None:
-    """The distribution, (V,), that ``draw`` came from given its ``earlier`` siblings; None for a one-hot.
+def drawn_from(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like: TokenDistribution) -> TokenDistribution | None:
+    """The distribution that ``draw`` came from given its ``earlier`` siblings, to compare with ``like``; None for a
+    one-hot.
 
     With replacement that is its q row. Without, it is its q row with the tokens of earlier siblings that were drawn
     from the same row taken out, renormalised: the distribution of the next draw in sequential (or Gumbel-top-k)
@@ -29,24 +31,37 @@ def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like:
     """
     if draw.q_row == DETERMINISTIC:
         return None
-    q = tree.q_rows[draw.q_row].dense(len(like)).to(like.device)
-    if tree.replacement:
-        return q
-    gone = [one.token for one in earlier if one.q_row == draw.q_row]
-    if gone:
-        q = q.clone()
-        q[gone] = 0.0
-        q = q / q.sum()
-    return q
+    q = tree.q_rows[draw.q_row].distribution(like)
+    gone = [] if tree.replacement else [one.token for one in earlier if one.q_row == draw.q_row]
+    return q.residual(None, gone)[0] if gone else q
 
 
-def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> float:
+def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like: Tensor) -> Tensor | None:
+    """:func:`drawn_from` as a tensor, (V,), beside the tensor ``like``."""
+    q = drawn_from(tree, earlier, draw, DenseDistribution(like))
+    return None if q is None else q.dense().to(like.device)
+
+
+def acceptance_probability(
+    p: Tensor | TokenDistribution, q: Tensor | TokenDistribution | None, token: int, prefix: float = 1.0
+) -> float:
     """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. Where p(x) is 0 the draw is never accepted."""
     p_token = prefix * float(p[token])
     if p_token <= 0.0:
         return 0.0
     q_token = 1.0 if q is None else float(q[token])
     return 1.0 if p_token >= q_token else p_token / q_token
+
+
+def left_by(
+    p: TokenDistribution, q: TokenDistribution | None, token: int, prefix: float = 1.0
+) -> tuple[TokenDistribution, float]:
+    """max(0, prefix * p - q) normalised, and its sum before: what a rejected draw of ``token`` leaves of the target.
+
+    ``q`` None is a one-hot at the token. Where the sum is 0, p itself: then p equals q up to rounding, and a rejection
+    had probability zero.
+    """
+    return p.residual(q, (token,) if q is None else (), prefix)
 
 
 def residual_distribution(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> tuple[Tensor, float]:

@@ -16,6 +16,7 @@ from outpace.acceptance.draws import acceptance_probability, proposal_distributi
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ class KSequential(TopDown):
                 "use rule 'recursive-rejection'"
             )
 
-    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: TokenDistribution, chance: Chance) -> Draw | int:
+        return self.select(tree, draws, p.dense(), chance)
+
+    def select(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+        """:meth:`choose` with all of p, (V,)."""
         import torch
 
         if len({draw.q_row for draw in draws}) > 1 or draws[0].q_row == DETERMINISTIC:

@@ -12,15 +12,12 @@ draw from a one-hot q: it is accepted with probability p(x), and its residual is
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TopDown
-from outpace.acceptance.draws import acceptance_probability, proposal_distribution, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, drawn_from, left_by
 from outpace.core.chance import Chance
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import Draw, TokenTree
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RecursiveRejection(TopDown):
@@ -36,14 +33,12 @@ class RecursiveRejection(TopDown):
     takes_without_replacement = True
     takes_unverified_draws = True
 
-    def choose(self, tree: TokenTree, draws: Seq[Draw], p: Tensor, chance: Chance) -> Draw | int:
+    def choose(self, tree: TokenTree, draws: Seq[Draw], p: TokenDistribution, chance: Chance) -> Draw | int:
         for index, draw in enumerate(draws):
-            q = proposal_distribution(tree, draws[:index], draw, p)
+            q = drawn_from(tree, draws[:index], draw, p)
             if chance.bernoulli(acceptance_probability(p, q, draw.token)):
                 return draw
-            rest, total = residual_distribution(p, q, draw.token)
-            if total > 0.0:  # else p equals q up to rounding: a rejection had probability zero, so keep p
-                p = rest / total
+            p, _ = left_by(p, q, draw.token)
         return chance.categorical(p)
 
 

@@ -14,21 +14,13 @@ A node whose children are all gone is accepted with its mass, and the next token
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import (
-    acceptance_probability,
-    draws_by_parent,
-    proposal_distribution,
-    residual_distribution,
-)
+from outpace.acceptance.draws import acceptance_probability, drawn_from, draws_by_parent, left_by
 from outpace.core.chance import Chance
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, Draw, TokenTree
 from outpace.targets.base import TreeScores
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Traversal(TreeByTree):
@@ -42,9 +34,8 @@ class Traversal(TreeByTree):
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
         draws_at = draws_by_parent(tree)
-        scores.distribution.ensure([ROOT, *range(len(tree))])  # every node may be visited: one vectorised pass
-
-        stack = [_Visit(ROOT, 1.0, scores.p(ROOT))]
+        p = scores.distribution.at
+        stack = [_Visit(ROOT, 1.0, p(ROOT))]
         while True:
             here = stack[-1]
             draws = draws_at.get(here.node, ())
@@ -52,7 +43,7 @@ class Traversal(TreeByTree):
                 mass = here.offer(tree, draws)
                 if mass > 0.0:  # a child without mass cannot be passed through, nor can anything below it
                     child = draws[here.tried - 1].node
-                    stack.append(_Visit(child, mass, scores.p(child)))
+                    stack.append(_Visit(child, mass, p(child)))
                 else:
                     here.reject()
             elif here.node == ROOT or chance.bernoulli(here.mass):
@@ -67,7 +58,7 @@ class _Visit:
 
     __slots__ = ("_draw", "_q", "mass", "node", "p", "tried")
 
-    def __init__(self, node: int, mass: float, p: Tensor) -> None:
+    def __init__(self, node: int, mass: float, p: TokenDistribution) -> None:
         self.node = node
         self.mass = mass
         self.p = p
@@ -76,14 +67,13 @@ class _Visit:
     def offer(self, tree: TokenTree, draws: Seq[Draw]) -> float:
         """The mass that the next draw gets."""
         self._draw = draws[self.tried]
-        self._q = proposal_distribution(tree, draws[: self.tried], self._draw, self.p)
+        self._q = drawn_from(tree, draws[: self.tried], self._draw, self.p)
         self.tried += 1
         return acceptance_probability(self.p, self._q, self._draw.token, self.mass)
 
     def reject(self) -> None:
         """The draw that was offered last, and all below it, has been rejected."""
-        rest, total = residual_distribution(self.p, self._q, self._draw.token, self.mass)
-        if total > 0.0:  # else nothing of the target is left here, unless the draw had all of it (probability zero)
-            self.p = rest / total
+        # Where nothing of the target is left, the draw had all of it: its rejection had probability zero.
+        self.p, total = left_by(self.p, self._q, self._draw.token, self.mass)
         if self.mass < 1.0:
             self.mass = total / (total + 1.0 - self.mass)

@@ -17,18 +17,14 @@ rejection. Nodes with several sampled draws have no closed form: such trees are 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import draws_by_parent, proposal_distribution
+from outpace.acceptance.draws import drawn_from, draws_by_parent
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw
 from outpace.targets.base import TreeScores
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class UniVer(TreeByTree):
@@ -48,7 +44,6 @@ class UniVer(TreeByTree):
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)
-        scores.distribution.ensure([ROOT, *range(len(scores.tree))])
         stack = [_Plan(scores, ROOT, 1.0, draws_at.get(ROOT, ()))]
         while True:
             here = stack[-1]
@@ -69,9 +64,7 @@ class _Plan:
     __slots__ = ("left", "node", "rest", "shares", "stop")
 
     def __init__(self, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
-        import torch
-
-        p = scores.p(node)
+        p = scores.distribution.at(node)
         known = {draw.token: draw.node for draw in draws if draw.q_row == DETERMINISTIC}
         sampled = [draw for draw in draws if draw.q_row != DETERMINISTIC]
         if len(sampled) > 1:
@@ -79,29 +72,23 @@ class _Plan:
         self.node = node
         self.left = 1.0
         """Probability that none of the children decided so far was passed through."""
-        ids = list(known)
-        demand = mass * p
-        demand_known = float(demand[ids].sum(dtype=torch.float64)) if ids else 0.0
+        demand = {token: mass * p[token] for token in known}
+        demand_known = sum(demand.values())
         self.shares: list[tuple[int, float]] = []
-        supply = 1.0
-        rest = demand.clone()
-        own = 0.0
+        supply, own, q = 1.0, 0.0, None
         if sampled:
             draw = sampled[0]
-            q = proposal_distribution(scores.tree, (), draw, p)
+            q = drawn_from(scores.tree, (), draw, p)
             assert q is not None
-            moved = torch.minimum(demand, q)
-            moved[ids] = 0.0
-            supply -= float(moved.sum(dtype=torch.float64))
-            rest -= moved
             if draw.token not in known:
-                own = min(1.0, float(demand[draw.token]) / float(q[draw.token]))
+                own = min(1.0, mass * p[draw.token] / q[draw.token])
                 self.shares.append((draw.node, own))
+        # Off D, what q does not take: max(0, mass * p - q). The sampled token takes the rest of the demand there.
+        self.rest, total = p.residual(q, list(known), mass)
+        if sampled:
+            supply -= max(0.0, mass - demand_known - total)
         scale = (1.0 - own) / supply if supply > 0.0 else 0.0
-        self.shares += [(known[token], scale * float(demand[token])) for token in ids]
+        self.shares += [(known[token], scale * share) for token, share in demand.items()]
         self.shares = [(child, min(1.0, share)) for child, share in self.shares if share > 0.0]
-        rest[ids] = 0.0
-        total = float(rest.sum(dtype=torch.float64))
         unmoved = max(0.0, supply - demand_known)  # 1 - E[A]
         self.stop = min(1.0, total / unmoved) if unmoved > 0.0 else 0.0
-        self.rest: Tensor = rest if total > 0.0 else p

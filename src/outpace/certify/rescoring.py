@@ -17,8 +17,8 @@ from torch import Tensor
 from outpace.certify.certificate import Rescored
 from outpace.certify.near_ties import near_tie_gap, prefilled
 from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import warp
 from outpace.core.tree import ROOT, TokenTree
-from outpace.core.tree_distribution import warp
 from outpace.targets.base import Target, TreeScores
 
 PREFIXES = 64

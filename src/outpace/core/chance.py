@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from outpace.core import races
+from outpace.core.token_distribution import TokenDistribution, check_weights, checked_cumsum, drawn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,11 +41,11 @@ class Chance(Protocol):
         """True with probability ``p`` (clamped to [0, 1])."""
         ...
 
-    def categorical(self, weights: Tensor) -> int:
+    def categorical(self, weights: Tensor | TokenDistribution) -> int:
         """An index with probability proportional to ``weights``, shape (n,), non-negative, not all zero."""
         ...
 
-    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+    def ordered_sample(self, weights: Tensor | TokenDistribution, k: int) -> list[int]:
         """Up to ``k`` indices drawn one after the other without replacement, proportional to ``weights`` (n,)."""
         ...
 
@@ -71,20 +72,6 @@ class ChanceSource(Protocol):
     def at(self, position: int, purpose: str) -> Chance: ...
 
 
-def _check_weights(weights: Tensor, total: float | None = None) -> None:
-    import torch
-
-    total = float(weights.sum(dtype=torch.float64)) if total is None else total
-    if not 0.0 < total < float("inf") or float(weights.min()) < 0.0:
-        raise ValueError(f"categorical weights must be finite, non-negative and not all zero (sum {total})")
-
-
-def _checked_cumsum(weights: Tensor) -> Tensor:
-    cumulative = weights.double().cumsum(0)
-    _check_weights(weights, float(cumulative[-1]))
-    return cumulative
-
-
 class _Stream:
     def __init__(self, source: SeededChance, purpose: str, position: int) -> None:
         self._at = source, purpose, position
@@ -104,20 +91,16 @@ class _Stream:
     def bernoulli(self, p: float) -> bool:
         return bool(self._generator.random() < p)
 
-    def categorical(self, weights: Tensor) -> int:
-        import torch
+    def categorical(self, weights: Tensor | TokenDistribution) -> int:
+        if isinstance(weights, TokenDistribution):
+            return weights.draw(float(self._generator.random()))
+        return drawn(weights, float(self._generator.random()))
 
-        cumulative = _checked_cumsum(weights)
-        point = self._generator.random() * float(cumulative[-1])
-        # right=True: the first index whose cumulative weight exceeds the point, so zero weights are never hit.
-        index = int(torch.searchsorted(cumulative, point, right=True))
-        if index >= len(weights):  # the product rounded up to the total
-            index = int(weights.nonzero()[-1])
-        return index
-
-    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
+    def ordered_sample(self, weights: Tensor | TokenDistribution, k: int) -> list[int]:
         import numpy as np
 
+        if isinstance(weights, TokenDistribution):
+            return weights.sequential_draws(self._generator.random(min(k, weights.size)).tolist())
         # Gumbel-top-k: the order of perturbed log-weights is that of sequential draws (Vieira 2014).
         perturbed = weights.double().log() + self.gumbel(len(weights)).to(weights.device)
         best = perturbed.topk(min(k, len(weights)))
@@ -136,7 +119,7 @@ class _Stream:
     def race(self, weights: Tensor) -> int:
         import torch
 
-        _check_weights(weights)
+        check_weights(weights)
         if self._times is None or self._times.device != weights.device:
             # G = -log E for a standard exponential E, and argmax(log w - log E) = argmax(w / E): no logarithm.
             drawn = self._generator.standard_exponential(len(weights)) if self._times is None else self._times.cpu()
@@ -251,11 +234,12 @@ class _PathStream:
         p = min(max(p, 0.0), 1.0)
         return self._choose([p, 1.0 - p]) == 0
 
-    def categorical(self, weights: Tensor) -> int:
-        return self._choose((weights.double() / _checked_cumsum(weights)[-1]).tolist())
+    def categorical(self, weights: Tensor | TokenDistribution) -> int:
+        weights = weights.dense() if isinstance(weights, TokenDistribution) else weights
+        return self._choose((weights.double() / checked_cumsum(weights)[-1]).tolist())
 
-    def ordered_sample(self, weights: Tensor, k: int) -> list[int]:
-        left = weights.clone()
+    def ordered_sample(self, weights: Tensor | TokenDistribution, k: int) -> list[int]:
+        left = weights.dense().clone() if isinstance(weights, TokenDistribution) else weights.clone()
         taken: list[int] = []
         while len(taken) < k and float(left.sum()) > 0.0:
             taken.append(self.categorical(left))
@@ -269,7 +253,7 @@ class _PathStream:
         raise NotImplementedError("continuous noise cannot be enumerated; certify this method statistically")
 
     def race(self, weights: Tensor) -> int:
-        shares = weights.double() / _checked_cumsum(weights)[-1]
+        shares = weights.double() / checked_cumsum(weights)[-1]
         return self._path.race((self._position, self._purpose), tuple(shares.tolist()))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput, shown
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
+from outpace.core.token_distribution import OpenRows, dense_distributions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,18 +157,25 @@ def check_logit_bias(params: SamplingParams, vocab_size: int) -> None:
 class Sampler:
     """SamplingParams bound to the history of one sequence.
 
-    ``prompt``: token ids. ``stop_ids``: tokens that end an answer; processors' states do not advance past them. Raises
-    BadInput when a logit bias names a token outside the vocabulary.
+    ``prompt``: token ids. ``stop_ids``: tokens that end an answer; processors' states do not advance past them.
+    ``open_rows``: makes distributions of processed logits. Raises BadInput when a logit bias names a token outside the
+    vocabulary.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, stop_ids: frozenset[int] = frozenset()
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        stop_ids: frozenset[int] = frozenset(),
+        open_rows: OpenRows = dense_distributions,
     ) -> None:
         import torch
 
         self.params = params
         self.stop_ids = stop_ids
         self.vocab_size = vocab_size
+        self.open_rows = open_rows
         self.bias: tuple[Tensor, Tensor] | None = None
         """Token ids (n,) and what is added to their logits (n,)."""
         if params.logit_bias:
@@ -187,6 +195,11 @@ class Sampler:
         self.processors = Processors(tuple(params.processors))
         self.states: States = self.processors.begin(prompt)
         """The processors' states after the history; a failure ends the request when the next token is chosen."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether processed logits are others than the raw ones."""
+        return self.params.path_dependent or self.bias is not None
 
     def fork(self) -> Sampler:
         """An independent copy."""

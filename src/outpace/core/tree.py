@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
+from outpace.core.token_distribution import TokenDistribution, normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,30 +26,41 @@ DETERMINISTIC = -1
 class QRow:
     """The very distribution that a draw was sampled from, at its own precision.
 
-    ``probs``: (V,) when ``ids`` is None, else (n,) beside ``ids`` (n,): a reduced vocabulary, every other token having
-    probability zero. A row need not sum to one (rows rounded to bf16 do not); rules read it normalised.
+    ``source``: what was drawn from, a distribution over the whole vocabulary when ``ids`` is None, else over a reduced
+    one: the tokens ``ids`` (n,), every other token having probability zero. Probabilities as a tensor, (V,) or (n,),
+    need not sum to one (rows rounded to bf16 do not); rules read them normalised.
     """
 
-    probs: Tensor
+    source: Tensor | TokenDistribution
     ids: Tensor | None = None
 
-    def _normalised(self) -> Tensor:
-        import torch
-
-        probs = self.probs if self.probs.dtype == torch.float64 else self.probs.float()
-        return probs / probs.sum()
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities as they were drawn from: (V,) or (n,)."""
+        return self.source.dense() if isinstance(self.source, TokenDistribution) else self.source
 
     def prob(self, token: int) -> float:
         """q(token)."""
-        probs = self._normalised()
+        if self.ids is None and isinstance(self.source, TokenDistribution):
+            return self.source[token]
+        probs = normalised(self.probs)
         return float(probs[token] if self.ids is None else probs[self.ids == token].sum())
 
     def dense(self, vocab_size: int) -> Tensor:
         """q over the whole vocabulary, shape (vocab_size,), float32 or wider."""
-        probs = self._normalised()
+        if self.ids is None and isinstance(self.source, TokenDistribution):
+            return self.source.dense()
+        probs = normalised(self.probs)
         if self.ids is None:
             return probs
         return probs.new_zeros(vocab_size).index_add_(0, self.ids, probs)
+
+    def distribution(self, like: TokenDistribution) -> TokenDistribution:
+        """q over the whole vocabulary, to be compared with ``like``."""
+        source = self.source
+        if isinstance(source, TokenDistribution):
+            return source if self.ids is None else source.widened(self.ids, like.size)
+        return like.of_weights(source if self.ids is None else self.dense(like.size))
 
 
 @dataclass(frozen=True, slots=True)

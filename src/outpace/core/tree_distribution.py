@@ -18,71 +18,18 @@ from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.processors import ProcessorFailure, States
-from outpace.core.sampling import Sampler, SamplingParams
+from outpace.core.sampling import Sampler
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_COLDEST = 1e-30
-"""Lower temperatures would overflow float32; their distribution is the same."""
 
 
 def _dead_end() -> BadInput:
     return BadInput(
         "no token can follow: logit_bias bans every token, alone or with a processor (or the model's logits are NaN)"
     )
-
-
-def _keep_top_p(logits: Tensor, top_p: float) -> Tensor:
-    """Mask all but the smallest set of tokens whose probability reaches ``top_p``; (n, V) -> (n, V).
-
-    Of equal logits at the edge the smallest ids stay, so that a row's set never depends on the other rows.
-    """
-    import torch
-
-    vocab = logits.shape[-1]
-    probs = logits.softmax(-1)
-    size = min(512, vocab)
-    while True:  # a full sort costs milliseconds a row; the largest nearly always suffice
-        values, ids = logits.topk(size, dim=-1)
-        mass = probs.gather(-1, ids).cumsum(-1)
-        if size == vocab or bool((mass[:, -1] >= top_p).all()):
-            break
-        size = min(vocab, size * 8)
-    before = torch.cat([mass.new_zeros(len(mass), 1), mass[:, :-1]], dim=-1)
-    count = (before < top_p).sum(-1, keepdim=True)
-    smallest = values.gather(-1, count - 1)
-    dropped = logits < smallest
-    if bool(((~dropped).sum(-1, keepdim=True) > count).any()):
-        tied = logits == smallest
-        dropped |= tied & (tied.cumsum(-1) > count - (logits > smallest).sum(-1, keepdim=True))
-    return logits.masked_fill(dropped, -math.inf)
-
-
-def warp(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, top-k, top-p, min-p, softmax: (n, V) processed logits -> (n, V) float32 probabilities.
-
-    A row's result is the same bits whatever rows are processed beside it: torch's softmax is computed row by row, while
-    its sums over a row are split among threads in another way where there are several rows.
-    """
-    import torch
-
-    if params.greedy:
-        best = logits.max(-1, keepdim=True)
-        # A row without a token that can follow is NaN here as it is after a softmax; see TreeDistribution.p.
-        return torch.zeros_like(logits).scatter_(-1, best.indices, torch.where(best.values > -math.inf, 1.0, math.nan))
-    logits = logits / max(params.temperature, _COLDEST)
-    if 0 < params.top_k < logits.shape[-1]:
-        smallest = logits.topk(params.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest, -math.inf)
-    if params.top_p < 1.0:
-        logits = _keep_top_p(logits, params.top_p)
-    probs = logits.softmax(-1)
-    if params.min_p > 0.0:
-        floor = params.min_p * probs.max(-1, keepdim=True).values
-        probs = logits.masked_fill(probs < floor, -math.inf).softmax(-1)
-    return probs
 
 
 class TreeDistribution:
@@ -97,7 +44,7 @@ class TreeDistribution:
         self.sampler = sampler.fork() if sampler.params.path_dependent else sampler
         self.tree = tree
         self.logits = logits
-        self._probs: dict[int, Tensor] = {}
+        self._found: dict[int, TokenDistribution] = {}
         self._states: dict[int, States] = {ROOT: sampler.states}
         self._failures: dict[int, BadInput] = {}
 
@@ -119,7 +66,7 @@ class TreeDistribution:
         import torch
 
         sampler = self.sampler
-        if not sampler.params.path_dependent and sampler.bias is None:
+        if not sampler.changes_logits:
             if len(nodes) == 1:
                 return self.logits[nodes[0] + 1 : nodes[0] + 2].float()
             return self.logits[[node + 1 for node in nodes]].float()
@@ -141,29 +88,41 @@ class TreeDistribution:
         return torch.full_like(row, -math.inf)
 
     def ensure(self, nodes: Iterable[int]) -> None:
-        """Compute p for all of ``nodes`` in one vectorised pass."""
+        """Open the distributions after all of ``nodes`` together."""
+        missing = [node for node in dict.fromkeys(nodes) if node not in self._found]
+        if not missing:
+            return
+        sampler = self.sampler
+        if sampler.changes_logits:
+            logits, rows = self.processed(missing), list(range(len(missing)))
+        else:
+            logits, rows = self.logits, [node + 1 for node in missing]
+        for node, one in zip(missing, sampler.open_rows(logits, rows, sampler.params), strict=True):
+            if one is None:
+                self._failures.setdefault(node, _dead_end())
+            self._found[node] = self._stand_in() if one is None else one
+
+    def _stand_in(self) -> TokenDistribution:
         import torch
 
-        missing = [node for node in dict.fromkeys(nodes) if node not in self._probs]
-        if missing:
-            rows = self.processed(missing)
-            alive = rows.amax(-1).isfinite().tolist()
-            for at, node in enumerate(missing):
-                if not alive[at]:
-                    self._failures.setdefault(node, _dead_end())
-            if not all(alive):
-                rows = rows.masked_fill(~torch.tensor(alive, device=rows.device)[:, None], 0.0)
-            self._probs.update(zip(missing, warp(rows, self.sampler.params).unbind(0), strict=True))
+        sampler = self.sampler
+        [found] = sampler.open_rows(torch.zeros(1, sampler.vocab_size, device=self.logits.device), [0], sampler.params)
+        assert found is not None
+        return found
+
+    def at(self, node: int) -> TokenDistribution:
+        """The distribution after ``node``; a stand-in where no token can follow."""
+        if node not in self._found:
+            self.ensure([node])
+        return self._found[node]
 
     def p(self, node: int) -> Tensor:
-        """The distribution after ``node``: (V,) float32, sums to one; a stand-in where no token can follow."""
-        if node not in self._probs:
-            self.ensure([node])
-        return self._probs[node]
+        """All probabilities after ``node``: (V,) float32, of :meth:`at`. Sums to one."""
+        return self.at(node).dense()
 
     def dead_end(self, node: int) -> bool:
         """Whether no token can follow ``node``: every one is banned. Drafters do not draw there."""
-        if not self.sampler.params.path_dependent and self.sampler.bias is None:
+        if not self.sampler.changes_logits:
             return False
         return not bool((self.processed([node])[0] > -math.inf).any())
 
@@ -171,8 +130,7 @@ class TreeDistribution:
         """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
         import torch
 
-        plain = not self.sampler.params.path_dependent and self.sampler.bias is None
-        row = self.logits[node + 1] if plain else self.processed([node])[0]
+        row = self.logits[node + 1] if not self.sampler.changes_logits else self.processed([node])[0]
         if row.device.type == "cpu" and row.dtype == torch.float32:
             values = row.numpy()  # whose argmax is several times quicker at these sizes
             token = int(values.argmax())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
+from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
@@ -20,6 +21,9 @@ from outpace.targets.base import Sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_AS_THEY_ARE = SamplingParams(temperature=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +92,15 @@ class ChainWithSiblings(TreeBuilder):
         return _Step(known[0], None, known[1:count]), confidence
 
     def _drawn(self, distribution: TreeDistribution, node: int, room: int) -> tuple[_Step, float]:
-        q = distribution.p(node)
+        q = distribution.at(node)
         token = self.chance.categorical(q)
-        confidence = float(distribution.processed([node])[0].log_softmax(-1)[token].exp())
+        [unchanged] = self.sequence.sampler.open_rows(distribution.processed([node]), [0], _AS_THEY_ARE)
+        confidence = 0.0 if unchanged is None else unchanged[token]
         more = min(room, self.counts.of(confidence, greedy=False)) - 1
         siblings: list[int] = []
         if more > 0:
-            rest = q.clone()
-            rest[token] = 0.0
-            siblings = self.chance.ordered_sample(rest, more) if float(rest.sum()) > 0.0 else []
+            rest, total = q.residual(None, (token,))
+            siblings = self.chance.ordered_sample(rest, more) if total > 0.0 else []
         return _Step(token, QRow(q), siblings), confidence
 
     def proposal(self) -> TokenTree:

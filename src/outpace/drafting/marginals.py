@@ -38,7 +38,7 @@ from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, QRow, TokenTree
-from outpace.core.tree_distribution import TreeDistribution, warp
+from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.base import Drafter
 from outpace.drafting.best_first import FLOOR, CandidateState, Grown, Rated, Successor, grow
 from outpace.drafting.calibration import Calibration, Kind
@@ -132,9 +132,10 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     tree, sampler, ids = TokenTree(), sequence.sampler, ids.to(logits.device)
     alike = not sampler.params.path_dependent and not sampler.params.logit_bias
     if alike and sequence.noise is None:  # shared noise belongs to the target's ids
-        rows = warp(logits[:length].float(), sampler.params)
-        for row in rows:
-            tree.add(len(tree) - 1, int(ids[chance.categorical(row)]), QRow(row, ids))
+        for q in sampler.open_rows(logits[:length].float(), range(min(length, len(logits))), sampler.params):
+            if q is None:
+                break
+            tree.add(len(tree) - 1, int(ids[chance.categorical(q)]), QRow(q, ids))
         return tree
     wide = logits.new_full((length, sampler.vocab_size), -math.inf, dtype=torch.float32)
     wide[:, ids] = logits[:length].float()
@@ -142,7 +143,7 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     for node in range(ROOT, length - 1):
         if distribution.dead_end(node):
             break
-        q = distribution.p(node)
+        q = distribution.at(node)
         tree.add(node, draft_token(sequence, len(tree), q, chance), QRow(q))
     return tree
 

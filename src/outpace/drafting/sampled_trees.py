@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.tree_builder import TreeBuilder
@@ -81,15 +82,15 @@ class SampledTreeBuilder(TreeBuilder):
         for node, at in self._frontier:
             if distribution.dead_end(node):
                 continue
-            p = distribution.p(node)
-            if self._may_draw(width, float(p.max())):
+            p = distribution.at(node)
+            if self._may_draw(width, p.highest()):
                 for child in self._sample(at, p, width):
                     born.setdefault(child, node)
         return [(node, child) for child, node in born.items()]
 
     @abstractmethod
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
-        """Add ``width`` draws after node ``at`` from the draft distribution ``p`` (V,); returns their nodes."""
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
+        """Add ``width`` draws after node ``at`` from the draft distribution ``p``; returns their nodes."""
 
     def _likeliest(self, distribution: TreeDistribution) -> list[tuple[int, int]]:
         """Add one level of likely tokens; returns as :meth:`_level` does."""
@@ -128,7 +129,7 @@ class SampledTreeBuilder(TreeBuilder):
 class WithReplacement(SampledTreeBuilder):
     """Independent draws (SpecInfer, Miao et al. 2024, arXiv 2305.09781)."""
 
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
         first = self._tree.add(at, self.chance.categorical(p), QRow(p))
         row = len(self._tree.q_rows) - 1
         return [first, *(self._tree.add(at, self.chance.categorical(p), row) for _ in range(width - 1))]
@@ -139,7 +140,7 @@ class WithoutReplacement(SampledTreeBuilder):
 
     replacement = False
 
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
         tokens = self.chance.ordered_sample(p, width)
         first = self._tree.add(at, tokens[0], QRow(p))
         row = len(self._tree.q_rows) - 1
@@ -150,13 +151,13 @@ class GreedyPlusOne(SampledTreeBuilder):
     """The ``width - 1`` likeliest tokens, deterministic, and one sampled from the rest (Hu et al. 2025, arXiv
     2502.18779): for these sets the optimal acceptance has a closed form (see rule ``univer``)."""
 
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
-        known = [token for token in p.topk(min(width - 1, len(p))).indices.tolist() if float(p[token]) > 0.0]
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
+        likeliest = p.dense().topk(min(width - 1, p.size)).indices.tolist() if width > 1 else []
+        known = [token for token in likeliest if p[token] > 0.0]
         nodes = [self._tree.add(at, token) for token in known]
-        rest = p.clone()
-        rest[known] = 0.0
-        if float(rest.sum()) > 0.0:
-            nodes.append(self._tree.add(at, self.chance.categorical(rest), QRow(rest / rest.sum())))
+        rest, total = p.residual(None, known)
+        if total > 0.0:
+            nodes.append(self._tree.add(at, self.chance.categorical(rest), QRow(rest)))
         return nodes
 
 
@@ -166,7 +167,7 @@ class TopK(SampledTreeBuilder):
 
     deterministic = True
 
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
         raise NotImplementedError("the likeliest tokens are not drawn")
 
 
@@ -227,7 +228,7 @@ class StochasticBeam(SampledTreeBuilder):
     def _sampler_vocab(self) -> int:
         return self.sequence.sampler.vocab_size
 
-    def _sample(self, at: int, p: Tensor, width: int) -> list[int]:
+    def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
         raise NotImplementedError("beams are drawn a level at a time")
 
 

@@ -114,7 +114,7 @@ class ChainBuilder(TreeBuilder):
         if self.sequence.params.greedy:
             self._chain.add(last, distribution.argmax(node))
         else:
-            q = distribution.p(node)
+            q = distribution.at(node)
             ahead = 0 if node == ROOT else self._drafted.depths[node]
             self._chain.add(last, draft_token(self.sequence, ahead, q, self.chance), QRow(q))
         self._depth += 1
@@ -128,7 +128,7 @@ class ChainBuilder(TreeBuilder):
             return 1.0  # not asked for: spare a softmax over the vocabulary
         if self.sequence.params.greedy:
             return float(distribution.processed([node]).softmax(-1).max())
-        return float(distribution.p(node).max())
+        return distribution.at(node).highest()
 
     def proposal(self) -> TokenTree:
         return self._chain

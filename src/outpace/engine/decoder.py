@@ -127,8 +127,10 @@ class Decoder:
             if self.target.length(sequence.kv) > (rows := min(kept, len(tokens) - 1)):
                 sequence.kv = self.target.truncate(sequence.kv, rows)
             if sequence.params.path_dependent:
-                stops = sequence.sampler.stop_ids
-                sequence.sampler = Sampler(sequence.params, one.request.prompt, self.target.vocab_size, stops)
+                stops, target = sequence.sampler.stop_ids, self.target
+                sequence.sampler = Sampler(
+                    sequence.params, one.request.prompt, target.vocab_size, stops, target.open_rows
+                )
                 sequence.sampler.extend(one.tokens)
             if sequence.noise is not None:
                 sequence.noise.forget()

@@ -19,6 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.processors import ProcessorFailure
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.shared_noise import SharedNoise
+from outpace.core.token_distribution import OpenRows, dense_distributions
 from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.costs import Costs, ForwardCosts
@@ -155,6 +156,11 @@ class Target(ABC):
         import torch
 
         return torch.device("cpu")
+
+    @property
+    def open_rows(self) -> OpenRows:
+        """What makes distributions of its sequences' logits, and of their drafts'."""
+        return dense_distributions
 
     @cached_property
     def costs(self) -> Costs:
@@ -296,7 +302,7 @@ class Target(ABC):
         """
         params = params or SamplingParams()
         self.check_prompt(prompt)
-        sampler = Sampler(params, prompt, self.vocab_size, stop_ids)
+        sampler = Sampler(params, prompt, self.vocab_size, stop_ids, self.open_rows)
         if isinstance(sampler.states, ProcessorFailure):
             raise sampler.states
         return Sequence(

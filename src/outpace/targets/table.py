@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.token_distribution import OpenRows, dense_distributions
 from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.costs import FixedCosts
+from outpace.targets.dense.native_distribution import available, native_distributions
 from outpace.targets.kv_store import rows_to_keep
 from outpace.targets.sub_graph import FULL, SubGraph
 
@@ -65,6 +67,11 @@ class TableTarget(Target):
         self.table = table or random_table(vocab_size, seed)
         # (2 * layers, V) per context, flat: attention of layer 0, its MLP, attention of layer 1, ...
         self._noise = random_table(vocab_size * 2 * layers, seed + 7919, order=3, sharpness=0.4)
+
+    @property
+    def open_rows(self) -> OpenRows:
+        """By the kernels where there are any: what is certified is what runs."""
+        return native_distributions if available() else dense_distributions
 
     def open(self) -> list[int]:
         return []

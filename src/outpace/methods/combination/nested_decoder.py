@@ -69,7 +69,8 @@ class _Recorded(Combined[_RecordedState]):
     def observe_batch(self, states: Seq[_RecordedState], verdicts: Seq[Verdict]) -> None:
         for state, verdict in zip(states, verdicts, strict=True):
             for node in (ROOT, *verdict.path)[: len(verdict.committed)]:
-                state.rows.append(None if state.sequence.params.greedy else QRow(verdict.scores.p(node)))
+                greedy = state.sequence.params.greedy
+                state.rows.append(None if greedy else QRow(verdict.scores.distribution.at(node)))
         super().observe_batch(states, verdicts)
 
 

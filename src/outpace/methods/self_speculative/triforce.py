@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from outpace.acceptance.draws import acceptance_probability, residual_distribution
+from outpace.acceptance.draws import acceptance_probability, drawn_from, left_by
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
@@ -87,17 +87,16 @@ class MiddleDraft:
                 accepted = bool(drawn) and drawn[0].token == token
                 self.chain.add(len(self.chain) - 1, token)
             else:
-                p = rest = part.p(self.at)
+                p = rest = part.distribution.at(self.at)
                 accepted = False
                 if sequence.noise is not None:  # the middle level's own token, whatever the bottom drafted
                     token = draft_token(sequence, len(self.chain), p, self.inner)
                     accepted = bool(drawn) and drawn[0].token == token
                 elif drawn:
-                    token, row = drawn[0].token, drawn[0].q_row
-                    q = None if row == DETERMINISTIC else self.run.q_rows[row].dense(len(p)).to(p.device)
+                    token, q = drawn[0].token, drawn_from(self.run, (), drawn[0], p)
                     accepted = self.inner.bernoulli(acceptance_probability(p, q, token))
-                    residual, total = residual_distribution(p, q, token)
-                    rest = residual if total > 0.0 else p
+                    if not accepted:
+                        rest, _ = left_by(p, q, token)
                 if not accepted and sequence.noise is None:
                     token = self.inner.categorical(rest)
                 self.chain.add(len(self.chain) - 1, token, QRow(p))

@@ -22,9 +22,11 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from outpace.core.errors import BadInput
+from outpace.core.token_distribution import OpenRows
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
+from outpace.targets.dense.native_distribution import native_distributions
 from outpace.targets.dense.packing import pack
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
@@ -80,6 +82,10 @@ class DenseTarget(RowTarget):
 
     def round(self) -> AbstractContextManager[None]:
         return torch_at_rest()
+
+    @property
+    def open_rows(self) -> OpenRows:
+        return native_distributions
 
     @property
     def weight_bytes(self) -> int:
