@@ -26,23 +26,23 @@ from outpace.cli.options import settings_by_method
 from outpace.core.metrics import total
 from outpace.drafting.dynamic_tree import DynamicTree
 from outpace.engine.decoder import Decoder
-from outpace.heads import committed_rows, feature_drafter
+from outpace.heads.committed_rows import CommittedRows
 from outpace.heads.feature_drafter import FeatureDrafter
-from outpace.heads.head_runner import HeadRunner
 from outpace.methods.registry import find
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
-from outpace.targets.dense.binding import NativeModel
+from outpace.targets.dense.native_branches import NativeBranches
 
 KERNELS = "the head's kernels"
 PARTS: list[tuple[Any, str, str]] = [
     (FeatureDrafter, "propose_batch", "the rest of drafting"),
-    (committed_rows, "_next_rows", "rows of committed tokens"),
-    (feature_drafter._LevelRows, "next_level", "rows of a level"),
-    (HeadRunner, "run", "Python around the kernels"),
-    (DynamicTree, "take", "choosing tokens"),
+    (CommittedRows, "root", "rows of committed tokens"),
+    (NativeBranches, "_run", KERNELS),
+    (NativeBranches, "begin", "Python around the kernels"),
+    (NativeBranches, "grow", "Python around the kernels"),
+    (DynamicTree, "take_best", "choosing tokens"),
     (DynamicTree, "tree", "choosing tokens"),
-    (FeatureDrafter, "observe", "hidden states of committed tokens"),
+    (FeatureDrafter, "observe_batch", "hidden states of committed tokens"),
 ]
 
 
@@ -54,13 +54,10 @@ class Clock:
         self._now: dict[str, float] = defaultdict(float)
         self._inner: list[float] = []
 
-    def around(self, function: Callable[..., Any], part: Callable[..., str | None]) -> Callable[..., Any]:
-        """The function, timed as the part that its arguments make it; None: not at all."""
+    def around(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """The function, timed as a part."""
 
         def timed(*arguments: Any, **more: Any) -> Any:
-            name = part(*arguments)
-            if name is None:
-                return function(*arguments, **more)
             if function.__name__ == "propose_batch":
                 self._close()
             self._inner.append(0.0)
@@ -69,7 +66,7 @@ class Clock:
                 return function(*arguments, **more)
             finally:
                 spent = perf_counter() - began
-                self._now[name] += spent - self._inner.pop()
+                self._now[part] += spent - self._inner.pop()
                 if self._inner:
                     self._inner[-1] += spent
 
@@ -82,16 +79,11 @@ class Clock:
 
 
 @contextmanager
-def timed_parts(clock: Clock, target: Any) -> Iterator[None]:
+def timed_parts(clock: Clock) -> Iterator[None]:
     """Timers around the drafter's parts."""
-    own = getattr(target, "native", None)
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in PARTS]
-    before.append((NativeModel, "run", NativeModel.run))
     for owner, name, part in PARTS:
-        setattr(owner, name, clock.around(getattr(owner, name), lambda *_, part=part: part))
-    NativeModel.run = clock.around(  # type: ignore[method-assign]
-        NativeModel.run, lambda model, *_: None if model is own else KERNELS
-    )
+        setattr(owner, name, clock.around(getattr(owner, name), part))
     try:
         yield
     finally:
@@ -99,12 +91,14 @@ def timed_parts(clock: Clock, target: Any) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def decoded(model: Model, method: Any, questions: list[str], length: int) -> Any:
-    """Metrics of all questions, one after the other."""
+def decoded(model: Model, method: Any, questions: list[str], length: int, batch: int) -> Any:
+    """Metrics of all questions, ``batch`` at a time."""
     found = []
-    for question in questions:
+    for first in range(0, len(questions), batch):
         decoder = Decoder(model.target, model.tokenizer)
-        found.append(decoder.submit(request(model, question, method=method, max_new_tokens=length)))
+        for question in questions[first : first + batch]:
+            asked = request(model, question, method=method, max_new_tokens=length, ignore_eos=batch > 1)
+            found.append(decoder.submit(asked))
         decoder.run()
     return total([one.metrics for one in found])
 
@@ -119,6 +113,8 @@ def main() -> None:
     parser.add_argument("--categories", default="", help="chat, qa, ...; default: all")
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
+    parser.add_argument("--least", action="store_true", help="the quickest tenth of the rounds instead of medians")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -129,21 +125,23 @@ def main() -> None:
     head = None if arguments.head is None else [arguments.head]
     settings = settings_by_method(arguments.param, {arguments.method: find(arguments.method).setting_names()})
     method = model.method(arguments.method, settings[arguments.method], head=head)
+    batch = arguments.batch
     plain, clock = model.method("none"), Clock()
     for bundle in (plain, method):  # the first answers warm up
-        decoded(model, bundle, questions[:2], arguments.max_new_tokens)
-    alone = decoded(model, plain, questions, arguments.max_new_tokens).figures()
-    with timed_parts(clock, model.target):
-        sums = decoded(model, method, questions, arguments.max_new_tokens)
+        decoded(model, bundle, questions[: 2 * batch], arguments.max_new_tokens, batch)
+    alone = decoded(model, plain, questions, arguments.max_new_tokens, batch).figures()
+    with timed_parts(clock):
+        sums = decoded(model, method, questions, arguments.max_new_tokens, batch)
     figures, rounds = sums.figures(), clock.rounds
     print(f"{arguments.method}: {figures['mean_acceptance_length']:.2f} tokens a round, {len(rounds)} rounds\n")
-    print("| part | ms a round, median |")
+    usual = (lambda values: sorted(values)[len(values) // 10]) if arguments.least else statistics.median
+    print(f"| part | ms a round, {'quickest tenth' if arguments.least else 'median'} |")
     print("|---|---|")
     names = dict.fromkeys([KERNELS, *(part for _, _, part in PARTS)])
     for name in names:
-        print(f"| {name} | {1e3 * statistics.median(one.get(name, 0.0) for one in rounds):.2f} |")
+        print(f"| {name} | {1e3 * usual([one.get(name, 0.0) for one in rounds]):.2f} |")
     whole = [sum(one.values()) for one in rounds]
-    print(f"| all of drafting | {1e3 * statistics.median(whole):.2f} |")
+    print(f"| all of drafting | {1e3 * usual(whole):.2f} |")
     pace = figures["mean_acceptance_length"] / figures["decode_tokens_per_second"]
     print(f"| a whole round, mean | {1e3 * pace:.2f} |")
     print(f"| a round of autoregressive decoding, mean | {1e3 / alone['decode_tokens_per_second']:.2f} |")

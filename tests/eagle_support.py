@@ -100,6 +100,8 @@ def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tens
     seen: list[Tensor] = []
 
     class Given:
+        ranking = None
+
         def take(self, logits: Tensor) -> list[tuple[int, int]]:
             seen.append(logits.clone())
             at = len(seen) - 1

@@ -33,7 +33,7 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every test looks for the kernels again, in a cache of its own."""
     kernel_build.library()
     monkeypatch.setattr(binding, "library", kernel_build.library.__wrapped__)
-    monkeypatch.setattr(binding, "_calls", binding._calls.__wrapped__)
+    monkeypatch.setattr(binding, "calls", binding.calls.__wrapped__)
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     for name in ("CXX", "OUTPACE_NATIVE", "OUTPACE_NATIVE_FLAGS"):
         monkeypatch.delenv(name, raising=False)

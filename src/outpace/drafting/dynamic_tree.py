@@ -13,8 +13,8 @@ The tree asks for rows and reads their logits; who runs them is not its concern.
 from __future__ import annotations
 
 import math
-from bisect import bisect
-from collections.abc import Iterable, Sequence as Seq
+from bisect import bisect, insort
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
@@ -51,14 +51,11 @@ def by_rank(kind: Kind) -> float:
     return RANKS[min(kind[1], len(RANKS) - 1)]
 
 
-class Candidate(NamedTuple):
-    """A node that may be drafted. ``parent``: index of the candidate before it; ``kind``: None without calibration."""
+class Ranking(NamedTuple):
+    """What a draft reads of a row of logits: the ``topk`` largest, and what normalises them at a temperature."""
 
-    token: int
-    parent: int
-    depth: int
-    kind: Kind | None
-    path_acceptance_prob: float
+    topk: int
+    inverse_temperature: float
 
 
 class DynamicTree:
@@ -85,11 +82,20 @@ class DynamicTree:
         inverse_temperature: float = 1.0,
         level: float = 0.0,
     ) -> None:
+        self.ranking = Ranking(budget.topk, inverse_temperature)
         self._budget, self._calibration, self._ids = budget, calibration, ids
-        self._expand, self._confident = expand, confident
-        self._inverse_temperature, self._level = inverse_temperature, level
-        self._candidates: list[Candidate] = []
-        self._children: dict[int, list[int]] = {}
+        self._expand, self._confident, self._level = expand, confident, level
+        # Candidates by number, their parents first. A kind is None without calibration.
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._kinds: list[Kind | None] = []
+        self._probs: list[float] = []
+        """How likely the path to each is accepted."""
+        self._best: list[tuple[float, int]] = []
+        """The likeliest as (-probability, number), ascending: of equals the earlier first, so that parents come before
+        children. Never more than can be drafted."""
+        self._children: dict[int, range] = {}
         self._running: list[int] = [ROOT]
         self._rows = {ROOT: 0}
         self._levels = 0
@@ -102,51 +108,65 @@ class DynamicTree:
         Returns (row that it follows, token) for each row to run next; rows count from 1 in the order in which they
         were asked for, the root is 0. Empty where the draft is complete.
         """
-        for node, (values, columns, total) in zip(self._running, self._best(logits), strict=True):
+        from outpace.targets.top import top_and_totals
+
+        return self.take_best(list(top_and_totals(logits, *self.ranking)))
+
+    def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
+        """As :meth:`take`, of the ``ranking`` of each row: values, their columns, and the log of the sum of the
+        exponentials of all, times the inverse temperature. There may be more than are asked for."""
+        for node, (values, columns, total) in zip(self._running, best, strict=True):
             self._add(node, total, values, columns)
-        self._running = self._next()
-        self._levels += bool(self._running)
+        found = self._running = self._next()
+        if not found:
+            return []
+        self._levels += 1
+        rows, parents, tokens = self._rows, self._parents, self._tokens
         wanted = []
-        for node in self._running:
-            one = self._candidates[node]
-            wanted.append((self._rows[one.parent], one.token))
-            self._rows[node] = len(self._rows)
+        for node in found:
+            wanted.append((rows[parents[node]], tokens[node]))
+            rows[node] = len(rows)
         return wanted
-
-    def _best(self, logits: Tensor) -> Iterable[tuple[list[float], list[int], float]]:
-        """The likeliest columns of each row with their logits, and the log of what normalises them."""
-        from outpace.targets.top import top, top_and_totals
-
-        topk = self._budget.topk
-        if not self._confident and self._budget.confidence <= 0.0:
-            return ((*best, 0.0) for best in top(logits, topk))
-        return top_and_totals(logits, topk, self._inverse_temperature)
 
     def _add(self, node: int, total: float, values: list[float], columns: list[int]) -> None:
         """The likeliest tokens after ``node`` become candidates."""
+        budget, scale = self._budget, self.ranking.inverse_temperature
         if values[0] == -math.inf:
             return  # no token can follow
         depth, before = 1, 1.0
         if node != ROOT:
-            depth, before = 1 + self._candidates[node].depth, self._candidates[node].path_acceptance_prob
-        probs = [math.exp(min(0.0, value * self._inverse_temperature - total)) for value in values]
-        if self._budget.confidence > 0.0 and not self._budget.wants(depth, probs[0]):
+            depth, before = 1 + self._depths[node], self._probs[node]
+        if budget.confidence > 0.0 and not budget.wants(depth, math.exp(min(0.0, values[0] * scale - total))):
             return
-        children = self._children[node] = []
-        for rank, (p, column) in enumerate(zip(probs, columns, strict=True)):
-            kind, rate = self._rate(depth, rank, p)
-            if values[rank] == -math.inf or (kind is not None and rank and before * rate < FLOOR):
+        first = number = len(self._tokens)
+        calibrated, ids, best, most = self._calibration is not None, self._ids, self._best, budget.max_nodes
+        deeper = depth < budget.depth
+        kind: Kind | None = None
+        for rank in range(min(budget.topk, len(values))):
+            value = values[rank]
+            prob = math.exp(min(0.0, value * scale - total))
+            if calibrated:
+                kind, prob = self._rate(depth, rank, prob)
+            prob = before * prob
+            if value == -math.inf or (calibrated and rank and prob < FLOOR):
                 continue
-            new = len(self._candidates)
-            self._candidates.append(Candidate(self._ids[column], node, depth, kind, before * rate))
-            children.append(new)
-            if depth < self._budget.depth:
-                self._open.add(new)
+            self._tokens.append(ids[columns[rank]])
+            self._kinds.append(kind)
+            self._probs.append(prob)
+            if len(best) < most or (best and -prob < best[-1][0]):
+                insort(best, (-prob, number))
+                if len(best) > most:
+                    best.pop()
+                if deeper:
+                    self._open.add(number)
+            number += 1
+        self._parents += [node] * (number - first)
+        self._depths += [depth] * (number - first)
+        self._children[node] = range(first, number)
 
-    def _rate(self, depth: int, rank: int, p: float) -> tuple[Kind | None, float]:
-        """A candidate's kind, and how likely it is accepted after its parent."""
-        if self._calibration is None:
-            return None, p
+    def _rate(self, depth: int, rank: int, p: float) -> tuple[Kind, float]:
+        """A candidate's kind, and how likely it is accepted after its parent, where rates are learned."""
+        assert self._calibration is not None
         if not self._confident:
             kind = min(depth, DEEP), rank
             return kind, self._calibration.rate(kind)
@@ -156,37 +176,38 @@ class DynamicTree:
 
     def _next(self) -> list[int]:
         """The candidates to expand, likeliest first, at most ``expand``; empty where no further level is worth it."""
-        order = self._order()
-        found = [node for node in order[: self._budget.max_nodes] if node in self._open][: self._expand]
+        waiting, most = self._open, self._expand
+        found: list[int] = []
+        if not waiting:
+            return found
+        for _, node in self._best:
+            if node in waiting:
+                found.append(node)
+                if len(found) == most:
+                    break
         if self._budget.relative_costs:
-            found = self._worthwhile(found, order)
-        self._open.difference_update(found)
+            found = self._worthwhile(found)
+        waiting.difference_update(found)
         return found
 
-    def _worthwhile(self, found: list[int], order: list[int]) -> list[int]:
+    def _worthwhile(self, found: list[int]) -> list[int]:
         """Those whose children are expected to outweigh their rows; none where they do not outweigh the level too."""
         costs = self._budget.relative_costs
-        probs = [self._candidates[node].path_acceptance_prob for node in order]
+        probs = [-key for key, _ in self._best]
         count, most = self._budget.best_draft_size(probs), len(costs) - 1
         pace = (1.0 + sum(probs[:count])) / (costs[count] + self._level * self._levels)
         row = pace * (costs[min(count + 1, most)] - costs[min(count, most - 1)])
-        gains = [CHILDREN_SHARE * self._candidates[node].path_acceptance_prob - row for node in found]
+        gains = [CHILDREN_SHARE * self._probs[node] - row for node in found]
         gains = [gain for gain in gains if gain > 0.0]  # the likeliest come first
         return found[: len(gains)] if sum(gains) > pace * self._level else []
 
-    def _order(self) -> list[int]:
-        """All candidates, the likeliest first; of equals the earlier, so that parents come before children."""
-        candidates = self._candidates
-        return sorted(range(len(candidates)), key=lambda node: (-candidates[node].path_acceptance_prob, node))
-
     def tree(self) -> TokenTree:
         """The draft: the best candidates, as many as the budget allows and its costs justify, likeliest first."""
-        order = self._order()
-        probs = [self._candidates[node].path_acceptance_prob for node in order]
+        size = self._budget.best_draft_size([-key for key, _ in self._best])
         tree, where = TokenTree(), {ROOT: ROOT}
-        for node in order[: self._budget.best_draft_size(probs)]:
-            one = self._candidates[node]
-            where[node] = tree.add(where[one.parent], one.token, path_acceptance_prob=one.path_acceptance_prob)
+        for key, node in self._best[:size]:
+            parent, token = where[self._parents[node]], self._tokens[node]
+            where[node] = tree.add(parent, token, path_acceptance_prob=-key)
         return tree
 
     def learn(self, committed: Seq[int]) -> None:
@@ -197,10 +218,10 @@ class DynamicTree:
         for token in committed:
             right = ROOT
             for child in self._children.get(node, ()):
-                one = self._candidates[child]
-                assert one.kind is not None
-                self._calibration.learn(one.kind, one.token == token)
-                if one.token == token:
+                kind, hit = self._kinds[child], self._tokens[child] == token
+                assert kind is not None
+                self._calibration.learn(kind, hit)
+                if hit:
                     right = child
             if right == ROOT:
                 return
@@ -249,6 +270,11 @@ class SampledTree:
     def __init__(self, builder: TreeBuilder, ids: Tensor, vocab_size: int) -> None:
         self._builder, self._ids, self._vocab_size = builder, ids, vocab_size
         self._logits: Tensor | None = None
+        self.ranking: Ranking | None = None
+
+    def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
+        """Never: it reads logits."""
+        raise NotImplementedError
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
         """As :meth:`DynamicTree.take`."""

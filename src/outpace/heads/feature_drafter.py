@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
+from outpace.drafting.dynamic_tree import Ranking
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
-from outpace.heads.committed_rows import CHUNK, CommittedRows, make_roots, make_rows
+from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
-from outpace.heads.head_runner import Rows
 from outpace.targets.base import Sequence, Target
+from outpace.targets.branches import Best, Branches, Found, Reading
+from outpace.targets.side_by_side import Gathered, gather
 
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
@@ -43,9 +45,18 @@ _LEVELS, _CHILDREN = 3, 4
 class CandidateTree(Protocol):
     """One draft under construction."""
 
+    @property
+    def ranking(self) -> Ranking | None:
+        """What it reads of logits: the largest of each row; None: all."""
+        ...
+
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
         """Logits (n, Vd) of the rows that were asked for, the root's at first. The rows to run next, as (row they
         follow, token): rows are counted from 1 as they are run, 0 is the root. Empty: the draft is complete."""
+        ...
+
+    def take_best(self, best: Seq[Best]) -> list[tuple[int, int]]:
+        """As :meth:`take`, of what :attr:`ranking` asks for."""
         ...
 
     def tree(self) -> TokenTree:
@@ -66,36 +77,21 @@ class FeatureState(CommittedRows):
 
 
 @dataclass(slots=True)
-class _LevelRows:
-    """A draft that is being run. Row 0 is the root, at position ``root_position``; ``seen``: rows on the path to each.
+class _Draft:
+    """A draft that is being run. ``rows``: which of all drafts' rows its own are, the root first. ``last``: how many of
+    them ran last."""
 
-    ``states`` (rows, hidden): what left them; ``logits``: those of the rows run last; ``side``: K/V of all but the
-    root.
-    """
-
-    state: FeatureState
     candidates: CandidateTree
-    root_position: int
-    states: Tensor
-    logits: Tensor
-    seen: list[list[int]] = field(default_factory=lambda: [[]])
-    positions: list[int] = field(default_factory=list)
-    side: Any = None
+    rows: list[int]
+    last: int = 1
 
-    def next_level(self, net: Net, wanted: list[tuple[int, int]]) -> Rows:
-        """Rows of drafted tokens, (row that each follows, token). Each sees the committed rows, its path and itself."""
-        old, old_positions = len(self.positions), list(self.positions)
-        parents = [parent for parent, _ in wanted]
-        for parent in parents:
-            path = [*self.seen[parent], len(self.seen) - 1]
-            self.seen.append(path)
-            self.positions.append(self.root_position + len(path))
-        states = self.states[parents] if len(parents) > 1 else self.states[parents[0] : parents[0] + 1]
-        tokens = [token for _, token in wanted]
-        found = net.entering(tokens, states, known=False)
-        seen, positions = self.seen[1 + old :], self.positions[old:]
-        beside = tokens if found.beside else ()
-        return Rows(self.state.kv, found.states, positions, beside, seen, self.side, old_positions, found.entry)
+    def take(self, found: Found, at: int) -> list[tuple[int, int]]:
+        """The rows that it wants next; those that ran last are in ``found`` from ``at`` on."""
+        mine = slice(at, at + self.last)
+        if self.candidates.ranking is not None:
+            return self.candidates.take_best(found.best[mine])
+        assert found.logits is not None
+        return self.candidates.take(found.logits[mine])
 
 
 class FeatureDrafter(Drafter[FeatureState]):
@@ -111,6 +107,8 @@ class FeatureDrafter(Drafter[FeatureState]):
         self.aux_hidden_state_layers = net.aux_hidden_state_layers
         self.proposal = proposal
         self._calibrations = Namespaces(lambda: Calibration(prior))
+        self._branches: list[Branches] = []
+        """Those that no draft uses now."""
         self._level_cost = LevelCost(net.target, f"level of {type(net).__name__} {net.fingerprint}", self._rehearse)
 
     @abstractmethod
@@ -126,57 +124,91 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     @torch.inference_mode()
     def on_prefill(self, state: FeatureState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        state.put(position, torch.cat([hidden_states[layer] for layer in self.aux_hidden_state_layers], -1))
+        layers = [hidden_states[layer] for layer in self.aux_hidden_state_layers]
+        torch.cat(layers, -1, out=state.room(position, len(layers[0]), layers))
         if state.waiting > SHORT:  # a prompt's rows belong to its prefill, and not to the first draft
             make_rows(self.net, [state])
 
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
-        ready = []
+        ready, costs = [], dict[bool, float]()
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
             if state.complete and budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
-                ready.append((state, budget))
-        self._catch_up([state for state, _ in ready])
-        drafts = []
-        for state, budget in ready:
-            assert state.root is not None
-            cost = self._level_cost.of(state.sequence, len(states)) if budget.relative_costs else 0.0
-            state.candidates = self.start(state, budget, cost)
-            drafts.append(_LevelRows(state, state.candidates, len(state.sequence.tokens) - 2, *state.root))
-        self._run(drafts)
+                greedy = state.sequence.params.greedy
+                if budget.relative_costs and greedy not in costs:
+                    costs[greedy] = self._level_cost.of(state.sequence, len(states))
+                cost = costs[greedy] if budget.relative_costs else 0.0
+                state.candidates = self.start(state, budget, cost)
+                ready.append(state)
+        if ready:
+            make_rows(self.net, [state for state in ready if state.waiting > SHORT])
+            # Not one for all: a request's processor may generate with the same drafter meanwhile.
+            branches = self._branches.pop() if self._branches else self.net.branches()
+            self._run(branches, ready)
+            self._branches.append(branches)
         return [TokenTree() if one.candidates is None else one.candidates.tree() for one in states]
 
-    def _catch_up(self, states: Seq[FeatureState]) -> None:
-        """Rows of all committed tokens, and what leaves the last one."""
-        behind = [state for state in states if state.root is None]
-        make_rows(self.net, [state for state in behind if state.waiting > SHORT])
-        if behind:
-            make_roots(self.net, behind)
-
-    def _run(self, drafts: list[_LevelRows]) -> None:
-        """A level of every draft at a time, until all are complete."""
+    def _run(self, branches: Branches, states: Seq[FeatureState]) -> None:
+        """The rows that drafts grow from, and a level of every draft at a time, until all are complete."""
+        drafts = [_Draft(state.candidates, [row]) for row, state in enumerate(states) if state.candidates is not None]
+        found = branches.begin([state.root(self.net) for state in states], self._reading(drafts))
+        for state in states:
+            state.forget_old()
+        count = len(drafts)
         while True:
             began = perf_counter()
-            wanted = [(draft, rows) for draft in drafts if (rows := draft.candidates.take(draft.logits))]
-            if not wanted:
+            after: list[int] = []
+            tokens: list[int] = []
+            running, at = [], 0
+            for draft in drafts:
+                wanted = draft.take(found, at)
+                at += draft.last
+                if wanted:
+                    rows = draft.rows
+                    for row, token in wanted:
+                        after.append(rows[row])
+                        tokens.append(token)
+                    draft.last = len(wanted)
+                    rows += range(count, count + draft.last)
+                    count += draft.last
+                    running.append(draft)
+            if not running:
                 return
-            drafts = [draft for draft, _ in wanted]
-            outs = self.net.run([draft.next_level(self.net, rows) for draft, rows in wanted])
-            for draft, out in zip(drafts, outs, strict=True):
-                assert out.logits is not None
-                draft.states = torch.cat([draft.states, out.states])
-                draft.logits, draft.side = out.logits, out.side
+            drafts = running
+            found = branches.grow(after, tokens, self._reading(drafts))
             self._level_cost.measured(perf_counter() - began)
 
+    def _reading(self, drafts: Seq[_Draft]) -> Reading:
+        """What the drafts read of the rows that run next, ``last`` of each."""
+        topk, temperatures, logits = 0, list[float](), False
+        for draft in drafts:
+            ranking = draft.candidates.ranking
+            if ranking is None:
+                logits = True
+                temperatures += [1.0] * draft.last
+            else:
+                topk = max(topk, ranking.topk)
+                temperatures += [ranking.inverse_temperature] * draft.last
+        return Reading(min(topk, len(self.net.ids)), temperatures, logits)
+
     @torch.inference_mode()
+    def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
+        wanted = []
+        for state, verdict in zip(states, verdicts, strict=True):
+            scores, rows = verdict.scores, verdict.rows
+            layers = [scores.hidden_states[layer] for layer in self.aux_hidden_state_layers]
+            wanted.append(Gathered(layers, rows, state.room(scores.length - 1, len(rows), layers)))
+        gather(wanted)
+        for state, verdict in zip(states, verdicts, strict=True):
+            if state.waiting > CHUNK:
+                make_rows(self.net, [state])
+            if state.candidates is not None:
+                state.candidates.learn(verdict.committed)
+                state.candidates = None
+
     def observe(self, state: FeatureState, verdict: Verdict) -> None:
-        state.put(verdict.scores.length - 1, verdict.hidden_states(self.aux_hidden_state_layers))
-        if state.waiting > CHUNK:
-            make_rows(self.net, [state])
-        if state.candidates is not None:
-            state.candidates.learn(verdict.committed)
-            state.candidates = None
+        self.observe_batch([state], [verdict])
 
     def rewind(self, state: FeatureState, sequence: Sequence, kept: int) -> FeatureState:
         # The newest token's hidden state is not known, and rows before replaced tokens are wrong.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from outpace.heads.blocks import DecoderLayer
 from outpace.heads.head_config import HeadConfig
 from outpace.targets.base import Target
+from outpace.targets.branches import Begins, Branches
 from outpace.targets.dense.decoder_spec import DecoderSpec, Entry, LayerSpec, Matrix
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
@@ -108,6 +109,10 @@ class HeadRunner:
     def put(self, kv: Any, keys_values: Tensor) -> None:
         """Keep rows whose K/V was made elsewhere: (layers, 2, kv_heads, n, head_size), keys turned already."""
         kv.take(keys_values, range(keys_values.shape[3]))
+
+    def branches(self, begins: Begins) -> Branches | None:
+        """What grows rows of drafts in one call a level; None where only :meth:`run` runs them."""
+        return self.inner.branches(begins, normed=self._normed)
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:

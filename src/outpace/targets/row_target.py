@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outpace.core.tree import TokenTree
 from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
+from outpace.targets.branches import Begins, Branches
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.kv_store import KVStore
 from outpace.targets.sub_graph import FULL, SubGraph
@@ -51,6 +52,13 @@ class RowTarget(Target):
         behind the committed rows of their stores. ``tokens``, (R). ``embeddings``, (hidden,) each, replace the input
         embeddings of the rows they name.
         """
+
+    def branches(self, begins: Begins, *, normed: bool = False) -> Branches | None:
+        """What grows rows of drafts through these layers in one call a level; None where nothing of its own does.
+
+        ``normed``: their states are kept behind the final norm.
+        """
+        return None
 
     def first_rows(self, side_kv: Any, rows: int) -> Any:
         """A forward's K/V, (layers, 2, kv_heads, n, width) where nothing else is said, of its first ``rows`` rows."""

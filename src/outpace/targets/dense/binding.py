@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -51,7 +52,7 @@ class PartRecord(Structure):
     """outpace_part: one sequence's share of a forward, by addresses."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal")),
+        *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal", "side_rows")),
         *((name, c_void_p) for name in ("store", "side", "positions", "seen_start", "seen", "subset")),
         *((name, c_int32) for name in ("subset_count", "subset_by_head")),
     ]
@@ -101,7 +102,8 @@ class Packed:
 
 
 @cache
-def _calls() -> Any:
+def calls() -> Any:
+    """The kernels' functions; each is declared in ``native/api.h``."""
     lib = library()
     lib.outpace_error.restype = ctypes.c_char_p
     lib.outpace_features.restype = ctypes.c_char_p
@@ -128,28 +130,42 @@ def _calls() -> Any:
     lib.outpace_commit.argtypes = [c_void_p, c_void_p, integer, integer, c_void_p, integer, c_void_p, integer]
     lib.outpace_read_keys.argtypes = [c_void_p, c_void_p, integer, integer, integer, c_void_p]
     lib.outpace_kv_row_bytes.argtypes = [c_void_p]
+    lib.outpace_branches_create.restype = c_void_p
+    lib.outpace_branches_create.argtypes = [c_void_p, c_void_p, integer, integer]
+    lib.outpace_branches_destroy.restype = None
+    lib.outpace_branches_destroy.argtypes = [c_void_p]
+    lib.outpace_branches_begin.argtypes = [c_void_p, c_void_p, integer, c_void_p, c_void_p]
+    lib.outpace_branches_grow.argtypes = [c_void_p, integer, c_void_p, c_void_p, c_void_p]
+    lib.outpace_copy_rows.restype = None
+    lib.outpace_copy_rows.argtypes = [c_void_p, c_void_p, integer, integer]
     return lib
+
+
+def check(status: int) -> None:
+    """Raise OutpaceError for what a call returned, unless that is 0."""
+    if status:
+        raise OutpaceError(f"the compiled kernels failed: {calls().outpace_error().decode()}")
 
 
 def features() -> str:
     """Instruction sets that the kernels use, such as ``avx512 bf16-dot int8-dot``; ``tiles`` is Intel AMX."""
-    return str(_calls().outpace_features().decode()).strip()
+    return str(calls().outpace_features().decode()).strip()
 
 
 def read_rate(threads: int, megabytes: int) -> float:
     """Bytes a second that ``threads`` threads read from memory together."""
-    return float(_calls().outpace_read_rate(threads, megabytes * 2**20))
+    return float(calls().outpace_read_rate(threads, megabytes * 2**20))
 
 
 def product_rate(threads: int, precision: str) -> float:
     """Operations a second of the products that a precision's matrices are made of; the processor's limit."""
     kind = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 2}[precision]
-    return float(_calls().outpace_product_rate(threads, kind))
+    return float(calls().outpace_product_rate(threads, kind))
 
 
 def loaded() -> bool:
     """Whether this process has loaded the kernels: small helpers use them then, and never have them built."""
-    return _calls.cache_info().currsize > 0
+    return calls.cache_info().currsize > 0
 
 
 def top(
@@ -162,15 +178,20 @@ def top(
     count, width = logits.shape
     values, ids = np.empty((count, k), np.float32), np.empty((count, k), np.int32)
     found = (values.ctypes.data, ids.ctypes.data, inverse_temperature, None if totals is None else totals.ctypes.data)
-    _calls().outpace_top(logits.data_ptr(), count, width, logits.stride(0), k, *found)
+    calls().outpace_top(logits.data_ptr(), count, width, logits.stride(0), k, *found)
     return values.tolist(), ids.tolist()
+
+
+def copy_rows(sources: array[int], targets: array[int], width: int) -> None:
+    """Copy ``width`` floats from each address to the one beside it, both 64 bits."""
+    calls().outpace_copy_rows(sources.buffer_info()[0], targets.buffer_info()[0], len(sources), width)
 
 
 class NativeModel:
     """A packed model. Its memory is freed with the object."""
 
     def __init__(self, shape: Shape) -> None:
-        self._lib = _calls()
+        self._lib = calls()
         self._handle = self._lib.outpace_create(ctypes.byref(shape))
         self.head_width = -(-shape.head_size // LANES) * LANES
         """Of a head's keys, values and queries: padded to whole registers."""
@@ -198,11 +219,11 @@ class NativeModel:
         """
         record = None if matrix is None else ctypes.byref(matrix.record())
         with ROUNDS:
-            self._check(self._lib.outpace_set_threads(threads()))
+            check(self._lib.outpace_set_threads(threads()))
             status = self._lib.outpace_set_matrix(self._handle, layer, slot, record)
             if status == _NOT_FINITE:
                 raise BadInput("its blocks have values that are not finite")
-            self._check(status)
+            check(status)
 
     def set_norm(self, layer: int, slot: int, weights: Floats) -> None:
         """Weights of a norm, none for no norm.
@@ -210,17 +231,17 @@ class NativeModel:
         Layer -1: the final one (slot 0), that of the second input (1), those before and behind the entry (2, 3).
         """
         weights = np.ascontiguousarray(weights)
-        self._check(self._lib.outpace_set_norm(self._handle, layer, slot, weights.ctypes.data, len(weights)))
+        check(self._lib.outpace_set_norm(self._handle, layer, slot, weights.ctypes.data, len(weights)))
 
     def set_layer(self, layer: int, window: int, rotation: int) -> None:
         """Sliding window (0: none) and which rotation table."""
-        self._check(self._lib.outpace_set_layer(self._handle, layer, window, rotation))
+        check(self._lib.outpace_set_layer(self._handle, layer, window, rotation))
 
     def set_rotation(self, index: int, cosines: Tensor, sines: Tensor) -> None:
         """Tables (positions, rotated dimensions / 2) of float32, kept alive here."""
         positions, half = cosines.shape
         tables = cosines.data_ptr(), sines.data_ptr(), positions, 2 * half
-        self._check(self._lib.outpace_set_rotation(self._handle, index, *tables))
+        check(self._lib.outpace_set_rotation(self._handle, index, *tables))
         self._kept[index] = (cosines, sines)  # after the call: another thread's forward may have read the old ones
 
     def run(self, record: ForwardRecord) -> None:
@@ -229,31 +250,27 @@ class NativeModel:
         One at a time: the pool of threads belongs to the process.
         """
         with ROUNDS:
-            self._check(self._lib.outpace_set_threads(threads()))
-            self._check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
+            check(self._lib.outpace_set_threads(threads()))
+            check(self._lib.outpace_run(self._handle, ctypes.byref(record)))
 
     def embed(self, tokens: Tensor, rows: Tensor) -> None:
         """Fill ``rows`` (n, hidden) float32 with the embeddings of int32 ``tokens``."""
-        self._check(self._lib.outpace_embed(self._handle, tokens.data_ptr(), len(tokens), rows.data_ptr()))
+        check(self._lib.outpace_embed(self._handle, tokens.data_ptr(), len(tokens), rows.data_ptr()))
 
     def commit(self, store: Tensor, capacity: int, length: int, side: Tensor, rows: npt.NDArray[np.int32]) -> None:
         """Copy ``rows`` of ``side`` (layers, 2, kv_heads, n, width) behind the committed ones of ``store``."""
         taken = side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)
-        self._check(self._lib.outpace_commit(self._handle, store.data_ptr(), capacity, length, *taken))
+        check(self._lib.outpace_commit(self._handle, store.data_ptr(), capacity, length, *taken))
 
     def read_keys(self, store: Tensor, capacity: int, start: int, stop: int, rows: Tensor) -> None:
         """Fill ``rows`` (layers, kv_heads, stop - start, width) float32 with committed keys."""
         told = store.data_ptr(), capacity, start, stop, rows.data_ptr()
-        self._check(self._lib.outpace_read_keys(self._handle, *told))
+        check(self._lib.outpace_read_keys(self._handle, *told))
 
     @property
     def kv_row_bytes(self) -> int:
         """Bytes of one head's key or value of one token."""
         return int(self._lib.outpace_kv_row_bytes(self._handle))
-
-    def _check(self, status: int) -> None:
-        if status:
-            raise OutpaceError(f"the compiled kernels failed: {self._lib.outpace_error().decode()}")
 
 
 def integers(values: Any) -> npt.NDArray[np.int32]:

@@ -23,9 +23,11 @@ from torch.nn.functional import rms_norm
 
 from outpace.core.errors import BadInput
 from outpace.core.token_distribution import OpenRows
+from outpace.targets.branches import Begins
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
+from outpace.targets.dense.native_branches import NativeBranches
 from outpace.targets.dense.native_distribution import native_distributions
 from outpace.targets.dense.packing import pack
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
@@ -176,6 +178,18 @@ class DenseTarget(RowTarget):
         out = out[:, : self.vocab_size]
         return self._final_softcap * torch.tanh(out / self._final_softcap) if self._final_softcap else out
 
+    def branches(self, begins: Begins, *, normed: bool = False) -> NativeBranches | None:
+        if self._final_softcap:
+            return None  # the kernels read the largest logits before a soft cap
+        return NativeBranches(
+            self.native,
+            self._embeddings_of,
+            begins,
+            normed=normed,
+            vocabulary=self.vocab_size,
+            rotate_up_to=self._rotate_up_to,
+        )
+
     def _fill(self, record: PartRecord, part: SequenceRows, kept: list[Any]) -> None:
         store: DenseKV = part.store
         earlier = part.earlier_rows
@@ -194,7 +208,7 @@ class DenseTarget(RowTarget):
             part.side_kv = torch.empty(*self._kv_shape, len(part.positions), store.width, dtype=self._element)
             if part.earlier_kv is not None:
                 part.side_kv[:, :, :, :earlier] = part.earlier_kv
-            record.side = part.side_kv.data_ptr()
+            record.side, record.side_rows = part.side_kv.data_ptr(), len(part.positions)
         record.store, record.capacity = store.data.data_ptr(), store.capacity
         if part.subset is not None:
             chosen = part.subset.to(torch.int32).contiguous()

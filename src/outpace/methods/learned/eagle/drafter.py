@@ -15,29 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.heads.feature_net import Entering, Net
-from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of
+from outpace.heads.feature_net import Net
+from outpace.heads.head_runner import head_spec, matrix_of
 from outpace.heads.lm_head import LmHead
 from outpace.targets.base import Target
+from outpace.targets.branches import Begins
 from outpace.targets.dense.decoder_spec import Entry
 
 
 class EagleNet(Net):
     """A row is an embedding and a feature side by side, joined by a linear layer before the decoder layer."""
 
+    begins = Begins.EMBEDDING_AND_STATE
+
     def __init__(self, head: Any, target: Target) -> None:
         factored = bool(head.draft_vocabulary.rank)
-        super().__init__(head, target, LmHead(head, target) if factored else None)
-        plan = head_spec(
+        spec = head_spec(
             head.config,
             list(head.layers),
             rows=None if factored else head.draft_vocabulary.rows,
-            entry=Entry(matrix_of(head.fc, self._where)),
-            device=self._where,
+            entry=Entry(matrix_of(head.fc, target.device)),
+            device=target.device,
         )
-        self.runner = HeadRunner(plan, target)
+        super().__init__(head, target, spec, LmHead(head, target) if factored else None)
 
-    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
+    def known(self, tokens: Seq[int], states: Tensor) -> Tensor:
         embedded = self.embedded(tokens)
-        features = self.target.final_norm(states) if known else states
-        return Entering(torch.cat([embedded, features.to(embedded)], -1), entry=True)
+        return torch.cat([embedded, self.target.final_norm(states).to(embedded)], -1)

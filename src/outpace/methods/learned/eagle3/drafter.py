@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from outpace.heads.feature_net import Entering, Net
-from outpace.heads.head_runner import HeadRunner, head_spec, matrix_of, norm_of
+from outpace.heads.feature_net import Net
+from outpace.heads.head_runner import head_spec, matrix_of, norm_of
 from outpace.heads.lm_head import LmHead
 from outpace.targets.base import Target
+from outpace.targets.branches import Begins
 from outpace.targets.dense.decoder_spec import Entry, Matrix
 
 
@@ -28,29 +28,22 @@ class Eagle3Net(Net):
     """
 
     def __init__(self, head: Any, target: Target) -> None:
-        layer, factored = head.layers[0], bool(head.draft_vocabulary.rank)
+        layer, factored, where = head.layers[0], bool(head.draft_vocabulary.rank), target.device
         drifting, before = head.options.norms == "attdrift", head.options.residual == "normed"
-        lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
-        super().__init__(head, target, lm_head)
-        layer_norms = (
-            Matrix(torch.cat([norm_of(one, self._where).weight for one in head.fc_norm])) if drifting else None
-        )
-        behind = norm_of(layer.hidden_norm, self._where) if before else None
-        plan = head_spec(
+        layer_norms = Matrix(torch.cat([norm_of(one, where).weight for one in head.fc_norm])) if drifting else None
+        spec = head_spec(
             head.config,
             [layer],
             rows=None if factored else head.draft_vocabulary.rows,
             final_norm=head.norm,
             first_norms=[nn.Identity() if before else layer.hidden_norm],
             second_norm=layer.input_layernorm,
-            entry=Entry(matrix_of(head.fc, self._where), layer_norms, behind),
-            device=self._where,
+            entry=Entry(matrix_of(head.fc, where), layer_norms, norm_of(layer.hidden_norm, where) if before else None),
+            device=where,
         )
-        self.runner = HeadRunner(plan, target, normed=drifting)
-        self._epsilon = head.config.epsilon
-        self._before = None if behind is None else behind.weight
+        self.begins = Begins.NORMED_STATE if before else Begins.STATE
+        lm_head = LmHead(head, target, norm=None if drifting else head.norm) if factored else None
+        super().__init__(head, target, spec, lm_head, normed=drifting)
 
-    def entering(self, tokens: Seq[int], states: Tensor, *, known: bool) -> Entering:
-        if self._before is not None and not known:
-            states = functional.rms_norm(states.float(), self._before.shape, self._before, self._epsilon)
-        return Entering(states, beside=True, entry=known)
+    def known(self, tokens: Seq[int], states: Tensor) -> Tensor:
+        return states

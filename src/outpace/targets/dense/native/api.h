@@ -26,8 +26,9 @@ struct outpace_matrix {
 struct outpace_part {
     int32_t first, rows, old;                   // its rows among all; rows of its tree that an earlier pass has run
     int32_t committed, capacity, causal;        // causal: a piece of prompt, whose K/V goes straight to the store
+    int32_t side_rows;                          // that `side` has room for, at least old + rows
     void* store;                                // (layers, 2, kv_heads, capacity) rows, laid as key_values.h says
-    void* side;                                 // (layers, 2, kv_heads, old + rows) rows; null when causal
+    void* side;                                 // (layers, 2, kv_heads, side_rows) rows, of which old + rows are used; null when causal
     const int32_t* positions;                   // (old + rows)
     const int32_t *seen_start, *seen;           // per new row: which rows of the tree it sees
     const int32_t* subset;                      // committed positions to read, ascending; null for all
@@ -48,6 +49,32 @@ struct outpace_forward {
     float* const* tap_rows;                     // each (rows, hidden)
     int32_t tap_normed;                         // whether the last layer's output is tapped behind the final norm
     float* queries;                             // (layers, rows, heads, width) rotated queries of layers that run; or null
+    float* logits;                              // (rows, logit_stride) or null
+    int64_t logit_stride;
+};
+
+// Rows that grow from the committed ones of several sequences: each call runs a level of rows, each after any row of an
+// earlier one, whose state it begins with, and which is kept here with its K/V until the next beginning.
+struct outpace_branches;
+
+// What a row begins with: the state of the row before it; that behind the norm of the entry; or what the entry makes of
+// the embedding of the row's token and that state side by side.
+enum { OUTPACE_STATE, OUTPACE_NORMED_STATE, OUTPACE_EMBEDDING_AND_STATE };
+
+// A sequence, and its next rows, which are committed.
+struct outpace_root {
+    void* store;                                // with room for them
+    const float* entering;                      // (rows, the entry's inputs), or (rows, hidden) in models without one
+    int32_t capacity, committed, rows, position;// position: of the first of them
+};
+
+// What is read of each row's logits.
+struct outpace_reading {
+    int32_t k;                                  // how many of the largest; 0: none
+    const float* warmth;                        // (rows) what multiplies them in the totals
+    float* values;                              // (rows, k), largest first
+    int32_t* ids;                               // (rows, k)
+    float* totals;                              // (rows) logs of the sums of exponentials
     float* logits;                              // (rows, logit_stride) or null
     int64_t logit_stride;
 };
@@ -80,6 +107,16 @@ int outpace_kv_row_bytes(const outpace_model*); // of one head's key or value of
 // log of the sum of each row's exponentials, every value multiplied by `warmth` before, unless `totals` is null.
 void outpace_top(const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids,
                  float warmth, float* totals);
+// `entering`: how rows begin; `normed`: whether states are kept behind the final norm. The models must outlive it.
+outpace_branches* outpace_branches_create(outpace_model*, const outpace_model* words, int entering, int normed);
+void outpace_branches_destroy(outpace_branches*);
+// Commit the next rows of `count` sequences, `tokens` of all of them end to end, and read the last of each. These are rows
+// 0 to count - 1 for what grows; what grew before is forgotten.
+int outpace_branches_begin(outpace_branches*, const outpace_root*, int count, const int32_t* tokens, const outpace_reading*);
+// Run a level, those of one sequence beside one another: row i holds tokens[i] and follows row after[i]. They are counted on.
+int outpace_branches_grow(outpace_branches*, int rows, const int32_t* after, const int32_t* tokens, const outpace_reading*);
+// Copy `count` rows of `width` floats.
+void outpace_copy_rows(const float* const* from, float* const* to, int count, int width);
 int64_t outpace_bytes(const outpace_model*);    // of packed weights
 double outpace_read_rate(int threads, int64_t bytes);
 double outpace_product_rate(int threads, int kind);

@@ -116,7 +116,7 @@ class AttentionPass {
         return (uint8_t*)part.store + ((size_t(index) * 2 + which) * m.kv_heads + kv) * part.capacity * row_bytes;
     }
     uint8_t* side(const outpace_part& part, int index, int which, int kv, int row) const {
-        return (uint8_t*)part.side + (((size_t(index) * 2 + which) * m.kv_heads + kv) * (part.old + part.rows) + row) * row_bytes;
+        return (uint8_t*)part.side + (((size_t(index) * 2 + which) * m.kv_heads + kv) * part.side_rows + row) * row_bytes;
     }
     uint8_t* tree_keys(int p, int kv) const {
         return &space().keys[keys_at[p]] + kv * round_up(job.part[p].old + job.part[p].rows, LANES) * row_bytes;

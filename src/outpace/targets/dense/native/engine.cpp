@@ -7,6 +7,7 @@
 #include <string>
 
 #include "api.h"
+#include "calls.h"
 #include "forward.h"
 
 namespace outpace {
@@ -50,15 +51,26 @@ void read_keys(const outpace_model& m, const uint8_t* store, int capacity, int s
     }
 }
 
+// Run with the type that K/V is kept in.
+template <class Do>
+void with_kv(int format, Do&& run) {
+    if (format == 0) run(float{});
+    else if (format == 1) run(bf16{});
+    else run(q8{});
+}
+
+}  // namespace
+
+namespace outpace {
+
 // Tokens come from anywhere, such as a draft model of another vocabulary.
-void check_tokens(const outpace_model& m, const int32_t* tokens, int count) {
+void check_tokens(const Model& m, const int32_t* tokens, int count) {
     for (int i = 0; i < count; ++i)
         if (tokens[i] < 0 || tokens[i] >= m.embedding.outputs)
             throw std::out_of_range("token " + std::to_string(tokens[i]) + " is not in the vocabulary of " + std::to_string(m.embedding.outputs));
 }
 
-template <class Do>
-int guarded(Do&& run) {
+int guarded(const std::function<void()>& run) {
     try {
         std::lock_guard<std::mutex> lock(running);
         run();
@@ -69,15 +81,26 @@ int guarded(Do&& run) {
     }
 }
 
-// Run with the type that K/V is kept in.
-template <class Do>
-void with_kv(int format, Do&& run) {
-    if (format == 0) run(float{});
-    else if (format == 1) run(bf16{});
-    else run(q8{});
+void run_forward(const outpace_model& model, const outpace_forward& job, const std::function<void(int, int)>& then) {
+    if (job.before && (!model.entry.data || model.entry.outputs != model.hidden))
+        throw std::invalid_argument("the model has no entry for such rows");
+    if (!job.states && !job.before) check_tokens(model, job.tokens, job.rows);
+    if (!model.second_norm.empty() && job.start == 0 && job.stop > 0) {
+        if (!job.second || !job.words || job.words->hidden != model.hidden)
+            throw std::invalid_argument("layer 0 reads a second input, and there is none");
+        check_tokens(*job.words, job.second, job.rows);
+    }
+    if (!pool) pool = std::make_unique<Pool>(1);
+    with_kv(model.kv_format, [&](auto t) { Forward<decltype(t)>(model, job).run(then); });
 }
 
-}  // namespace
+size_t kv_row_bytes(const Model& m) {
+    size_t bytes = 0;
+    with_kv(m.kv_format, [&](auto t) { bytes = Kept<decltype(t)>::row_bytes(m.width); });
+    return bytes;
+}
+
+}  // namespace outpace
 
 extern "C" {
 
@@ -128,18 +151,7 @@ int outpace_set_threads(int threads) {
 }
 
 int outpace_run(outpace_model* model, const outpace_forward* job) {
-    return guarded([&] {
-        if (job->before && (!model->entry.data || model->entry.outputs != model->hidden))
-            throw std::invalid_argument("the model has no entry for such rows");
-        if (!job->states && !job->before) check_tokens(*model, job->tokens, job->rows);
-        if (!model->second_norm.empty() && job->start == 0 && job->stop > 0) {
-            if (!job->second || !job->words || job->words->hidden != model->hidden)
-                throw std::invalid_argument("layer 0 reads a second input, and there is none");
-            check_tokens(*job->words, job->second, job->rows);
-        }
-        if (!pool) pool = std::make_unique<Pool>(1);
-        with_kv(model->kv_format, [&](auto t) { Forward<decltype(t)>(*model, *job).run(); });
-    });
+    return guarded([&] { run_forward(*model, *job); });
 }
 
 int outpace_embed(outpace_model* model, const int32_t* tokens, int count, float* rows) {
@@ -164,11 +176,7 @@ int outpace_read_keys(outpace_model* model, const void* store, int capacity, int
     });
 }
 
-int outpace_kv_row_bytes(const outpace_model* model) {
-    size_t bytes = 0;
-    with_kv(model->kv_format, [&](auto t) { bytes = Kept<decltype(t)>::row_bytes(model->width); });
-    return int(bytes);
-}
+int outpace_kv_row_bytes(const outpace_model* model) { return int(kv_row_bytes(*model)); }
 
 int64_t outpace_bytes(const outpace_model* model) { return int64_t(model->bytes); }
 

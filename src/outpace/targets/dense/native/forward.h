@@ -1,6 +1,7 @@
 // The forward of a dense decoder over flat rows: every thread walks through the layers, meeting at barriers.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "attention_pass.h"
@@ -55,9 +56,14 @@ class Forward {
         stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 2);
     }
 
-    void run() {
-        pool->run([this](int thread) {
+    // `then`: run by every thread at the end, behind a barrier, with its number and how many there are; or empty.
+    void run(const std::function<void(int, int)>& then) {
+        pool->run([&](int thread) {
             walk(thread);
+            if (then) {
+                pool->barrier(thread);
+                then(thread, pool->active);
+            }
             tiles::release();
         });
     }

@@ -6,6 +6,7 @@
 
 #include "api.h"
 #include "simd.h"
+#include "top.h"
 
 namespace {
 
@@ -40,28 +41,34 @@ struct Best {
 
 }  // namespace
 
+namespace outpace {
+
+void top_of_row(const float* from, int64_t width, int k, float* values, int32_t* ids, float warmth, float* total) {
+    Best best{values, ids, k};
+    for (int64_t start = 0; start < width; start += PIECE) {
+        const int size = static_cast<int>(std::min<int64_t>(PIECE, width - start));
+        // Most blocks hold nothing that large: their maximum is all that is looked at.
+        float lanes[16];
+        std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
+        int at = 0;
+        for (; at + 16 <= size; at += 16)
+            for (int lane = 0; lane < 16; ++lane) {
+                const float value = from[start + at + lane];
+                lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+            }
+        float largest = *std::max_element(lanes, lanes + 16);
+        for (; at < size; ++at) largest = std::max(largest, from[start + at]);
+        if (best.held == k && !(largest > best.values[k - 1])) continue;
+        for (at = 0; at < size; ++at) best.offer(from[start + at], static_cast<int32_t>(start + at));
+    }
+    if (total) *total = log_total(from, width, warmth, best.held ? best.values[0] : 0.f);
+}
+
+}  // namespace outpace
+
 extern "C" void outpace_top(
     const float* rows, int64_t count, int64_t width, int64_t stride, int k, float* values, int32_t* ids,
     float warmth, float* totals) {
-    for (int64_t row = 0; row < count; ++row) {
-        const float* from = rows + row * stride;
-        Best best{values + row * k, ids + row * k, k};
-        for (int64_t start = 0; start < width; start += PIECE) {
-            const int size = static_cast<int>(std::min<int64_t>(PIECE, width - start));
-            // Most blocks hold nothing that large: their maximum is all that is looked at.
-            float lanes[16];
-            std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
-            int at = 0;
-            for (; at + 16 <= size; at += 16)
-                for (int lane = 0; lane < 16; ++lane) {
-                    const float value = from[start + at + lane];
-                    lanes[lane] = value > lanes[lane] ? value : lanes[lane];
-                }
-            float largest = *std::max_element(lanes, lanes + 16);
-            for (; at < size; ++at) largest = std::max(largest, from[start + at]);
-            if (best.held == k && !(largest > best.values[k - 1])) continue;
-            for (at = 0; at < size; ++at) best.offer(from[start + at], static_cast<int32_t>(start + at));
-        }
-        if (totals) totals[row] = log_total(from, width, warmth, best.held ? best.values[0] : 0.f);
-    }
+    for (int64_t row = 0; row < count; ++row)
+        outpace::top_of_row(rows + row * stride, width, k, values + row * k, ids + row * k, warmth, totals ? totals + row : nullptr);
 }
