@@ -15,6 +15,7 @@ from outpace.controllers.base import Budget
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.request import Generation, Logprob, RoundTrace
+from outpace.engine.row_sharing import share_rows
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -48,7 +49,7 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
             trees[index] = tree
-    return trees
+    return share_rows(active, budgets, trees)
 
 
 def _budget(target: Target, one: Generation, batch: int) -> Budget:

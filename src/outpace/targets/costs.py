@@ -64,6 +64,10 @@ class Costs(ABC):
         """A round with ``count`` draft tokens for each of ``batch`` requests, in autoregressive steps of the batch."""
         return self.seconds(batch * (1 + count), context) / self.seconds(batch, context)
 
+    def relative_in_all(self, count: int, batch: int = 1, context: int = 0) -> float:
+        """A round with ``count`` draft tokens in all for ``batch`` requests, in autoregressive steps of the batch."""
+        return self.seconds(batch + count, context) / self.seconds(batch, context)
+
     def steps(self, seconds: Callable[[], float], nominal: float, batch: int = 1, context: int = 0) -> float:
         """A time in autoregressive steps of ``batch`` requests; ``nominal`` where costs are fixed."""
         return nominal if self.fixed else seconds() / self.seconds(batch, context)
@@ -80,6 +84,9 @@ class FixedCosts(Costs):
         return 1.0 + NOMINAL * count + (BEYOND - NOMINAL) * max(0, count - AMPLE)
 
     def relative(self, count: int, batch: int = 1, context: int = 0) -> float:
+        return self.seconds(1 + count)
+
+    def relative_in_all(self, count: int, batch: int = 1, context: int = 0) -> float:
         return self.seconds(1 + count)
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
