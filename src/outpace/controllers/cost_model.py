@@ -29,31 +29,39 @@ _FLAT = 1.25
 class CostModel(Controller):
     """Relative costs of up to ``most`` draft tokens; None: of as many as may be worth it, LONGEST of them at most.
 
-    Greedy and sampled requests read the same costs. A sampled answer depends on what is drafted: so its seed repeats it
-    where costs are fixed, and on one machine with one table of costs (:mod:`outpace.targets.cost_table`).
+    Greedy requests go by what rounds have come to take in this process. A sampled answer depends on what is drafted: so
+    sampled requests go by recorded costs, and a seed repeats its answer where costs are fixed, and on one machine with
+    one table of costs (:mod:`outpace.targets.cost_table`).
     """
 
     def __init__(self, costs: Costs, most: int | None = None, width: int = 1) -> None:
         self._costs = costs
         self._most = most
         self._width = width
-        self._known: dict[tuple[int, int, int], Budget] = {}
+        self._known: dict[tuple[int, int, int, bool], Budget] = {}
+        self._version = costs.version
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         context = context_of(metrics)
-        known = batch, context, threads()
+        if self._version != self._costs.version:
+            self._version = self._costs.version
+            self._known.clear()
+        known = batch, context, threads(), sampled
         if known not in self._known:  # asked for every request in every round
-            self._known[known] = self._budget(batch, context)
+            self._known[known] = self._budget(batch, context, live=not sampled)
         return self._known[known]
 
-    def _budget(self, batch: int, context: int) -> Budget:
+    def _budget(self, batch: int, context: int, *, live: bool) -> Budget:
         batch = 1 if self._costs.fixed else batch
         margin = (MARGIN - 1.0) / batch
+        step = self._costs.round_seconds(batch, context, live=live)
         relative_costs = [1.0]
 
         def extend(most: int) -> None:
             counts = range(len(relative_costs), most + 1)
-            relative_costs.extend(margin + self._costs.relative_in_all(count, batch, context) for count in counts)
+            relative_costs.extend(
+                margin + self._costs.round_seconds(batch + count, context, live=live) / step for count in counts
+            )
 
         extend(_LIMIT if self._most is None else self._most)
         longest = batch * LONGEST if self._most is None else batch * self._most
