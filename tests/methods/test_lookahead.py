@@ -217,9 +217,10 @@ def test_the_window_is_kept_where_it_brings_tokens() -> None:
         state.side = True
         state.weigh(tokens=3, gained=2)
     assert state.gain > 1.0
-    assert state.is_window_cheap([1.0 + 0.1 * count for count in range(17)], 0, 3)
+    budget = Budget(16, 16, relative_costs=tuple(1.0 + 0.1 * count for count in range(17)))
+    assert state.is_window_cheap(budget, 0, 3)
     state.gain = 0.0
-    assert not state.is_window_cheap([1.0 + 0.1 * count for count in range(17)], 0, 3)
+    assert not state.is_window_cheap(budget, 0, 3)
 
 
 # ------------------------------------------------------------------------------------------------------- the pool

@@ -16,7 +16,9 @@ class Budget:
 
     ``depth``: draft tokens on the longest path; ``max_nodes``: nodes in the whole tree; ``topk``: children per node;
     ``confidence``: a probabilistic drafter stops before the next draw when its largest q falls below it.
-    ``relative_costs[n]``: what the round costs with n draft tokens, in autoregressive steps; empty where unknown.
+    ``relative_costs[n]``: what the round of the whole batch costs with n draft tokens in it, in autoregressive steps of
+    the batch; empty where unknown. ``base_tokens``: what such a round commits without this request's draft tokens: a
+    token for each request that shares it, beside what draft tokens of the others are expected to add.
     ``parts``: the budgets of a combination's parts. ``Budget(0)`` means do not draft.
     """
 
@@ -25,6 +27,7 @@ class Budget:
     topk: int = 1
     confidence: float = 0.0
     relative_costs: tuple[float, ...] = ()
+    base_tokens: float = 1.0
     parts: tuple[Budget, ...] = ()
 
     def limited(self, depth: int) -> Budget:
@@ -38,14 +41,15 @@ class Budget:
         """How many draft tokens to take, in the given order, for the most expected tokens per time.
 
         ``path_acceptance_probs[i]`` is the probability that the whole path to the i-th is accepted, so n of them give
-        1 + sum(path_acceptance_probs[:n]) tokens for ``relative_costs[n]`` autoregressive steps (Chen et al. 2024,
-        arXiv 2402.12374, choose trees by this ratio). The draft tokens are deterministic: a sampled one is never
+        base_tokens + sum(path_acceptance_probs[:n]) tokens for ``relative_costs[n]`` autoregressive steps (Chen et al.
+        2024, arXiv 2402.12374, choose trees by this ratio). The draft tokens are deterministic: a sampled one is never
         dropped for its probability.
         """
         if not self.relative_costs:
             return min(self.max_nodes, len(list(path_acceptance_probs)))
         most = min(self.max_nodes, len(self.relative_costs) - 1)
-        best, best_rate, expected = 0, 1.0 / self.relative_costs[0], 1.0
+        expected = self.base_tokens
+        best, best_rate = 0, expected / self.relative_costs[0]
         for count, path_acceptance_prob in enumerate(islice(path_acceptance_probs, most), start=1):
             expected += path_acceptance_prob
             rate = expected / self.relative_costs[count]

@@ -23,10 +23,12 @@ class CombinedController(Controller):
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         parts = tuple(part.budget(metrics, batch, sampled) for part in self.parts)
         nodes = [part.max_nodes for part in parts if part.depth > 0] or [0]
+        costs = max(parts, key=lambda part: len(part.relative_costs))
         return Budget(
             depth=max(part.depth for part in parts),
             max_nodes=sum(nodes) if self.united else max(nodes),
             topk=max(part.topk for part in parts),
-            relative_costs=max((part.relative_costs for part in parts), key=len),
+            relative_costs=costs.relative_costs,
+            base_tokens=costs.base_tokens,
             parts=parts,
         )

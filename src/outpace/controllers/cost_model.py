@@ -3,7 +3,9 @@
 A drafter that estimates how likely its draft tokens are accepted needs no length: it drafts while the expected tokens
 of the round grow faster than its cost (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one
 acceptance rate; Chen et al. 2024, arXiv 2402.12374, for trees). The cost is that of the forward over the rows of the
-whole batch, after as many tokens as the request has.
+whole batch, after as many tokens as the request has. Every request is told what draft tokens cost and bring beside the
+others' next tokens; how many of all requests' draft tokens are scored together is then decided by
+:mod:`outpace.controllers.row_allocation`.
 """
 
 from __future__ import annotations
@@ -14,50 +16,61 @@ from outpace.targets.costs import Costs
 from outpace.targets.threads import threads
 
 MARGIN = 1.05
-"""Drafting must promise this much more than an autoregressive step: probabilities are not exact, drafts take time."""
+"""Drafting must promise this much more than an autoregressive step of one request: probabilities are not exact, drafts
+take time."""
 LONGEST = 64
 """Most draft tokens, where rows are free."""
 _LIMIT = 16
-"""Draft tokens whose costs are always known; twice as many where the last doubling raised the most tokens per time
-that a draft could bring by ``_WORTHWHILE``. So rows that nobody will draft are not measured."""
-_WORTHWHILE = 1.5
+"""Draft tokens whose costs are always known; twice as many while the last doubling made the round no more than
+``_FLAT`` times as long. So rows that nobody will draft are not measured."""
+_FLAT = 1.25
 
 
 class CostModel(Controller):
     """Relative costs of up to ``most`` draft tokens; None: of as many as may be worth it, LONGEST of them at most.
 
-    Greedy and sampled requests read the same costs. A sampled answer depends on what is drafted: so its seed repeats it
-    where costs are fixed, and on one machine with one table of costs (:mod:`outpace.targets.cost_table`).
+    Greedy requests go by what rounds have come to take in this process. A sampled answer depends on what is drafted: so
+    sampled requests go by recorded costs, and a seed repeats its answer where costs are fixed, and on one machine with
+    one table of costs (:mod:`outpace.targets.cost_table`).
     """
 
     def __init__(self, costs: Costs, most: int | None = None, width: int = 1) -> None:
         self._costs = costs
         self._most = most
         self._width = width
-        self._known: dict[tuple[int, int, int], Budget] = {}
+        self._known: dict[tuple[int, int, int, bool], Budget] = {}
+        self._version = costs.version
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         context = context_of(metrics)
-        known = batch, context, threads()
+        if self._version != self._costs.version:
+            self._version = self._costs.version
+            self._known.clear()
+        known = batch, context, threads(), sampled
         if known not in self._known:  # asked for every request in every round
-            self._known[known] = self._budget(batch, context)
+            self._known[known] = self._budget(batch, context, live=not sampled)
         return self._known[known]
 
-    def _budget(self, batch: int, context: int) -> Budget:
+    def _budget(self, batch: int, context: int, *, live: bool) -> Budget:
+        batch = 1 if self._costs.fixed else batch
+        margin = (MARGIN - 1.0) / batch
+        step = self._costs.round_seconds(batch, context, live=live)
         relative_costs = [1.0]
 
         def extend(most: int) -> None:
             counts = range(len(relative_costs), most + 1)
-            relative_costs.extend(MARGIN * self._costs.relative(count, batch, context) for count in counts)
+            relative_costs.extend(
+                margin + self._costs.round_seconds(batch + count, context, live=live) / step for count in counts
+            )
 
         extend(_LIMIT if self._most is None else self._most)
-        while self._most is None and (most := len(relative_costs) - 1) < LONGEST:
-            gain = (1 + most) / relative_costs[most] * relative_costs[most // 2] / (1 + most // 2)
-            if gain < _WORTHWHILE:
+        longest = batch * LONGEST if self._most is None else batch * self._most
+        while (most := len(relative_costs) - 1) < longest:
+            if most and relative_costs[most] > _FLAT * relative_costs[most // 2]:
                 break
-            extend(2 * most)
-        most = len(relative_costs) - 1
-        return Budget(most, most, self._width, relative_costs=tuple(relative_costs))
+            extend(min(max(1, 2 * most), longest))
+        most = min(len(relative_costs) - 1, LONGEST if self._most is None else self._most)
+        return Budget(most, most, self._width, relative_costs=tuple(relative_costs), base_tokens=batch)
 
 
 def context_of(metrics: RequestMetrics) -> int:

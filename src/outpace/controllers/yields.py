@@ -1,159 +1,215 @@
-"""What rounds with a learned drafter yield per time, and when to ask it again: the decision of ``auto``."""
+"""What asking a learned drafter is expected to add to a round, and when to ask: the decision of ``auto``.
+
+All options are compared by one measure: expected tokens of the whole round over its expected time, the draft's time
+included. What the free drafter adds is known before anything is decided: its draft tokens state how likely they are.
+What the learned one would add is estimated from its last drafts (:class:`Yield`): how likely its draft tokens said that
+they were, corrected by how many more tokens the rounds have committed than they would have without it. With these, and
+with what rows and drafts cost, :func:`plan` chooses the requests that it is asked for: all, some or none.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-PRIOR_TOKENS = 1.0
-"""Tokens that the learned part is expected to add to a round before any were seen."""
-PRIOR_COST = 0.3
-"""What its draft tokens are expected to add to such a round's forward, in autoregressive steps."""
-PRIOR_ROUNDS = 1.0
-"""How many rounds this expectation counts for, at first."""
+from outpace.controllers.row_allocation import Allotment, allot
+
+PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
+"""How likely the draft tokens of a learned drafter are accepted before any were seen, the likeliest first."""
+RECENT = 8
+"""Drafts of a request that its estimate is the mean of, nearly."""
+RECENT_OF_ALL = 64
+WEIGHT, MOST_WEIGHT = 1.0, 3.0
+"""The correction that a request begins with counts as this many promised tokens: where nothing is known of the drafter,
+and where ``RECENT_OF_ALL`` drafts of other requests have shown it."""
 FADE = 0.95
-"""What a round still weighs after the next one with the learned part; the expectation fades with them."""
-MARGIN = 1.05
-"""How much better rounds with the learned part must have been than one without promises to be."""
-PATIENCE, MOST_PATIENCE = 8, 64
-"""Rounds without the learned part after which it is tried again: at first, and at most. A trial without gain
-doubles them, one that does halves them and is followed by another at once."""
+"""What a draft still weighs in the correction after the next one."""
+MOST_CORRECTION = 1.5
+MARGIN = 1.03
+"""How much better rounds with the learned drafter must be expected to be: estimates are not exact."""
+PATIENCE, MOST_PATIENCE = 16, 256
+"""Rounds without the learned drafter after which it is tried again: at first, and at most. A trial without gain doubles
+them, one that gains halves them and is followed by another at once."""
 LONGEST_REST = 1024
-"""Most rounds, of all requests together, between trials of a part that has added nothing to any of them."""
-_JUDGED = 2
+"""Most rounds, of all requests together, between trials of a drafter that has added nothing to any of them."""
 _CLOCKED = 9
 
 
-class Round(NamedTuple):
-    """A round by what it commits: ``tokens`` in ``steps`` autoregressive steps."""
+@dataclass(slots=True)
+class _Record:
+    """What drafts promised, and what they added. ``profile[n]``: mean probability of the n-th likeliest draft token, of
+    the last ``recent`` drafts; ``usual``: the correction before anything was seen, which counts as ``weight`` promised
+    tokens."""
 
-    tokens: float
-    steps: float
+    recent: int
+    profile: list[float] = field(default_factory=lambda: list(PRIOR))
+    usual: float = 1.0
+    weight: float = WEIGHT
+    drafts: int = 1
+    promised: float = 0.0
+    added: float = 0.0
 
     @property
-    def rate(self) -> float:
-        """Tokens per autoregressive step's time."""
-        return self.tokens / self.steps
+    def correction(self) -> float:
+        """Tokens added for each token that was promised."""
+        return min(MOST_CORRECTION, (self.weight * self.usual + self.added) / (self.weight + self.promised))
 
-
-_AUTOREGRESSIVE = Round(1.0, 1.0)
+    def learn(self, probs: Seq[float], promised: float, added: int, fade: float) -> None:
+        self.drafts = min(self.drafts + 1, self.recent)
+        self.profile += [0.0] * (len(probs) - len(self.profile))
+        for at, known in enumerate(self.profile):
+            self.profile[at] += ((probs[at] if at < len(probs) else 0.0) - known) / self.drafts
+        self.promised = fade * self.promised + promised
+        self.added = fade * self.added + added
 
 
 @dataclass(slots=True)
 class Standing:
-    """Whether a learned part gains anything, from all greedy requests of a process: counts of rounds and trials, and
-    nothing of what they were about.
+    """What a learned drafter adds to the greedy requests of a process: figures alone, nothing of what they were about.
 
-    ``failures``: in how many cases in a row it has not. ``rested``: rounds of all requests since the last case.
+    ``failures``: trials in a row that did not gain. ``rested``: rounds of all requests since the last one.
     """
 
+    record: _Record = field(default_factory=lambda: _Record(RECENT_OF_ALL))
     failures: int = 0
     rested: int = 0
 
     @property
-    def poor(self) -> bool:
-        """Whether it has failed more than once: then requests begin without it."""
-        return self.failures > 1
-
-    @property
     def rests(self) -> bool:
         """Whether it is not to be tried yet."""
-        return self.poor and self.rested < min(PATIENCE << min(self.failures - 1, 16), LONGEST_REST)
-
-    def judge(self, gained: bool) -> None:
-        """A request has left it out, or tried it again."""
-        self.failures = self.failures // 2 if gained else self.failures + 1
-        self.rested = 0
+        return self.failures > 1 and self.rested < min(PATIENCE << min(self.failures, 16), LONGEST_REST)
 
 
-@dataclass(slots=True)
 class Yield:
-    """What the learned part has added to rounds, newer ones counting more, and when to ask for it.
+    """What the learned drafter adds to the rounds of one request, or of a namespace, and when it is tried again.
 
-    A round's tokens and time without it are known too: the free part's draft shows what it would have brought alone. So
-    neither is credited with the other's. ``standing``: what other requests saw of it; None where that must not matter.
-    ``tokens`` and ``steps``: what it has added to ``weight`` rounds.
+    ``standing``: what other requests have seen of it, with which this one begins; None where that must not matter.
     """
 
-    standing: Standing | None = None
-    tokens: float = 0.0
-    steps: float = 0.0
-    weight: float = 0.0
-    expected: float = PRIOR_ROUNDS
-    """Rounds that the expectation counts for."""
-    waited: int = 0
-    patience: int = PATIENCE
-    again: bool = False
-    asked: bool = False
-    """Whether it was asked in the round before, for its rate."""
-    trial: bool = False
-    """Whether the round under way tries it against expectation."""
-    judged: int = 0
-    """How often ``standing`` was told of no gain: one request, however long, is not all there is."""
+    def __init__(self, standing: Standing | None = None) -> None:
+        self.standing = standing
+        known = _Record(RECENT_OF_ALL) if standing is None else standing.record
+        weight = WEIGHT + (MOST_WEIGHT - WEIGHT) * (known.drafts - 1) / (RECENT_OF_ALL - 1)
+        self._record = _Record(RECENT, list(known.profile), known.correction, weight)
+        self.waited, self.patience = 0, PATIENCE
+        self.again = False
+        """Whether the last trial has gained, so that another one follows at once."""
+        self.trial = False
+        """Whether the round under way tries it against expectation."""
 
-    def __post_init__(self) -> None:
-        if self.standing is not None and self.standing.poor:
-            self.expected, self.waited = 0.0, self.patience
+    def expected(self, copied: float) -> list[float]:
+        """How likely the draft tokens that it would add are accepted, in descending order.
 
-    def rate(self, alone: Round, draft: float) -> float:
-        """Tokens per autoregressive step's time of the round ``alone`` with a learned draft that takes ``draft``."""
-        rounds = self.weight + self.expected
-        if not rounds:
-            return 0.0
-        tokens = (self.tokens + self.expected * PRIOR_TOKENS) / rounds
-        steps = (self.steps + self.expected * (PRIOR_COST + draft)) / rounds
-        return (alone.tokens + tokens) / (alone.steps + max(0.0, steps))  # a draft never makes a round quicker
+        ``copied``: how likely the free drafter's first draft tokens contain the next token; where they do, the learned
+        drafter's add little.
+        """
+        scale = self._record.correction * (1.0 - min(1.0, copied))
+        return [min(1.0, scale * prob) for prob in self._record.profile]
 
-    def wanted(self, alone: Round, draft: float) -> bool:
-        """Whether to ask the learned part, in a round that would be ``alone`` without it. To be asked once a round."""
-        asked, self.asked, self.trial = self.asked, False, False
-        if self.standing is not None:
-            self.standing.rested += 1
-        if self.rate(alone, draft) > MARGIN * alone.rate:
-            self.waited, self.patience, self.asked = 0, PATIENCE, True
-            return True
-        if asked and self.rate(_AUTOREGRESSIVE, draft) <= MARGIN:  # not only because copying promises more just now
-            self._judge(gained=False)
-        self.waited += 1
+    def at_best(self, copied: float) -> list[float]:
+        """The same if it were at least as good as drafters are expected to be: what a trial may find."""
+        hoped = [max(prob, known) for prob, known in zip(PRIOR, self._record.profile, strict=False)]
+        return [(1.0 - min(1.0, copied)) * prob for prob in hoped]
+
+    def due(self) -> bool:
+        """Whether it is time to try it against expectation."""
         rests = self.standing is not None and self.standing.rests
-        if not self.again and (self.waited <= self.patience or rests):
-            return False
-        self.waited, self.again, self.trial = 0, False, True
-        return True
+        return self.again or (self.waited >= self.patience and not rests)
 
-    def learn(self, alone: Round, found: Round) -> None:
-        """A round with the learned part was ``found``, its draft included, and would have been ``alone`` without it."""
-        weight = FADE
+    def passed(self, *, asked: bool, trial: bool = False) -> None:
+        """A round begins in which it is asked, or not."""
+        self.trial = trial
+        if self.standing is not None:
+            self.standing.rested = 0 if trial else self.standing.rested + 1
+        if trial:
+            self.waited, self.again = 0, False
+        elif asked:
+            self.waited, self.patience = 0, PATIENCE
+        else:
+            self.waited += 1
+
+    def learn(self, probs: Seq[float], promised: float, added: int) -> None:
+        """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round; those of it
+        that were scored had promised ``promised``."""
+        fade = FADE
         if self.trial:
-            self.again = found.tokens > alone.tokens and found.rate > alone.rate
+            self.again = added > 0
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
-            weight = 0.5 if self.again else FADE  # what was known is out of date
-            self._judge(gained=self.again)
-        self.tokens = weight * self.tokens + found.tokens - alone.tokens
-        self.steps = weight * self.steps + found.steps - alone.steps
-        self.weight = weight * self.weight + 1.0
-        self.expected *= weight
+            if self.again:  # what was known is out of date
+                fade, self._record.drafts = 0.5, 1
+        self._record.learn(probs, promised, added, fade)
+        if self.standing is not None:
+            self.standing.record.learn(probs, promised, added, 1.0 - 1.0 / RECENT_OF_ALL)
+            if self.trial:
+                self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1
+        self.trial = False
 
-    def _judge(self, gained: bool) -> None:
-        if self.standing is None or (not gained and self.judged >= _JUDGED):
-            return
-        self.judged += not gained
-        self.standing.judge(gained)
+
+class Plan(NamedTuple):
+    """``asked``: the requests that the learned drafter is asked for. ``alone``: the round with the free drafter alone;
+    ``best``: the round as planned, of which ``drafting`` is the time of the learned draft."""
+
+    asked: tuple[int, ...]
+    alone: Allotment
+    best: Allotment
+    drafting: float = 0.0
+
+
+def plan(
+    free: Seq[Seq[float]],
+    learned: Seq[Seq[float]],
+    costs: Seq[float],
+    base_tokens: float,
+    drafting: Callable[[int], float],
+) -> Plan:
+    """For which requests of a batch to ask the learned drafter: those with which the batch commits most per time.
+
+    ``free[i]``, ``learned[i]``: path acceptance probabilities, in descending order, of what the free drafter has
+    drafted for request i and of what the learned one is expected to add; empty where it cannot be asked. ``costs[n]``:
+    of a round with n draft tokens; ``drafting(k)``: of a learned draft for k requests, in the same unit.
+    """
+    alone = best = allot(free, costs, base_tokens)
+    asked: tuple[int, ...] = ()
+    spent = 0.0
+    gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
+    order = sorted(gains, key=lambda at: -gains[at])
+    size, least = 1, MARGIN * alone.rate
+    while order:
+        size = min(size, len(order))
+        cost = drafting(size)
+        # Even if rows cost nothing; a larger draft never takes less time.
+        if (alone.tokens + sum(gains.values())) / (costs[0] + cost) <= least:
+            break
+        members = set(order[:size])
+        whole = [sorted([*own, *learned[at]], reverse=True) if at in members else own for at, own in enumerate(free)]
+        found = allot(whole, costs, base_tokens, spent=cost)
+        if found.rate > max(least, best.rate):
+            asked, best, spent = tuple(sorted(members)), found, cost
+        if size == len(order):
+            break
+        size *= 2
+    return Plan(asked, alone, best, spent)
 
 
 class Clock:
-    """How long the learned part drafts, by how many sequences together; the median of the last times."""
+    """How long the learned drafter drafts, by how many sequences together; the median of the last times."""
 
     def __init__(self) -> None:
         self._spent: dict[int, deque[float]] = {}
 
     def read(self, count: int, seconds: float) -> None:
         """A draft for ``count`` sequences took ``seconds``."""
-        self._spent.setdefault(count.bit_length(), deque(maxlen=_CLOCKED)).append(seconds)
+        self._spent.setdefault((count - 1).bit_length(), deque(maxlen=_CLOCKED)).append(seconds)
 
     def seconds(self, count: int) -> float | None:
         """What a draft for ``count`` sequences takes; None where none was timed."""
-        spent = self._spent.get(count.bit_length())
+        spent = self._spent.get((count - 1).bit_length())
         return median(spent) if spent else None
+
+    def settled(self, count: int) -> float | None:
+        """The same, once it was timed so often that a few slow drafts do not matter."""
+        spent = self._spent.get((count - 1).bit_length(), ())
+        return median(spent) if len(spent) == _CLOCKED else None

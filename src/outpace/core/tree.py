@@ -159,14 +159,29 @@ class TokenTree:
 
     def first(self, count: int) -> TokenTree:
         """The first ``count`` nodes of a deterministic tree: parents come before children, so they are a tree."""
+        return self.only(range(min(count, len(self))))
+
+    def only(self, nodes: Iterable[int]) -> TokenTree:
+        """The given nodes of a deterministic tree, in the order given: each after its parent."""
         if not self.is_deterministic:
             raise ValueError("sampled draws are never dropped")
-        tree = TokenTree()
-        for parent, token, path_acceptance_prob in zip(
-            self.parents[:count], self.tokens[:count], self.path_acceptance_probs[:count], strict=True
-        ):
-            tree.add(parent, token, path_acceptance_prob=path_acceptance_prob)
+        tree, where = TokenTree(), {ROOT: ROOT}
+        for node in nodes:
+            parent, prob = where[self.parents[node]], self.path_acceptance_probs[node]
+            where[node] = tree.add(parent, self.tokens[node], path_acceptance_prob=prob)
         return tree
+
+    def likeliest_first(self) -> tuple[list[int], list[float]]:
+        """All nodes by the probability that their path is accepted, parents before children, and these probabilities.
+
+        Where two drafters disagree a child's estimate may exceed its parent's, which bounds it.
+        """
+        reachable = list(self.path_acceptance_probs)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                reachable[node] = min(reachable[node], reachable[parent])
+        order = sorted(range(len(self)), key=lambda node: (-reachable[node], node))
+        return order, [reachable[node] for node in order]
 
     def child(self, node: int, token: int) -> int | None:
         """The child of ``node`` that holds ``token``, or None."""

@@ -111,6 +111,11 @@ class Drafter(ABC, Generic[S]):
         """
         return None
 
+    def draft_steps(self, states: Seq[S]) -> float:
+        """What the drafts just proposed for these sequences took, in autoregressive steps of the round; 0 where that is
+        little or not known. Rows are allotted to draft tokens with this time already spent."""
+        return 0.0
+
     def caches(self, state: S) -> tuple[CacheUse, ...]:
         """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
         return ()

@@ -195,7 +195,7 @@ class DynamicTree:
         costs = self._budget.relative_costs
         probs = [-key for key, _ in self._best]
         count, most = self._budget.best_draft_size(probs), len(costs) - 1
-        pace = (1.0 + sum(probs[:count])) / (costs[count] + self._level * self._levels)
+        pace = (self._budget.base_tokens + sum(probs[:count])) / (costs[count] + self._level * self._levels)
         row = pace * (costs[min(count + 1, most)] - costs[min(count, most - 1)])
         gains = [CHILDREN_SHARE * self._probs[node] - row for node in found]
         gains = [gain for gain in gains if gain > 0.0]  # the likeliest come first

@@ -17,19 +17,8 @@ from outpace.targets.base import Scores, Sequence, TreeScores
 
 def cut(tree: TokenTree, budget: Budget) -> TokenTree:
     """The best part of a deterministic tree for the budget: the likeliest paths first, parents before children."""
-    # A probability is of the whole path, so a child's exceeds its parent's only where two drafters disagree.
-    reachable = list(tree.path_acceptance_probs)
-    for node, parent in enumerate(tree.parents):
-        if parent != ROOT:
-            reachable[node] = min(reachable[node], reachable[parent])
-    order = sorted(range(len(tree)), key=lambda node: (-reachable[node], node))
-    kept = order[: budget.best_draft_size(reachable[node] for node in order)]
-    out, where = TokenTree(), {ROOT: ROOT}
-    for node in kept:
-        where[node] = out.add(
-            where[tree.parents[node]], tree.tokens[node], path_acceptance_prob=tree.path_acceptance_probs[node]
-        )
-    return out
+    order, probs = tree.likeliest_first()
+    return tree.only(order[: budget.best_draft_size(probs)])
 
 
 def contributed(part: TokenTree, whole: TokenTree) -> bool:

@@ -15,6 +15,7 @@ from outpace.controllers.base import Budget
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.request import Generation, Logprob, RoundTrace
+from outpace.engine.row_sharing import share_rows
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -30,13 +31,16 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
     with Timed(split, "score"):
         layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
         batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
-        scores = target.score(batch, layers, resume=_reusable_forward(active))
+        reusable = _reusable_forward(active)
+        scores = target.score(batch, layers, resume=reusable)
 
     judged = _accept(active, scores, split)
     verdicts = [_keep(one, verdict, target.context_length) for one, verdict in zip(active, judged, strict=True)]
     _commit(target, active, scores, verdicts)
     _observe(active, verdicts, split)
     _close_books(active, split, began)
+    if reusable is None:
+        _compare_costs(target, active, trees, split, perf_counter() - began)
 
 
 def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
@@ -48,7 +52,7 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
             trees[index] = tree
-    return trees
+    return share_rows(active, budgets, trees)
 
 
 def _budget(target: Target, one: Generation, batch: int) -> Budget:
@@ -136,6 +140,17 @@ def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: 
             one.metrics.first_token_seconds = now - one.started
         one.metrics.tokens = len(one.tokens)
         one.metrics.seconds = now - one.started
+
+
+def _compare_costs(
+    target: Target, active: Seq[Generation], trees: Seq[TokenTree], split: Seq[dict[str, float]], seconds: float
+) -> None:
+    """Tell the target's costs what a round has taken in truth, its draft aside."""
+    if len({id(one.drafter) for one in active}) == 1:  # of several drafters' times the sum is not known
+        rows = sum(1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees)
+        context = sum(len(one.sequence.tokens) for one in active) // len(active)
+        greedy = all(one.request.params.greedy for one in active)
+        target.costs.took(rows, context, seconds - split[0].get("draft", 0.0), greedy=greedy)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> list[tuple[K, list[Item]]]:

@@ -240,10 +240,11 @@ class LevelCost:
         self._seconds = seconds if not self._seconds else min(1.1 * self._seconds, 0.9 * self._seconds + 0.1 * seconds)
 
     def of(self, sequence: Sequence, batch: int) -> float:
-        """The cost of a level for one of ``batch`` requests."""
+        """The cost of a level for one of ``batch`` requests, whose rows it runs together: each bears its share."""
         if self._rehearsing or (sequence.params.greedy and not self._seconds):
             return LEVEL_COST
-        return min(1.0, self._target.costs.steps(lambda: self._usual(sequence), LEVEL_COST, batch))
+        whole = min(1.0, self._target.costs.steps(lambda: self._usual(sequence), LEVEL_COST, batch))
+        return whole if self._target.costs.fixed else whole / batch  # fixed costs do not depend on the batch
 
     def _usual(self, sequence: Sequence) -> float:
         return self._seconds if sequence.params.greedy else self._target.costs.once(self._name, self._rehearsed)

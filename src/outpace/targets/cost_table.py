@@ -2,7 +2,8 @@
 
     <cache>/costs/<digest>.json     one table for each machine and target; the digest covers both
 
-A time that anybody has used never changes in its table: a seed then repeats a sampled answer whose draft lengths follow
+A time that anybody has used changes in its table only where forwards have since proved it wrong by a fifth or more,
+because the machine was busy when it was measured: otherwise a seed repeats a sampled answer whose draft lengths follow
 from these times. Who measures while another process does takes over what that one has written first. A table that
 cannot be read, or belongs to another machine, is replaced; if none can be written, times last as long as the process.
 """
@@ -55,6 +56,35 @@ class CostTable:
             self._known |= self._kept(dict(zip(names, measure(), strict=True)))
         return [self._known[name] for name in names]
 
+    def known(self, name: str, default: float) -> float:
+        """The time of that name if it was read or measured in this process, else ``default``."""
+        return (self._known or {}).get(f"{name}, {threads()} threads", default)
+
+    def correct(self, name: str, seconds: float) -> None:
+        """Replace a time that has proved wrong."""
+        name = f"{name}, {threads()} threads"
+        self._rewrite(lambda times: times | {name: seconds})
+
+    def forget(self, prefix: str) -> None:
+        """Remove the times whose names begin with ``prefix``, with as many threads as forwards use now."""
+        end = f", {threads()} threads"
+        self._rewrite(
+            lambda times: {
+                name: one for name, one in times.items() if not (name.startswith(prefix) and name.endswith(end))
+            }
+        )
+
+    def _rewrite(self, change: Callable[[dict[str, float]], dict[str, float]]) -> None:
+        self._known = change(self._read() if self._known is None else self._known)
+        if self.path is None:
+            return
+        with suppress(OSError, Timeout), FileLock(self.path.with_suffix(".lock"), timeout=_PATIENCE):
+            self._write(self.path, change(self._read()))
+
+    def _write(self, path: Path, times: dict[str, float]) -> None:
+        content = {**self._about, "seconds": dict(sorted(times.items()))}
+        write_atomically(path, json.dumps(content, indent=1).encode())
+
     def _kept(self, times: dict[str, float]) -> dict[str, float]:
         """Write times down. Of those that another process has written, its own are returned."""
         if self.path is None:
@@ -63,8 +93,7 @@ class CostTable:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=_PATIENCE):
                 written = times | self._read()
-                content = {**self._about, "seconds": dict(sorted(written.items()))}
-                write_atomically(self.path, json.dumps(content, indent=1).encode())
+                self._write(self.path, written)
                 return {name: written[name] for name in times}
         return times
 

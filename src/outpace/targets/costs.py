@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outpace.core.progress import stage
 from outpace.core.tree import TokenTree
 from outpace.targets.cost_table import CostTable
+from outpace.targets.round_times import TOO_LONG, RoundTimes
 from outpace.targets.threads import threads
 
 if TYPE_CHECKING:
@@ -63,6 +64,23 @@ class Costs(ABC):
     def relative(self, count: int, batch: int = 1, context: int = 0) -> float:
         """A round with ``count`` draft tokens for each of ``batch`` requests, in autoregressive steps of the batch."""
         return self.seconds(batch * (1 + count), context) / self.seconds(batch, context)
+
+    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
+        """Of a whole round over ``rows`` rows without its draft. ``live``: as rounds of greedy requests have turned out
+        to take in this process; otherwise as recorded, so that the same seed gives the same answer."""
+        return self.seconds(rows, context)
+
+    def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:  # noqa: B027
+        """A round over ``rows`` rows took ``seconds`` without its draft."""
+
+    def correct(self, name: str, seconds: float) -> None:  # noqa: B027 (fixed costs have no records)
+        """What has a record under ``name`` (:meth:`once`) has come to take ``seconds``. A record that proves far too
+        long was made on a busy machine, and is replaced."""
+
+    @property
+    def version(self) -> int:
+        """Changes where times that were read before are out of date."""
+        return 0
 
     def steps(self, seconds: Callable[[], float], nominal: float, batch: int = 1, context: int = 0) -> float:
         """A time in autoregressive steps of ``batch`` requests; ``nominal`` where costs are fixed."""
@@ -123,6 +141,9 @@ class ForwardCosts(Costs):
         self.table = CostTable() if table is None else table
         self._name = name
         self._points: dict[tuple[int, int, int], float] = {}
+        self._bounds: dict[tuple[int, int, int], float] = {}
+        """Times that have proved too long, where they were measured again: none is longer now."""
+        self._rounds = RoundTimes()
         self._contexts = [size for size in CONTEXTS if size + _CHAIN <= target.context_length] or [1]
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
@@ -131,14 +152,50 @@ class ForwardCosts(Costs):
     def beside(self, model: Scorer, name: str) -> Costs:
         return ForwardCosts(model, self.table, name)
 
-    def seconds(self, rows: int, context: int = 0) -> float:
-        """Of one forward over ``rows`` rows; beyond the largest measured sizes in proportion."""
+    @property
+    def version(self) -> int:
+        return self._rounds.version
+
+    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
+        return self.seconds(rows, context) * (self._rounds.ratio(rows) if live else 1.0)
+
+    def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:
+        """Costs that whole rounds have come to undercut were measured on a busy machine: they are measured again.
+
+        A machine that is busy now changes nothing of the table.
+        """
+        if not self._measures(rows, context):  # nobody has asked for such costs
+            return
+        if self._rounds.add(rows, seconds / self.seconds(rows, context), greedy=greedy):
+            self._rounds.doubt()
+            self.table.forget(f"{self._name} of ")
+            self._bounds |= self._points
+            self._points.clear()
+
+    def correct(self, name: str, seconds: float) -> None:
+        if seconds < TOO_LONG * self.table.known(name, 0.0):
+            self.table.correct(name, seconds)
+
+    def _measures(self, rows: int, context: int) -> bool:
+        """Whether everything is measured that the costs of such a forward follow from."""
+        rows = min(rows, _MOST_ROWS)
+        low = 1 << (rows.bit_length() - 1)
+        sizes = (low,) if rows == low else (low, 2 * low)
+        return all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
+
+    def _around(self, context: int) -> list[int]:
+        """The measured contexts next to ``context``, the shorter one first; the only one where there is no other."""
         known = self._contexts
         above = next((index for index, size in enumerate(known) if context <= size), len(known) - 1)
-        if above == 0:
-            return self._by_rows(rows, known[0])
-        short, long = known[above - 1], known[above]
+        return known[max(0, above - 1) : above + 1]
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """Of one forward over ``rows`` rows; beyond the largest measured sizes in proportion."""
+        short, *longer = self._around(context)
         least = self._by_rows(rows, short)
+        if not longer:
+            return least
+        [long] = longer
         growth = max(0.0, self._by_rows(rows, long) - least)  # more tokens never cost less, whatever the clock's noise
         return least + growth * (context - short) / (long - short)
 
@@ -160,11 +217,15 @@ class ForwardCosts(Costs):
             least = 0.0 if rows in _TOGETHER else self._at(rows // 2, context)
             found = self.table.together(
                 [f"{self._name} of {size} rows after {context} tokens" for size in sizes],
-                lambda: [max(least, seconds) for seconds in self._measured(sizes, context)],
+                lambda: [max(least, seconds) for seconds in self._bounded(sizes, context)],
             )
             for size, seconds in zip(sizes, found, strict=True):
                 self._points[size, context, threads()] = seconds
         return self._points[point]
+
+    def _bounded(self, sizes: Sequence[int], context: int) -> list[float]:
+        bounds = [self._bounds.get((size, context, threads()), math.inf) for size in sizes]
+        return [min(found, bound) for found, bound in zip(self._measured(sizes, context), bounds, strict=True)]
 
     def _measured(self, sizes: Sequence[int], context: int) -> list[float]:
         """Of each size the quickest of a few forwards. They take turns, so that other programs disturb all alike."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import mean
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,34 +12,41 @@ from weakref import WeakKeyDictionary
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
-from outpace.controllers.yields import PRIOR_COST, Clock, Round, Standing, Yield
-from outpace.core.tree import TokenTree
+from outpace.controllers.row_allocation import mean_costs
+from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.merged import MergedTrees, MergeState, contributed
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
+from outpace.targets.costs import FixedCosts
 
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in autoregressive steps, where costs are fixed."""
 
-_STANDINGS: WeakKeyDictionary[Target, dict[str, Standing]] = WeakKeyDictionary()
-"""What greedy requests of this process have seen of the learned parts beside a target, by the part's identity."""
+
+@dataclass(slots=True)
+class _Shared:
+    """What the greedy requests of a process have seen of a learned part beside a target."""
+
+    standing: Standing = field(default_factory=Standing)
+    clock: Clock = field(default_factory=Clock)
+
+
+_SHARED: WeakKeyDictionary[Target, dict[str, _Shared]] = WeakKeyDictionary()
+"""By the identity of the learned part."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A round in which the learned part was asked: the tokens there were, and the draft and the cost, in autoregressive
-    steps, of the round without it."""
+    """A round in which the learned part was asked: the tokens there were, the draft that the round would have had
+    without it, how likely that draft's first tokens are, and what the learned part has drafted."""
 
     at: int
     alone: TokenTree
-    steps: float
-
-    def without(self, sequence: Sequence) -> Round:
-        """The round as it would have been without the learned part, once the tokens are known."""
-        committed = sequence.tokens[self.at :]
-        return Round(min(len(committed), 1 + len(self.alone.follow(committed))), self.steps)
+    copied: float
+    learned: TokenTree
 
 
 @dataclass(slots=True)
@@ -48,9 +54,10 @@ class AutoState(MergeState):
     """What the namespace knows, and the round under way."""
 
     known: Yield = field(kw_only=True)
+    free: TokenTree = field(default_factory=TokenTree)
     asked: _Asked | None = None
-    steps: float = 1.0
-    """What the round under way should cost, in autoregressive steps."""
+    spent: float = 0.0
+    """What the learned draft has taken, in autoregressive steps of the round."""
     begun: bool = False
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
 
@@ -73,17 +80,18 @@ class Auto(MergedTrees[AutoState]):
         self.target = target
         self._controller = controller or CostModel(target.costs)
         self._identity = identity
-        self.clock = Clock()
-        self.step = Clock()
-        """Seconds of an autoregressive step, by whole rounds without the learned part and what they should cost."""
-        self._began: float | None = None
-        self._memory = Namespaces(lambda: Yield(self._standing), namespaces)
+        self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
         self._sampled_memory = Namespaces(Yield, namespaces)
         """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
 
     @cached_property
-    def _standing(self) -> Standing:
-        return _STANDINGS.setdefault(self.target, {}).setdefault(self._identity(), Standing())
+    def _name(self) -> str:
+        """The learned part beside this target; a digest of its weights takes a while."""
+        return self._identity()
+
+    @cached_property
+    def _shared(self) -> _Shared:
+        return _SHARED.setdefault(self.target, {}).setdefault(self._name, _Shared())
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
         memory = self._memory if sequence.params.greedy else self._sampled_memory
@@ -96,83 +104,137 @@ class Auto(MergedTrees[AutoState]):
     # ------------------------------------------------------------------------------------------------- drafting
 
     def propose_batch(self, states: Seq[AutoState], budgets: Seq[Budget]) -> list[TokenTree]:
-        drafts = [self._draft_steps(state.sequence, len(states)) for state in states]
-        self._began = perf_counter()
+        for state in states:
+            state.asked, state.spent = None, 0.0
+        if len(self.parts) == 1:
+            for state, tree in zip(states, self.ask(0, states, budgets), strict=True):
+                state.free = state.united = tree
+            return [state.united for state in states]
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
-        after = [_after(budget, steps) for budget, steps in zip(budgets, drafts, strict=True)]
-        free = self.ask(0, states, after)
-        learned = []
-        for at, (state, budget, tree) in enumerate(zip(states, budgets, free, strict=True)):
-            state.asked = None
-            count, alone = _alone(tree, budget)
-            state.steps = alone.steps
-            state.united = tree if count == len(tree) or tree.auxiliary_tokens else tree.first(count)
-            if self._may_ask_learned(budget) and state.known.wanted(alone, drafts[at]):
-                learned.append(at)
-                state.asked = _Asked(len(state.sequence.tokens), state.united, alone.steps)
-        if learned:
-            self._join(learned, states, budgets, after, drafts, free)
-        for at, state in enumerate(states):
-            if at not in learned:
-                state.rounds[self.names[0]] += len(state.united) > 0
+        after = [_after(one, self._drafting(states, one, 1)) for one in budgets]
+        for state, tree in zip(states, self.ask(0, states, after), strict=True):
+            state.free = state.united = tree
+        # Where costs do not depend on the batch, neither may the decision.
+        shared = any(one.base_tokens > 1.0 for one in budgets)
+        for members in [range(len(states))] if shared else [range(at, at + 1) for at in range(len(states))]:
+            self._decide([states[at] for at in members], [budgets[at] for at in members])
         return [state.united for state in states]
 
-    def _may_ask_learned(self, budget: Budget) -> bool:
-        return len(self.parts) > 1 and (budget.parts[1] if budget.parts else budget).depth > 0
+    def _decide(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
+        """Choose the drafts of requests that share a round, or of one alone."""
+        probs = [state.free.likeliest_first()[1] for state in states]
+        copied = [_first(state.free) for state in states]
+        able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
+        costs = mean_costs([budget.relative_costs for budget in budgets]) or _nominal(budgets)
+        base = max(budget.base_tokens for budget in budgets)
 
-    def _join(
-        self,
-        learned: Seq[int],
-        states: Seq[AutoState],
-        budgets: Seq[Budget],
-        after: Seq[Budget],
-        drafts: Seq[float],
-        free: Seq[TokenTree],
-    ) -> None:
+        def chosen(offers: Seq[Seq[float]]) -> Plan:
+            return plan(probs, offers, costs, base, lambda size: self._drafting(states, budgets[0], size))
+
+        found = chosen([s.known.expected(c) if a else () for s, c, a in zip(states, copied, able, strict=True)])
+        due = [a and state.known.due() for state, a in zip(states, able, strict=True)]
+        trial = not found.asked and any(due)
+        if trial:
+            found = chosen([s.known.at_best(c) if d else () for s, c, d in zip(states, copied, due, strict=True)])
+        for at, (state, count) in enumerate(zip(states, found.alone.counts, strict=True)):
+            asked = at in found.asked
+            state.known.passed(asked=asked, trial=trial and asked)
+            if not state.free.auxiliary_tokens:
+                order, _ = state.free.likeliest_first()
+                state.united = state.free if count == len(state.free) else state.free.only(order[:count])
+            if asked:
+                state.asked = _Asked(len(state.sequence.tokens), state.united, copied[at], TokenTree())
+                state.spent = found.drafting
+        if found.asked:
+            self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
+
+    def _join(self, asking: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
-        asking = [states[at] for at in learned]
         began = perf_counter()
-        drafted = self.ask(1, asking, [budgets[at] for at in learned])
+        drafted = self.ask(1, asking, budgets)
         if all(state.begun for state in asking):
-            self.clock.read(len(learned), perf_counter() - began)
-        for at, state, tree in zip(learned, asking, drafted, strict=True):
-            whole = state.united = self.unite((free[at], tree), after[at])
-            costs = after[at].relative_costs
-            state.steps = costs[min(len(whole), len(costs) - 1)] if costs else 1.0 + PRIOR_COST + drafts[at]
+            self._timed(asking, perf_counter() - began)
+        for state, budget, tree in zip(asking, budgets, drafted, strict=True):
+            assert state.asked is not None
+            state.united = self.unite((state.free, tree), _after(budget, state.spent))
+            state.asked = replace(state.asked, learned=tree)
             state.begun = True
-            for name, part in zip(self.names, (free[at], tree), strict=True):
-                state.rounds[name] += contributed(part, whole)
 
-    def _draft_steps(self, sequence: Sequence, count: int) -> float:
-        """How long the learned part would take for ``count`` sequences, in autoregressive steps over them."""
-        if len(self.parts) == 1:
-            return 0.0
+    def draft_steps(self, states: Seq[AutoState]) -> float:
+        return max((state.spent for state in states), default=0.0)
+
+    # --------------------------------------------------------------------------------------------------- time
+
+    def _drafting(self, states: Seq[AutoState], budget: Budget, count: int) -> float:
+        """What a learned draft for ``count`` of the sequences takes, in autoregressive steps of the round."""
+        costs = self.target.costs
+        if costs.fixed:
+            return NOMINAL_DRAFT
         # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
-        live = self.clock.seconds(count) if sequence.params.greedy else None
-        return self.target.costs.steps(lambda: self._rehearsed(count) if live is None else live, NOMINAL_DRAFT, count)
+        live = all(state.sequence.params.greedy for state in states)
+        timed = self._shared.clock.seconds(count) if live else None
+        seconds = self._rehearsed(count) if timed is None else timed
+        context = max(len(state.sequence.tokens) for state in states)
+        return seconds / costs.round_seconds(int(budget.base_tokens), context, live=live)
 
     def _rehearsed(self, count: int) -> float:
         size = 1 << (count - 1).bit_length()
         return self.target.costs.once(
-            f"draft of {self.names[1]} {self._identity()} for {size} sequences",
-            lambda: draft_seconds(self.target, self.parts[1], self._controller, size),
+            self._rehearsal(size), lambda: draft_seconds(self.target, self.parts[1], self._controller, size)
         )
+
+    def _rehearsal(self, size: int) -> str:
+        return f"draft of {self.names[1]} {self._name} for {size} sequences"
+
+    def _timed(self, asking: Seq[AutoState], seconds: float) -> None:
+        """A draft took so long. A recorded time that proves too long was measured while the machine was busy."""
+        clock, count = self._shared.clock, len(asking)
+        clock.read(count, seconds)
+        usual = clock.settled(count)
+        if usual is not None:
+            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length()), usual)
+
+    # ------------------------------------------------------------------------------------------------- learning
 
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
-        # A round that it was not asked to draft in has no beginning here, and tells nothing.
-        took = 0.0 if self._began is None else perf_counter() - self._began
-        self._began, count = None, len(states)
-        if took and all(state.asked is None for state in states):
-            self.step.read(count, took / mean(state.steps for state in states))
-        for state in states:
-            if state.asked is not None:
-                timed = state.sequence.params.greedy and took > 0.0 and not self.target.costs.fixed
-                # The whole round: beside its draft and its rows, a draft slows down what then runs with cold caches.
-                steps = took / (self.step.seconds(count) or self.target.costs.seconds(count)) if timed else state.steps
-                found = Round(len(state.sequence.tokens) - state.asked.at, steps)
-                state.known.learn(state.asked.without(state.sequence), found)
-                state.asked = None
+        for state, verdict in zip(states, verdicts, strict=True):
+            scored, asked = verdict.scores.tree, state.asked
+            trees = (state.free,) if asked is None else (state.free, asked.learned)
+            for name, tree in zip(self.names, trees, strict=False):
+                state.rounds[name] += contributed(tree, scored)
+            if asked is not None:
+                _learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
+            state.free, state.asked = TokenTree(), None
+
+
+def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) -> None:
+    """What a learned draft has added to the round, and had promised to."""
+    without = min(len(committed), 1 + len(asked.alone.follow(committed)))
+    own = _shared_nodes(asked.learned, scored) - _shared_nodes(asked.learned, asked.alone)
+    promised = (1.0 - min(1.0, asked.copied)) * sum(asked.learned.path_acceptance_probs[node] for node in own)
+    known.learn(sorted(asked.learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
+
+
+def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
+    """Nodes of ``tree`` that ``other`` has too."""
+    where = {ROOT: ROOT}
+    for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
+        at = where.get(parent)
+        found = None if at is None else other.child(at, token)
+        if found is not None:
+            where[node] = found
+    return where.keys() - {ROOT}
+
+
+def _first(tree: TokenTree) -> float:
+    """How likely one of the first draft tokens is accepted."""
+    return min(1.0, sum(tree.path_acceptance_probs[node] for node in tree.children(ROOT)))
+
+
+def _nominal(budgets: Seq[Budget]) -> tuple[float, ...]:
+    """Costs to decide by where the parts' lengths are fixed."""
+    return tuple(FixedCosts().seconds(1 + count) for count in range(1 + max(one.max_nodes for one in budgets)))
 
 
 def _after(budget: Budget, steps: float) -> Budget:
@@ -182,10 +244,3 @@ def _after(budget: Budget, steps: float) -> Budget:
     costs = tuple(cost + steps for cost in budget.relative_costs)
     parts = tuple(replace(part, relative_costs=costs) for part in budget.parts)
     return replace(budget, relative_costs=costs, parts=parts)
-
-
-def _alone(tree: TokenTree, budget: Budget) -> tuple[int, Round]:
-    """The best size of the free part's draft by itself, and what is expected of such a round."""
-    count = budget.best_draft_size(tree.path_acceptance_probs)
-    expected = 1.0 + sum(tree.path_acceptance_probs[:count])
-    return count, Round(expected, budget.relative_costs[count] if budget.relative_costs else 1.0)

@@ -160,13 +160,14 @@ class LookaheadState(CandidateState):
         else:
             self.gain += FADING * (GAIN - self.gain)
 
-    def is_window_cheap(self, relative_costs: Seq[float], drafted: int, rows: int) -> bool:
+    def is_window_cheap(self, budget: Budget, drafted: int, rows: int) -> bool:
         """Whether a window of ``rows`` beside the draft brings more than it costs. Always where no costs are known."""
-        if not relative_costs:
+        costs, pace = budget.relative_costs, self.pace + budget.base_tokens - 1.0
+        if not costs:
             return True
-        if drafted + rows >= len(relative_costs):
+        if drafted + rows >= len(costs):
             return False
-        return (self.pace + self.gain) * relative_costs[drafted] >= self.pace * relative_costs[drafted + rows]
+        return (pace + self.gain) * costs[drafted] >= pace * costs[drafted + rows]
 
 
 class Lookahead(BestFirst[LookaheadState]):
@@ -216,7 +217,7 @@ class Lookahead(BestFirst[LookaheadState]):
         tree = super().propose(state, budget)
         rows = self.window * (self.ngram - 1) - 1
         room = len(state.sequence.tokens) + self.window + self.ngram - 3 < self._context
-        state.side = budget.depth > 0 and room and state.is_window_cheap(budget.relative_costs, len(tree), rows)
+        state.side = budget.depth > 0 and room and state.is_window_cheap(budget, len(tree), rows)
         if state.side:
             tree.auxiliary_tokens = state.grid.side(self, len(tree))
         return tree

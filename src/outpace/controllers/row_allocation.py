@@ -1,0 +1,60 @@
+"""Which draft tokens of a batch are scored: the rows of one forward, shared out by marginal yield.
+
+Requests that decode together share their forwards. So a draft token is not worth a row because it would gain for its
+request alone, but because the batch commits more tokens per time with it: the likeliest draft tokens of all requests
+come first, and there are as many as raise the expected tokens of the whole round per time. A request whose draft tokens
+are unlikely gets no row while another one gets several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class Allotment(NamedTuple):
+    """``counts[i]``: how many of request i's candidates are drafted, its likeliest ones. ``tokens`` that the round is
+    expected to commit, in ``cost``."""
+
+    counts: tuple[int, ...]
+    tokens: float
+    cost: float
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per time."""
+        return self.tokens / self.cost
+
+
+def allot(
+    candidates: Seq[Seq[float]], costs: Seq[float], base_tokens: float, *, taken: int = 0, spent: float = 0.0
+) -> Allotment:
+    """The candidates that give the batch the most expected tokens per time; of equal rates the fewest.
+
+    ``candidates[i]``: request i's path acceptance probabilities in descending order, parents before children: so the
+    first n of a request are a tree for every n. ``costs[n]``: of a round with n draft tokens in all; no more rows than
+    it has costs for are allotted. ``base_tokens``: expected without any of the candidates. ``taken``: draft tokens that
+    are scored in any case. ``spent``: what drafting has cost already, in the unit of ``costs``.
+    """
+    last = len(costs) - 1
+    ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))[
+        : max(0, last - taken)
+    ]
+    best, most_rate = 0, base_tokens / (costs[min(taken, last)] + spent)
+    tokens = list(accumulate((-prob for prob, _, _ in ranked), initial=base_tokens))
+    for count in range(1, len(tokens)):
+        rate = tokens[count] / (costs[taken + count] + spent)
+        if rate > most_rate:
+            best, most_rate = count, rate
+    counts = [0] * len(candidates)
+    for _, _, request in ranked[:best]:
+        counts[request] += 1
+    return Allotment(tuple(counts), tokens[best], costs[min(taken + best, last)] + spent)
+
+
+def mean_costs(costs: Seq[Seq[float]]) -> tuple[float, ...]:
+    """The relative costs of a round of requests whose own differ, as their contexts do; as far as all are known."""
+    if all(one is costs[0] for one in costs):
+        return tuple(costs[0])
+    return tuple(sum(column) / len(costs) for column in zip(*costs, strict=False))

@@ -1,0 +1,50 @@
+"""The rows of one forward are shared out over the drafts of a batch; what is not expected to gain is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outpace.controllers.base import Budget
+from outpace.controllers.row_allocation import allot, mean_costs
+from outpace.core.tree import TokenTree
+from outpace.engine.request import Generation
+
+
+def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTree]) -> list[TokenTree]:
+    """The drafts of a round, cut to the draft tokens that raise the expected tokens per time of the whole batch.
+
+    Each drafter has sized its drafts as if no other request drafted. Only deterministic drafts of requests whose
+    controller states costs for a shared round are cut: sampled draft tokens and fixed lengths stay as they are.
+    """
+    sharing = [at for at in range(len(trees)) if _may_be_cut(active[at], budgets[at], trees[at])]
+    if not sharing:
+        return list(trees)
+    orders, probs = zip(*(trees[at].likeliest_first() for at in sharing), strict=True)
+    rows = sum(len(tree) + len(tree.auxiliary_tokens) for tree in trees)
+    found = allot(
+        probs,
+        mean_costs([budgets[at].relative_costs for at in sharing]),
+        max(budgets[at].base_tokens for at in sharing),
+        taken=rows - sum(map(len, orders)),
+        spent=_spent([active[at] for at in sharing]),
+    )
+    out = list(trees)
+    for at, order, count in zip(sharing, orders, found.counts, strict=True):
+        if count < len(order):
+            out[at] = trees[at].only(order[:count])
+    return out
+
+
+def _may_be_cut(one: Generation, budget: Budget, tree: TokenTree) -> bool:
+    # By what the drafter declares: whether a sampled tree came out deterministic may depend on its draws.
+    whole = one.drafter.proposal.sampled or bool(tree.auxiliary_tokens)
+    return len(tree) > 0 and budget.base_tokens > 1.0 and bool(budget.relative_costs) and not whole
+
+
+def _spent(sharing: Seq[Generation]) -> float:
+    """What drafting has cost, in autoregressive steps of the round."""
+    drafters = {id(one.drafter): one.drafter for one in sharing}
+    return sum(
+        drafter.draft_steps([one.draft_state for one in sharing if one.drafter is drafter])
+        for drafter in drafters.values()
+    )

@@ -1,0 +1,82 @@
+"""How long whole rounds take beside the forwards of a cost table, and whether the table is to be believed.
+
+A round is more than its forward: tokens are chosen, hidden states are kept, and what runs after a draft finds cold
+caches. And a machine may be busier now than when its costs were measured, or may have been busy then. So every round
+that ends is compared with what the table has for its forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_KEPT = 15
+"""Rounds of one size that are remembered."""
+_WEIGHT = 4.0
+"""The ratio of all sizes together counts as so many rounds of one size."""
+_REFRESH = 64
+"""Rounds after which ratios that were read are out of date."""
+TOO_LONG = 0.8
+"""Whole rounds that take less than this share of the table's forward prove that the table was written on a busy
+machine."""
+PATIENCE = 256
+"""Rounds before a table is doubted for the second time; twice as many before the third."""
+
+
+class RoundTimes:
+    """Ratios of the time of rounds, without their drafts, to the table's forwards; by number of rows.
+
+    ``version`` changes where ratios that were read before are out of date.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._ratios: dict[int, deque[float]] = {}
+        self._all: deque[float] = deque(maxlen=4 * _KEPT)
+        self._read: tuple[int, dict[int, float]] = 0, {}
+        """Ratios that were read, of which version."""
+        self._quickest: dict[int, deque[float]] = {}
+        self._rounds = 0
+        self._doubts, self._doubted = 0, 0
+
+    def add(self, rows: int, ratio: float, *, greedy: bool) -> bool:
+        """A round over ``rows`` rows took ``ratio`` times the table's forward. Returns whether the table is wrong.
+
+        Only greedy requests' rounds count for :meth:`ratio`: sampling takes time of its own.
+        """
+        self._rounds += 1
+        size = rows.bit_length()
+        if greedy:
+            self._ratios.setdefault(size, deque(maxlen=_KEPT)).append(ratio)
+            self._all.append(ratio)
+            if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:
+                self.version += 1
+        seen = self._quickest.setdefault(size, deque(maxlen=_KEPT))
+        seen.append(ratio)
+        wrong = len(seen) == _KEPT and median(seen) < TOO_LONG
+        return wrong and (not self._doubts or self._rounds - self._doubted >= PATIENCE << (self._doubts - 1))
+
+    def ratio(self, rows: int) -> float:
+        """What a round over ``rows`` rows takes, in forwards of the table; 1 before any was timed."""
+        if self._read[0] != self.version:
+            self._read = self.version, {}
+        known, size = self._read[1], rows.bit_length()
+        if size not in known:
+            known[size] = self._ratio(size)
+        return known[size]
+
+    def _ratio(self, size: int) -> float:
+        if not self._all:
+            return 1.0
+        usual, own = median(self._all), self._ratios.get(size)
+        if not own:
+            return usual
+        return (_WEIGHT * usual + len(own) * median(own)) / (_WEIGHT + len(own))
+
+    def doubt(self) -> None:
+        """The table is measured again: what was compared with it is forgotten."""
+        self._doubts, self._doubted = self._doubts + 1, self._rounds
+        self._ratios.clear()
+        self._all.clear()
+        self._quickest.clear()
+        self.version += 1
