@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
@@ -189,17 +189,23 @@ class DynamicTree:
             where[node] = tree.add(where[one.parent], one.token, path_acceptance_prob=one.path_acceptance_prob)
         return tree
 
-    def learn(self, committed: Seq[int]) -> None:
-        """Teach the calibration: ``committed`` shows of all candidates, drafted or not, which would have been right."""
+    def learn(self, committed: Seq[int], target_row: Callable[[int], Tensor] | None = None) -> None:
+        """Teach the calibration: ``committed`` shows of all candidates, drafted or not, which would have been right.
+
+        ``target_row(i)``: the target's distribution, (V,), after i committed tokens. Then what is learned is how likely
+        each candidate was, which varies less than whether it was drawn.
+        """
         if self._calibration is None:
             return
         node = ROOT
-        for token in committed:
+        for index, token in enumerate(committed):
             right = ROOT
-            for child in self._children.get(node, ()):
+            children = self._children.get(node, ())
+            p = target_row(index) if target_row is not None and children else None
+            for child in children:
                 one = self._candidates[child]
                 assert one.kind is not None
-                self._calibration.learn(one.kind, one.token == token)
+                self._calibration.learn(one.kind, one.token == token if p is None else float(p[one.token]))
                 if one.token == token:
                     right = child
             if right == ROOT:
@@ -267,5 +273,5 @@ class SampledTree:
         """The draft."""
         return self._builder.proposal()
 
-    def learn(self, committed: Seq[int]) -> None:
+    def learn(self, committed: Seq[int], target_row: Callable[[int], Tensor] | None = None) -> None:
         """Nothing: draws are made from the drafter's own distribution, whatever became of earlier ones."""

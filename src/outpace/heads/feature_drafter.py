@@ -52,8 +52,9 @@ class CandidateTree(Protocol):
         """The draft."""
         ...
 
-    def learn(self, committed: Seq[int]) -> None:
-        """What was committed after the token that it grew from."""
+    def learn(self, committed: Seq[int], target_row: Callable[[int], Tensor] | None = None) -> None:
+        """What was committed after the token that it grew from. ``target_row(i)``: the target's distribution, (V,),
+        after i committed tokens; None at temperature 0."""
         ...
 
 
@@ -175,7 +176,7 @@ class FeatureDrafter(Drafter[FeatureState]):
         if state.waiting > CHUNK:
             make_rows(self.net, [state])
         if state.candidates is not None:
-            state.candidates.learn(verdict.committed)
+            state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
             state.candidates = None
 
     def rewind(self, state: FeatureState, sequence: Sequence, kept: int) -> FeatureState:
