@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import torch
@@ -110,7 +110,7 @@ def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tens
         def tree(self) -> TokenTree:
             return TokenTree.chain(drafted)
 
-        def learn(self, committed: Seq[int]) -> None:
+        def learn(self, committed: Seq[int], target_row: Callable[[int], Tensor] | None = None) -> None:
             pass
 
     drafter.start = lambda *_: Given()

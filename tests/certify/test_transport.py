@@ -7,7 +7,7 @@ from itertools import chain, combinations, product as every
 import numpy as np
 import pytest
 
-from outpace.certify.transport import draw_sets, optimal_acceptance
+from outpace.certify.transport import draw_sets, draws_bound, optimal_acceptance
 
 Sets = dict[frozenset[int], float]
 
@@ -96,3 +96,22 @@ def test_the_law_of_the_sets() -> None:
         assert sum(proposal_distribution.values()) == pytest.approx(1)
         assert all(3 not in drawn for drawn in proposal_distribution), "tokens without probability are not drawn"
         assert replacement or all(len(drawn) == draws for drawn in proposal_distribution)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("draws", "replacement"), [(1, True), (2, True), (3, True), (1, False), (2, False)])
+def test_the_short_form_is_the_linear_program(seed: int, draws: int, replacement: bool) -> None:
+    p, q = random_row(5, seed), random_row(5, seed + 30)
+    if seed % 3 == 0:
+        q[seed % 5] = 0.0
+        q /= q.sum()
+    expected = optimal_acceptance(p, draw_sets(q, draws, replacement))
+    assert draws_bound(p, q, draws, replacement) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_short_form_of_a_certain_draw() -> None:
+    p, q = np.array([0.2, 0.5, 0.3]), np.array([0.0, 1.0, 0.0])
+    for draws, replacement in ((1, True), (3, True), (2, False)):
+        assert draws_bound(p, q, draws, replacement) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="without replacement"):
+        draws_bound(p, p, 3, replacement=False)

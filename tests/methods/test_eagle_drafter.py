@@ -43,9 +43,13 @@ PARAMS = {
     "processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
 }
 MODES: dict[str, dict[str, Any]] = {
-    "tree": {"max_nodes": 3, "depth": 2, "topk": 2},
+    "tree": {"mode": "tree", "max_nodes": 3, "depth": 2, "topk": 2},
+    "tree by costs": {"mode": "tree"},
+    "likeliest chain": {"mode": "tree", "max_nodes": 2, "depth": 2, "topk": 1},
+    "mixed": {"max_nodes": 3, "depth": 2, "topk": 2},
+    "mixed, wider": {"max_nodes": 5, "depth": 2, "topk": 3},
+    "mixed chain": {"max_nodes": 2, "depth": 2, "topk": 1},
     "by costs": {},
-    "likeliest chain": {"max_nodes": 2, "depth": 2, "topk": 1},
     "sampled": {"mode": "sampled", "branching": (2, 1)},
     "chain": {"mode": "chain", "depth": 2},
     "careful chain": {"mode": "chain", "depth": 2, "confidence": 0.5},
@@ -68,7 +72,7 @@ def law_error(name: str, mode: str, params: SamplingParams, vocabulary: int, pro
 
 CASES = [
     *((mode, "temperature 1", 2) for mode in MODES),
-    *((mode, params, 3) for mode in ("sampled", "chain") for params in ("top-k", "processor")),
+    *((mode, params, 3) for mode in ("sampled", "chain", "mixed") for params in ("top-k", "processor")),
     ("chain", "frequency penalty", 3),
 ]
 

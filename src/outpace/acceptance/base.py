@@ -39,6 +39,10 @@ class Verdict:
         """Rows of ``scores`` that hold committed tokens: the root's and the accepted path's. The newest has none."""
         return [0, *(1 + node for node in self.path[: max(0, len(self.committed) - 1)])]
 
+    def target_row(self, index: int) -> TokenDistribution:
+        """The target's distribution after ``index`` committed tokens."""
+        return self.scores.distribution.at(self.path[index - 1] if index else ROOT)
+
     def hidden_states(self, layers: Seq[int]) -> Tensor:
         """Hidden states of :attr:`rows`, those of ``layers`` side by side: (rows, layers * hidden)."""
         import torch

@@ -39,3 +39,25 @@ def optimal_acceptance(p: np.ndarray, proposal_distribution: dict[frozenset[int]
     limits = np.concatenate([[proposal_distribution[drawn] for drawn in sets], p])
     solved = linprog(-np.ones(len(flows)), A_ub=constraints, b_ub=limits, bounds=(0, None), method="highs")
     return float(-solved.fun)
+
+
+def draws_bound(p: np.ndarray, q: np.ndarray, draws: int = 1, replacement: bool = True) -> float:
+    """:func:`optimal_acceptance` of ``draws`` tokens from ``q`` (V,), for any V; without replacement of 1 or 2.
+
+    By max-flow min-cut it is the smallest 1 + p(H) - P(all draws are in H) over sets H of tokens, and the smallest one
+    holds the tokens with the smallest p / q (Hu et al. 2025, arXiv 2502.18779, section 3): V + 1 sets are looked at.
+    Raises ValueError for more draws without replacement.
+    """
+    order = np.argsort(np.divide(p, q, out=np.full(len(p), np.inf), where=q > 0))
+    p, q = p[order], q[order]
+    inside = np.minimum(1.0, q.cumsum())
+    if replacement or draws == 1:
+        drawn = inside**draws
+    elif draws == 2:
+        odds = np.divide(q, 1.0 - q, out=np.zeros_like(q), where=q < 1.0)
+        drawn = inside * odds.cumsum() - (q * odds).cumsum()
+        if q.max() == 1.0:  # nothing else can be drawn
+            drawn = inside
+    else:
+        raise ValueError(f"{draws} draws without replacement have no short form; see optimal_acceptance")
+    return float(min(1.0, 1.0 + (p.cumsum() - drawn).min()))

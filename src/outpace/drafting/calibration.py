@@ -38,8 +38,9 @@ class Calibration:
             rate = self._rates[kind] = self._prior(kind)
         return rate
 
-    def learn(self, kind: Kind, hit: bool) -> None:
-        """One candidate of this kind was right (``hit``) or wrong."""
+    def learn(self, kind: Kind, hit: float) -> None:
+        """One candidate of this kind was right (1) or wrong (0), or would have been accepted with probability
+        ``hit``."""
         counts = self._counts.get(kind)
         if counts is None:
             counts = self._counts[kind] = [WEIGHT * self._prior(kind), WEIGHT]

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect, insort
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.tree_builder import TreeBuilder
@@ -210,18 +211,24 @@ class DynamicTree:
             where[node] = tree.add(parent, token, path_acceptance_prob=-key)
         return tree
 
-    def learn(self, committed: Seq[int]) -> None:
-        """Teach the calibration: ``committed`` shows of all candidates, drafted or not, which would have been right."""
+    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
+        """Teach the calibration: ``committed`` shows of all candidates, drafted or not, which would have been right.
+
+        ``target_row(i)``: the target's distribution after i committed tokens. Then what is learned is how likely
+        each candidate was, which varies less than whether it was drawn.
+        """
         if self._calibration is None:
             return
         node = ROOT
-        for token in committed:
+        for index, token in enumerate(committed):
             right = ROOT
-            for child in self._children.get(node, ()):
-                kind, hit = self._kinds[child], self._tokens[child] == token
+            children = self._children.get(node, ())
+            p = target_row(index) if target_row is not None and children else None
+            for child in children:
+                kind, drafted = self._kinds[child], self._tokens[child]
                 assert kind is not None
-                self._calibration.learn(kind, hit)
-                if hit:
+                self._calibration.learn(kind, drafted == token if p is None else p[drafted])
+                if drafted == token:
                     right = child
             if right == ROOT:
                 return
@@ -293,5 +300,5 @@ class SampledTree:
         """The draft."""
         return self._builder.proposal()
 
-    def learn(self, committed: Seq[int]) -> None:
+    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
         """Nothing: draws are made from the drafter's own distribution, whatever became of earlier ones."""

@@ -22,6 +22,7 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
@@ -63,8 +64,9 @@ class CandidateTree(Protocol):
         """The draft."""
         ...
 
-    def learn(self, committed: Seq[int]) -> None:
-        """What was committed after the token that it grew from."""
+    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
+        """What was committed after the token that it grew from. ``target_row(i)``: the target's distribution after i
+        committed tokens; None at temperature 0."""
         ...
 
 
@@ -204,7 +206,7 @@ class FeatureDrafter(Drafter[FeatureState]):
             if state.waiting > CHUNK:
                 make_rows(self.net, [state])
             if state.candidates is not None:
-                state.candidates.learn(verdict.committed)
+                state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
 
     def observe(self, state: FeatureState, verdict: Verdict) -> None:

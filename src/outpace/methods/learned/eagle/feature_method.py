@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from operator import mul
+from typing import Any
 
 import torch
 
@@ -12,11 +13,12 @@ from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
 from outpace.drafting.dynamic_tree import DynamicTree, SampledTree, by_confidence, by_rank
+from outpace.drafting.mixed_tree import MixedTree, by_probability
 from outpace.drafting.sampled_trees import WithoutReplacement
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder
 from outpace.heads.feature_drafter import CandidateTree, FeatureDrafter, FeatureState
 from outpace.heads.feature_net import Net
-from outpace.methods.learned.eagle.feature_settings import FeatureSettings
+from outpace.methods.learned.eagle.feature_settings import FeatureSettings, Mode
 from outpace.methods.registry import Context, Parts
 
 MOST = 24
@@ -34,14 +36,29 @@ class FeatureMethod(FeatureDrafter):
             "tree": Proposal(tree=settings.topk > 1),
             "sampled": Proposal(tree=True, sampled=True, replacement=False),
             "chain": Proposal(sampled=True, shares_noise=True),
+            # Where the request's rule shares its noise nothing is drawn: every token is deterministic.
+            "mixed": Proposal(settings.topk > 1, True, one_sampled_sibling=settings.topk > 1, shares_noise=True),
         }
-        super().__init__(net, proposals[settings.mode], by_confidence if confident else by_rank)
-        self._settings, self._confident = settings, confident
+        self._settings, self._confident, self._mode = settings, confident, mode_of(settings, confident)
+        super().__init__(net, proposals[self._mode], _rate if confident else by_rank)
         self._whole_ids = torch.tensor(net.ids)
 
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
         params = state.sequence.params
-        if self._settings.mode != "tree" and not params.greedy:
+        mixed = self._mode == "mixed"
+        if mixed and not params.greedy and state.sequence.noise is None:
+            return MixedTree(
+                params,
+                budget,
+                state.calibration,
+                self.net.ids,
+                self._whole_ids,
+                self.chance(state.sequence),
+                expand=self._settings.expand,
+                heat=self._settings.heat,
+                level=level_cost,
+            )
+        if self._mode in ("sampled", "chain") and not params.greedy:
             return SampledTree(self._builder(state, budget), self._whole_ids, self.net.vocab_size)
         return DynamicTree(
             budget,
@@ -55,9 +72,18 @@ class FeatureMethod(FeatureDrafter):
 
     def _builder(self, state: FeatureState, budget: Budget) -> TreeBuilder:
         sequence, chance = state.sequence, self.chance(state.sequence)
-        if self._settings.mode == "chain":
+        if self._mode == "chain":
             return ChainBuilder(sequence, budget, chance)
         return WithoutReplacement(sequence, budget, chance, self._settings.branching)
+
+
+def mode_of(settings: FeatureSettings, confident: bool) -> Mode:
+    """How a method drafts above temperature 0."""
+    return settings.mode or ("mixed" if confident else "tree")
+
+
+def _rate(kind: Any) -> float:
+    return by_confidence(kind) if len(kind) == 2 else by_probability(kind)
 
 
 def feature_parts(context: Context, net: Net, settings: FeatureSettings, *, confident: bool) -> Parts:

@@ -8,16 +8,20 @@ from pydantic import Field
 
 from outpace.core.validation import StrictModel
 
-Mode = Literal["tree", "sampled", "chain"]
+Mode = Literal["mixed", "tree", "sampled", "chain"]
 
 
 class FeatureSettings(StrictModel):
     """Settings of ``eagle``, ``eagle2`` and ``eagle3``."""
 
-    mode: Mode = Field(
-        "tree",
-        description="a tree of the most probable paths; or, above temperature 0, a tree sampled without "
-        "replacement or a sampled chain",
+    mode: Mode | None = Field(
+        None,
+        description="above temperature 0: most probable tokens with one draw beside them (mixed, the default of eagle2 "
+        "and eagle3), the most probable paths (tree, the default of eagle), a tree sampled without replacement, or a "
+        "sampled chain",
+    )
+    heat: float = Field(
+        1.15, gt=0.0, le=8.0, description="factor on the drafter's logits, beside 1 / temperature, in mode 'mixed'"
     )
     max_nodes: int | None = Field(
         None, ge=0, le=512, description="draft tokens per round; by default from measured costs and acceptance"

@@ -1,0 +1,259 @@
+"""Draft trees of the likeliest tokens and of draws beside them: dynamic trees for requests that sample.
+
+After a node stand its j likeliest tokens, deterministic, and at most one token that is drawn from all others. Of such
+sets the optimal transport accepts the probability of the j tokens and the overlap of the rest, sum of min(p, q) over
+the other tokens, q being renormalised (Hu et al. 2025, arXiv 2502.18779); rule ``univer`` attains it. A single draw is
+accepted more often than the likeliest token where the target's distribution is broad, and less often where it is
+narrow, so every node gets what its calibrated rates favour. ``benchmarks/acceptance_ceiling.py`` compares proposals.
+
+How many tokens follow a node is decided before any of them is drawn, and nothing that was drawn is left out: a level is
+settled when it is run. What became of draws may decide which nodes the next level runs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outpace.controllers.base import Budget
+from outpace.core.chance import Chance
+from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import TokenDistribution
+from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.dynamic_tree import CENTRES, EDGES, Ranking
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHILDREN_SHARE = 0.5
+"""About how much of a node's acceptance probability its children have together."""
+FLOOR = 0.02
+"""Without costs, draft tokens that are expected to add fewer tokens than this are left out."""
+KNOWN = -1
+_LEAST = 1e-6
+"""Nothing is drawn where the likeliest tokens have all but so much of the drafter's probability."""
+_DEEP, _BESIDE, _HOT = 3, 3, 20
+"""Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
+Kind = tuple[int, int, int, int]
+"""(depth, bucket of probability, number of likeliest tokens beside the draw or KNOWN for one of them, temperature in
+tenths)."""
+
+
+def by_probability(kind: Kind) -> float:
+    """The acceptance rate of a kind before anything is known (``benchmarks/acceptance_ceiling.py``, eagle3).
+
+    A likely token: heads are too sure of themselves, the more so the lower the temperature. A draw by itself is
+    accepted more often than the likeliest token where that is unlikely; beside others it finds what they leave.
+    """
+    _, bucket, beside, tenths = kind
+    centre, temperature = CENTRES[bucket], min(1.0, tenths / 10)
+    if beside > 0:
+        return min(1.2 * centre, (0.12 + 0.15 * temperature) / math.pow(beside, 0.35))
+    sure = 0.1 + 0.75 * temperature
+    known = centre * (sure + (1.0 - sure) * 0.65 * math.pow(centre, 12))
+    if beside == KNOWN:
+        return known
+    return min(0.98, known + 0.25 * max(0.0, temperature - 0.4) * (1.0 - centre))
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node that was run. ``columns``: its likeliest tokens, ``kinds``: of these, ``rates``: their calibrated
+    acceptance, ``draws``: that of one draw beside j of them, j from 0, with its kind."""
+
+    columns: list[int]
+    kinds: list[Kind]
+    rates: list[float]
+    draws: list[tuple[Kind, float]]
+    probs: list[float]
+    drawn: tuple[Kind, int, float] | None = None
+    """Kind, token and q of the draw that was made."""
+    taken: int = 0
+    values: list[float] = field(default_factory=list)
+    """Acceptance of the best 0, 1, ... children."""
+
+    def __post_init__(self) -> None:
+        known = 0.0
+        self.values = [0.0]
+        for count in range(len(self.rates) + 1):
+            with_draw = known + self.draws[count][1] if count < len(self.draws) else 0.0
+            known += self.rates[count] if count < len(self.rates) else 0.0
+            self.values.append(max(known, with_draw) if count < len(self.rates) else with_draw)
+
+    def draws_at(self, count: int) -> bool:
+        """Whether one of the best ``count`` children is drawn."""
+        return count - 1 < len(self.draws) and self.values[count] > sum(self.rates[:count])
+
+
+class MixedTree:
+    """One draft of one request, for drafters that ask with ``take`` as for a DynamicTree.
+
+    ``ids`` (Vd): the target's token of each column of the logits, ``row`` the same as a tensor. ``heat`` multiplies the
+    drafter's logits beside 1 / temperature. ``level``: cost of running another level, in autoregressive steps.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        budget: Budget,
+        calibration: Calibration,
+        ids: Seq[int],
+        row: Tensor,
+        chance: Chance,
+        *,
+        expand: int = 4,
+        heat: float = 1.0,
+        level: float = 0.0,
+    ) -> None:
+        self._params, self._budget, self._calibration = params, budget, calibration
+        self._ids, self._row, self._chance = ids, row, chance
+        self._expand, self._heat, self._level = expand, heat, level
+        self._tree = TokenTree()
+        self._nodes: dict[int, _Node] = {}
+        """What was run, by node of the tree."""
+        self._running = [ROOT]
+        self._rows = {ROOT: 0}
+        self._levels = 0
+        self._expected = budget.base_tokens
+        self.ranking: Ranking | None = None
+
+    def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
+        """Never: it reads logits."""
+        raise NotImplementedError
+
+    def take(self, logits: Tensor) -> list[tuple[int, int]]:
+        """As :meth:`outpace.drafting.dynamic_tree.DynamicTree.take`."""
+        q = self._distribution(logits)
+        for node, probs in zip(self._running, q, strict=True):
+            self._read(node, probs)
+        self._choose()
+        born = [child for node, probs in zip(self._running, q, strict=True) for child in self._add(node, probs)]
+        self._running = self._next(born)
+        self._levels += bool(self._running)
+        wanted = []
+        for node in self._running:
+            wanted.append((self._rows[self._tree.parents[node]], self._tree.tokens[node]))
+            self._rows[node] = len(self._rows)
+        return wanted
+
+    def _distribution(self, logits: Tensor) -> Tensor:
+        """The drafter's distribution (n, Vd), at the request's temperature and with its cuts."""
+        from outpace.core.token_distribution import warp
+
+        return warp(logits.float() * self._heat, self._params)
+
+    def _read(self, node: int, q: Tensor) -> None:
+        """Candidates after ``node``, and what is expected of them."""
+        depth = 1 if node == ROOT else 1 + self._tree.depths[node]
+        best = q.topk(min(self._budget.topk, len(q)))
+        probs, columns = best.values.tolist(), best.indices.tolist()
+        if not probs[0] > 0.0 or not self._budget.wants(depth, probs[0]):
+            return
+        heat = min(_HOT, round(10 * self._params.temperature))
+        kinds, rates, draws, beyond = [], [], [], 1.0
+        for beside, p in enumerate(probs):
+            bucket = bisect(EDGES, beyond if beside else p)
+            kind = min(depth, _DEEP - 1), bucket, min(beside, _BESIDE), heat
+            draws.append((kind, self._calibration.rate(kind) if beyond > _LEAST else 0.0))
+            bucket = bisect(EDGES, p)
+            kind = min(depth, _DEEP), bucket, KNOWN, heat
+            kinds.append(kind)
+            rates.append(min(0.995, p * self._calibration.rate(kind) / CENTRES[bucket]))
+            beyond -= p
+        self._nodes[node] = _Node(columns, kinds, rates, draws, probs)
+
+    def _choose(self) -> None:
+        """How many children each node of this level gets: the most valuable first, while they are worth their rows."""
+        count = len(self._tree)
+        open_nodes = [node for node in self._running if node in self._nodes]
+        while open_nodes and count < self._budget.max_nodes:
+            gain, node = max((self._marginal(node), -node) for node in open_nodes)
+            node = -node
+            if gain <= self._row_cost(count):
+                return
+            self._nodes[node].taken += 1
+            self._expected += gain
+            count += 1
+            if (
+                self._nodes[node].taken + 1 >= len(self._nodes[node].values)
+                or self._nodes[node].taken >= self._budget.topk
+            ):
+                open_nodes.remove(node)
+
+    def _marginal(self, node: int) -> float:
+        one = self._nodes[node]
+        return self._before(node) * (one.values[one.taken + 1] - one.values[one.taken])
+
+    def _before(self, node: int) -> float:
+        return 1.0 if node == ROOT else self._tree.path_acceptance_probs[node]
+
+    def _row_cost(self, count: int) -> float:
+        """What the row of another draft token after ``count`` costs, in tokens."""
+        costs = self._budget.relative_costs
+        if not costs:
+            return FLOOR
+        if count + 1 >= len(costs):
+            return math.inf
+        return self._pace(count) * (costs[count + 1] - costs[count])
+
+    def _pace(self, count: int) -> float:
+        """Tokens per autoregressive step of the round as it is."""
+        return self._expected / (self._budget.relative_costs[count] + self._level * self._levels)
+
+    def _add(self, node: int, q: Tensor) -> list[int]:
+        """Add the children that were decided on; returns their nodes."""
+        one = self._nodes.get(node)
+        if one is None or not one.taken:
+            return []
+        with_draw = one.draws_at(one.taken)
+        known = one.columns[: one.taken - with_draw]
+        before, born = self._before(node), []
+        if with_draw:
+            rest = q.clone()
+            rest[known] = 0.0
+            rest = rest / rest.sum()
+            column = self._chance.categorical(rest)
+            kind, rate = one.draws[len(known)]
+            one.drawn = kind, self._ids[column], float(rest[column])
+            born.append(self._tree.add(node, self._ids[column], QRow(rest, self._row), before * rate))
+        for column, rate in zip(known, one.rates, strict=False):
+            born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))
+        return born
+
+    def _next(self, born: Seq[int]) -> list[int]:
+        """Those of the new nodes to run next, the likeliest first; none where another level is not worth it."""
+        probs = self._tree.path_acceptance_probs
+        found = [node for node in born if self._tree.depths[node] < self._budget.depth]
+        found = sorted(found, key=lambda node: (-probs[node], node))[: self._expand]
+        count = len(self._tree)
+        if count >= self._budget.max_nodes:
+            return []
+        if not self._budget.relative_costs:
+            return found
+        row = self._row_cost(count)
+        gains = [gain for node in found if (gain := CHILDREN_SHARE * probs[node] - row) > 0.0]
+        return found[: len(gains)] if sum(gains) > self._pace(count) * self._level else []
+
+    def tree(self) -> TokenTree:
+        """The draft."""
+        return self._tree
+
+    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
+        """Teach the calibration. ``target_row(i)``: the target's distribution after i committed tokens."""
+        if target_row is None:
+            return
+        node: int | None = ROOT
+        for index, token in enumerate(committed):
+            if node is None or (one := self._nodes.get(node)) is None:
+                return
+            p = target_row(index)
+            for kind, column in zip(one.kinds, one.columns, strict=True):
+                self._calibration.learn(kind, p[self._ids[column]])
+            if one.drawn is not None:
+                kind, drawn, q = one.drawn
+                self._calibration.learn(kind, min(1.0, p[drawn] / q))
+            node = self._tree.child(node, token)

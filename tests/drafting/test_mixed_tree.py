@@ -1,0 +1,109 @@
+"""Drafts of likely tokens with one draw beside them: what is drawn, how many, and what is learned of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.controllers.base import Budget
+from outpace.core.chance import SeededChance
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.mixed_tree import KNOWN, MixedTree, by_probability
+
+IDS = list(range(10, 18))
+FLAT = torch.tensor([[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]])
+PEAKED = torch.tensor([[9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+STEEP = Budget(4, 8, 4, relative_costs=(1.0, 1.02, 1.04, 1.06, 2.0, 3.0, 4.0, 5.0, 6.0))
+
+
+def begun(budget: Budget, seed: int = 0, calibration: Calibration | None = None, **settings: float) -> MixedTree:
+    params, chance = SamplingParams(temperature=0.8), SeededChance(seed).at(0, "draft")
+    known = calibration or Calibration(by_probability)
+    return MixedTree(params, budget, known, IDS, torch.tensor(IDS), chance, **settings)  # type: ignore[arg-type]
+
+
+def drafted(logits: Tensor, budget: Budget, seed: int = 0, levels: int = 1) -> TokenTree:
+    one = begun(budget, seed)
+    wanted = one.take(logits)
+    for _ in range(levels - 1):
+        if not wanted:
+            break
+        wanted = one.take(logits.expand(len(wanted), -1))
+    return one.tree()
+
+
+def kinds(tree: TokenTree, node: int = ROOT) -> list[bool]:
+    """For every draw after a node whether it was sampled."""
+    return [draw.q_row != DETERMINISTIC for draw in tree.draws_at(node)]
+
+
+def test_a_broad_distribution_is_drawn_from_and_a_narrow_one_is_not() -> None:
+    chain = Budget(1, 1, 1)
+    assert kinds(drafted(FLAT, chain)) == [True]
+    assert kinds(drafted(PEAKED, chain)) == [False]
+    assert sum(kinds(drafted(FLAT, Budget(1, 4, 4)))) == 1, "one draw a node at most"
+
+
+def test_a_draw_comes_from_what_the_likeliest_tokens_leave() -> None:
+    for seed in range(20):
+        tree = drafted(FLAT, Budget(1, 3, 3), seed)
+        [row] = tree.q_rows
+        known = [draw.token for draw in tree.draws if draw.q_row == DETERMINISTIC]
+        sampled = [draw.token for draw in tree.draws if draw.q_row != DETERMINISTIC]
+        assert len(tree) == 3 and len(sampled) == 1
+        right = (FLAT[0] / 0.8).softmax(-1)
+        right[[IDS.index(token) for token in known]] = 0.0
+        torch.testing.assert_close(row.dense(18)[10:], right / right.sum())
+        assert row.prob(sampled[0]) > 0.0
+
+
+@pytest.mark.parametrize("logits", [FLAT, PEAKED])
+def test_how_many_follow_a_node_does_not_depend_on_what_is_drawn(logits: Tensor) -> None:
+    shapes = {tuple(kinds(drafted(logits, STEEP, seed))) for seed in range(30)}
+    tokens = {tuple(drafted(logits, STEEP, seed).tokens) for seed in range(30)}
+    assert len(shapes) == 1
+    assert logits is PEAKED or len(tokens) > 1, "draws differ"
+
+
+def test_rows_are_added_while_they_are_worth_their_cost() -> None:
+    assert len(drafted(FLAT, STEEP)) == 3, "the fourth row costs an autoregressive step"
+    dear = Budget(4, 8, 4, relative_costs=(1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0))
+    assert len(drafted(FLAT, dear)) == 0
+
+
+def test_levels_end_with_the_depth_the_budget_and_their_cost() -> None:
+    assert max(drafted(PEAKED, Budget(3, 32, 1), levels=9).depths) == 3
+    assert len(drafted(PEAKED, Budget(9, 4, 1), levels=9)) == 4
+    free = Budget(3, 8, 1, relative_costs=(1.0,) * 9)
+    assert begun(free).take(PEAKED)
+    assert not begun(free, level=5.0).take(PEAKED)
+
+
+def test_the_target_teaches_how_likely_candidates_were() -> None:
+    rates = Calibration(by_probability)
+    one = begun(Budget(1, 2, 2), calibration=rates)
+    one.take(FLAT)
+    before = {kind: rates.rate(kind) for kind in rates._rates}
+    p = torch.zeros(18)
+    p[10], p[17] = 0.9, 0.1
+    for _ in range(40):
+        one.learn([10], lambda _: p)
+    after = {kind: rates.rate(kind) for kind in before}
+    likely = {kind for kind in before if kind[2] == KNOWN and after[kind] > before[kind]}
+    drawn = next(draw for draw in one.tree().draws if draw.q_row != DETERMINISTIC)
+    assert likely, "p of the likeliest was higher than q"
+    [kind] = [kind for kind in before if kind[2] == len(one.tree()) - 1]
+    q = one.tree().q_rows[drawn.q_row].prob(drawn.token)
+    assert after[kind] == pytest.approx(min(1.0, float(p[drawn.token]) / q), abs=0.2)
+
+
+def test_greedy_rounds_teach_nothing() -> None:
+    rates = Calibration(by_probability)
+    one = begun(Budget(1, 2, 2), calibration=rates)
+    one.take(FLAT)
+    before = dict(rates._rates)
+    one.learn([10])
+    assert rates._rates == before
