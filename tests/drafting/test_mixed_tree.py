@@ -9,6 +9,7 @@ from torch import Tensor
 from outpace.controllers.base import Budget
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
+from outpace.core.token_distribution import DenseDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.mixed_tree import KNOWN, MixedTree, by_probability
@@ -90,7 +91,7 @@ def test_the_target_teaches_how_likely_candidates_were() -> None:
     p = torch.zeros(18)
     p[10], p[17] = 0.9, 0.1
     for _ in range(40):
-        one.learn([10], lambda _: p)
+        one.learn([10], lambda _: DenseDistribution(p))
     after = {kind: rates.rate(kind) for kind in before}
     likely = {kind for kind in before if kind[2] == KNOWN and after[kind] > before[kind]}
     drawn = next(draw for draw in one.tree().draws if draw.q_row != DETERMINISTIC)
