@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import acceptance_probability, drawn_from, draws_by_parent, left_by
+from outpace.acceptance.draws import acceptance_probability, drawn_from, draws_by_parent, left_by, open_ahead
 from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, Draw, TokenTree
@@ -34,6 +34,7 @@ class Traversal(TreeByTree):
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         tree = scores.tree
         draws_at = draws_by_parent(tree)
+        open_ahead(scores, draws_at)
         p = scores.distribution.at
         stack = [_Visit(ROOT, 1.0, p(ROOT))]
         while True:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import drawn_from, draws_by_parent
+from outpace.acceptance.draws import drawn_from, draws_by_parent, open_ahead
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
@@ -44,6 +44,7 @@ class UniVer(TreeByTree):
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)
+        open_ahead(scores, draws_at)
         stack = [_Plan(scores, ROOT, 1.0, draws_at.get(ROOT, ()))]
         while True:
             here = stack[-1]

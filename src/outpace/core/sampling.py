@@ -24,6 +24,8 @@ from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processor
 from outpace.core.token_distribution import OpenRows, dense_distributions
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -141,10 +143,14 @@ class SamplingParams:
         )
 
     @property
+    def penalised(self) -> bool:
+        """Whether tokens of the prompt or the answer are penalised."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    @property
     def path_dependent(self) -> bool:
         """Whether the distribution at a node depends on more than its logits."""
-        penalties = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
-        return bool(penalties or self.processors)
+        return self.penalised or bool(self.processors)
 
 
 def check_logit_bias(params: SamplingParams, vocab_size: int) -> None:
@@ -184,14 +190,10 @@ class Sampler:
                 torch.tensor(list(params.logit_bias), dtype=torch.long),
                 torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
             )
-        # Counts cost a vocabulary-sized tensor, so they exist only where a penalty reads them.
-        self._seen: Tensor | None = None
-        self._counts: Tensor | None = None
+        self._history = History()
+        """What penalties read: nothing where there are none."""
         if params.repetition_penalty != 1.0:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self._seen[torch.tensor(list(prompt), dtype=torch.long)] = True
-        if params.presence_penalty or params.frequency_penalty:
-            self._counts = torch.zeros(vocab_size, dtype=torch.float32)
+            self._history = self._history.with_(prompt, 0)
         self.processors = Processors(tuple(params.processors))
         self.states: States = self.processors.begin(prompt)
         """The processors' states after the history; a failure ends the request when the next token is chosen."""
@@ -203,18 +205,14 @@ class Sampler:
 
     def fork(self) -> Sampler:
         """An independent copy."""
-        twin = copy(self)
-        twin._seen = None if self._seen is None else self._seen.clone()
-        twin._counts = None if self._counts is None else self._counts.clone()
-        return twin
+        return copy(self)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add committed tokens to the history."""
+        tokens = list(tokens)
+        if self.params.penalised:
+            self._history = self._history.with_(tokens)
         for token in tokens:
-            if self._seen is not None:
-                self._seen[token] = True
-            if self._counts is not None:
-                self._counts[token] += 1
             self.states = self.advanced(self.states, token)
 
     def advanced(self, states: States, token: int) -> States:
@@ -223,22 +221,51 @@ class Sampler:
 
     def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
         """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
-        ``states``: the processors' states there. Or what a processor did wrong."""
+        ``states``: the processors' states there. Or what a processor did wrong. ``row`` is changed in place."""
         import torch
 
         params = self.params
-        if self._seen is not None:
-            seen = self._seen
-            if path:
-                seen = seen.clone()
-                seen[list(path)] = True
-            penalised = torch.where(row < 0, row * params.repetition_penalty, row / params.repetition_penalty)
-            row = torch.where(seen.to(row.device), penalised, row)
-        if self._counts is not None:
-            counts = self._counts
-            if path:
-                index = torch.tensor(list(path), dtype=torch.long)
-                counts = counts.index_add(0, index, torch.ones(len(path)))
-            counts = counts.to(row.device)
-            row = row - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+        if params.penalised:
+            history = self._history.with_(path)
+            ids, counts = (torch.from_numpy(part).to(row.device) for part in (history.ids, history.counts))
+            values = row[ids]
+            if params.repetition_penalty != 1.0:
+                penalty = params.repetition_penalty
+                values = torch.where(values < 0, values * penalty, values / penalty)
+            values = values - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+            row.index_copy_(0, ids, values)
         return self.processors.process(states, row)
+
+
+class History:
+    """The tokens that penalties change the logits of, and how often the answer holds each. A value: see ``with_``."""
+
+    __slots__ = ("_places", "counts", "ids")
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._places: dict[int, int] = {}
+        self.ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """(n,), each token once."""
+        self.counts: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
+        """(n,)."""
+
+    def with_(self, tokens: Sequence[int], count: int = 1) -> History:
+        """The history with more tokens of the answer (``count`` 1) or of the prompt (0)."""
+        import numpy as np
+
+        if not tokens:
+            return self
+        longer = copy(self)
+        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        if new:
+            longer._places = {
+                **self._places,
+                **dict(zip(new, range(len(self.ids), len(self.ids) + len(new)), strict=True)),
+            }
+            longer.ids = np.concatenate([self.ids, np.array(new, dtype=np.int64)])
+        longer.counts = np.concatenate([self.counts, np.zeros(len(new), dtype=np.float32)])
+        for token in tokens:
+            longer.counts[longer._places[token]] += count
+        return longer

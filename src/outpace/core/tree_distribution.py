@@ -76,7 +76,8 @@ class TreeDistribution:
             rows[:, ids] += bias.to(rows.device)
         if not sampler.params.path_dependent:
             return rows
-        return torch.stack([self._penalised(row, node) for row, node in zip(rows, nodes, strict=True)])
+        found = [self._penalised(row, node) for row, node in zip(rows, nodes, strict=True)]
+        return torch.stack(found) if sampler.params.processors else rows  # penalties are in place
 
     def _penalised(self, row: Tensor, node: int) -> Tensor:
         import torch
