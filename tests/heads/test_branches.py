@@ -186,7 +186,7 @@ def test_levels_keep_sequences_together() -> None:
 @pytest.mark.parametrize("by_kernels", [True, False])
 def test_rows_are_put_side_by_side(by_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not by_kernels:
-        monkeypatch.setattr(side_by_side, "_plain", lambda rows: False)
+        monkeypatch.setattr(side_by_side, "_plain", lambda one: False)
     whole = torch.randn(3, 9, 6)
     layers = [whole[layer, 1:, :5] for layer in range(3)]
     for rows in ([0], [0, 1, 2], [0, 3, 4, 7]):

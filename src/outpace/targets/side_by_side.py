@@ -22,19 +22,16 @@ class Gathered(NamedTuple):
 
 def gather(wanted: Seq[Gathered]) -> None:
     """Fill every ``to``: by the compiled kernels where they are loaded and the tensors are plain, else by torch."""
-    start, end = array("q"), array("q")
-    width = 0
+    start, end, width = array("q"), array("q"), 0
+    by_kernels = binding.loaded()
     for one in wanted:
-        if not all(map(_plain, one.sources)) or not _plain(one.to):
-            _by_torch(one)
-            continue
-        mine = one.sources[0].shape[1]
-        if width not in (0, mine):
+        sources, at = one.sources, one.to.data_ptr()
+        mine = sources[0].shape[1]
+        if not (by_kernels and width in (0, mine) and _plain(one)):
             _by_torch(one)
             continue
         width = mine
-        bases = [(source.data_ptr(), 4 * source.stride(0)) for source in one.sources]
-        at = one.to.data_ptr()
+        bases = [(source.data_ptr(), 4 * source.stride(0)) for source in sources]
         for row in one.rows:
             for base, stride in bases:
                 start.append(base + row * stride)
@@ -44,8 +41,9 @@ def gather(wanted: Seq[Gathered]) -> None:
         binding.copy_rows(start, end, width)
 
 
-def _plain(rows: Tensor) -> bool:
-    return rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.stride(-1) == 1 and binding.loaded()
+def _plain(one: Gathered) -> bool:
+    """Whether all of it is float32 in the processor's memory, row by row."""
+    return all(rows.is_cpu and rows.dtype == torch.float32 and rows.stride(1) == 1 for rows in (*one.sources, one.to))
 
 
 def _by_torch(one: Gathered) -> None:
