@@ -22,9 +22,15 @@ PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 RECENT = 8
 """Drafts of a request that its estimate is the mean of, nearly."""
 RECENT_OF_ALL = 64
-WEIGHT, MOST_WEIGHT = 1.0, 3.0
-"""The correction that a request begins with counts as this many promised tokens: where nothing is known of the drafter,
-and where ``RECENT_OF_ALL`` drafts of other requests have shown it."""
+WEIGHT = 4.0
+"""The correction that a request begins with counts as this many promised tokens."""
+ODDS, MOST_ODDS, LONG_ODDS = 9.0, 20.0, 1e4
+"""Odds that a drafter is as good as its probabilities say, and not one whose tokens are accepted by chance alone:
+before any draft was seen, at most by the last drafts, and at most by all."""
+CHANCE, SURE = 0.03, 0.8
+"""How often the first token of a drafter that is worth nothing is accepted, and of one that is worth most."""
+RELAX = 0.15
+"""How far, in a round without a draft, what the last drafts have shown gives way to what all have."""
 FADE = 0.95
 """What a draft still weighs in the correction after the next one."""
 MOST_CORRECTION = 1.5
@@ -35,35 +41,59 @@ PATIENCE, MOST_PATIENCE = 16, 256
 them, one that gains halves them and is followed by another at once."""
 LONGEST_REST = 1024
 """Most rounds, of all requests together, between trials of a drafter that has added nothing to any of them."""
-_CLOCKED = 9
+_FEW, _CLOCKED = 3, 9
 
 
 @dataclass(slots=True)
 class _Record:
     """What drafts promised, and what they added. ``profile[n]``: mean probability of the n-th likeliest draft token, of
-    the last ``recent`` drafts; ``usual``: the correction before anything was seen, which counts as ``weight`` promised
-    tokens."""
+    the last ``recent`` drafts. ``usual``, ``odds``: the correction, and the odds that the drafter is worth anything."""
 
     recent: int
     profile: list[float] = field(default_factory=lambda: list(PRIOR))
     usual: float = 1.0
-    weight: float = WEIGHT
-    drafts: int = 1
+    odds: float = ODDS
+    drafts: int = 2
     promised: float = 0.0
     added: float = 0.0
 
     @property
     def correction(self) -> float:
         """Tokens added for each token that was promised."""
-        return min(MOST_CORRECTION, (self.weight * self.usual + self.added) / (self.weight + self.promised))
+        return min(MOST_CORRECTION, (WEIGHT * self.usual + self.added) / (WEIGHT + self.promised))
+
+    @property
+    def trust(self) -> float:
+        """What a promised token is worth: a drafter that fails in spite of high probabilities is given up soon."""
+        return self.correction * self.odds / (1.0 + self.odds)
 
     def learn(self, probs: Seq[float], promised: float, added: int, fade: float) -> None:
         self.drafts = min(self.drafts + 1, self.recent)
         self.profile += [0.0] * (len(probs) - len(self.profile))
         for at, known in enumerate(self.profile):
             self.profile[at] += ((probs[at] if at < len(probs) else 0.0) - known) / self.drafts
-        self.promised = fade * self.promised + promised
-        self.added = fade * self.added + added
+        share = 1.0 / max(1.0, promised)  # tokens of one path fail together: a draft tells no more for being long
+        self.promised = fade * self.promised + share * promised
+        self.added = fade * self.added + share * added
+        first = min(probs[0] if probs else 0.0, promised, SURE)
+        likelihood = max(first / CHANCE, 1.0) if added else min((1.0 - first) / (1.0 - CHANCE), 1.0)
+        most = MOST_ODDS if self.recent == RECENT else LONG_ODDS
+        self.odds = min(most, max(1.0 / most, self.odds * likelihood))
+
+    def relax(self, usual: _Record) -> None:
+        """A round without a draft: the last ones tell less."""
+        stays = 1.0 - RELAX
+        self.promised, self.added = stays * self.promised, stays * self.added
+        self.usual = stays * self.usual + RELAX * usual.correction
+        self.odds = self.odds**stays * within(usual.odds) ** RELAX
+        self.profile += [0.0] * (len(usual.profile) - len(self.profile))
+        for at, known in enumerate(usual.profile):
+            self.profile[at] = stays * self.profile[at] + RELAX * known
+
+
+def within(odds: float) -> float:
+    """The odds that a request begins with."""
+    return min(MOST_ODDS, max(1.0 / MOST_ODDS, odds))
 
 
 @dataclass(slots=True)
@@ -91,9 +121,9 @@ class Yield:
 
     def __init__(self, standing: Standing | None = None) -> None:
         self.standing = standing
-        known = _Record(RECENT_OF_ALL) if standing is None else standing.record
-        weight = WEIGHT + (MOST_WEIGHT - WEIGHT) * (known.drafts - 1) / (RECENT_OF_ALL - 1)
-        self._record = _Record(RECENT, list(known.profile), known.correction, weight)
+        self._all = _Record(RECENT_OF_ALL) if standing is None else standing.record
+        """Of all drafts: of other requests too where they may matter, else of this one."""
+        self._record = _Record(RECENT, list(self._all.profile), self._all.correction, within(self._all.odds))
         self.waited, self.patience = 0, PATIENCE
         self.again = False
         """Whether the last trial has gained, so that another one follows at once."""
@@ -106,7 +136,7 @@ class Yield:
         ``copied``: how likely the free drafter's first draft tokens contain the next token; where they do, the learned
         drafter's add little.
         """
-        scale = self._record.correction * (1.0 - min(1.0, copied))
+        scale = self._record.trust * (1.0 - min(1.0, copied))
         return [min(1.0, scale * prob) for prob in self._record.profile]
 
     def at_best(self, copied: float) -> list[float]:
@@ -130,6 +160,7 @@ class Yield:
             self.waited, self.patience = 0, PATIENCE
         else:
             self.waited += 1
+            self._record.relax(self._all)
 
     def learn(self, probs: Seq[float], promised: float, added: int) -> None:
         """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round; those of it
@@ -139,12 +170,11 @@ class Yield:
             self.again = added > 0
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
             if self.again:  # what was known is out of date
-                fade, self._record.drafts = 0.5, 1
+                fade, self._record.drafts, self._record.odds = 0.5, 1, max(1.0, self._record.odds)
         self._record.learn(probs, promised, added, fade)
-        if self.standing is not None:
-            self.standing.record.learn(probs, promised, added, 1.0 - 1.0 / RECENT_OF_ALL)
-            if self.trial:
-                self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1
+        self._all.learn(probs, promised, added, 1.0 - 1.0 / RECENT_OF_ALL)
+        if self.standing is not None and self.trial:
+            self.standing.failures = self.standing.failures // 2 if self.again else self.standing.failures + 1
         self.trial = False
 
 
@@ -205,9 +235,9 @@ class Clock:
         self._spent.setdefault((count - 1).bit_length(), deque(maxlen=_CLOCKED)).append(seconds)
 
     def seconds(self, count: int) -> float | None:
-        """What a draft for ``count`` sequences takes; None where none was timed."""
+        """What a draft for ``count`` sequences takes; None where too few were timed."""
         spent = self._spent.get((count - 1).bit_length())
-        return median(spent) if spent else None
+        return median(spent) if spent and len(spent) >= _FEW else None
 
     def settled(self, count: int) -> float | None:
         """The same, once it was timed so often that a few slow drafts do not matter."""
