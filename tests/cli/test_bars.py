@@ -38,6 +38,17 @@ def test_a_log_gets_lines_at_growing_intervals(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_time_before_the_first_count_is_not_in_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with reporting(Bars(Console(file=io.StringIO()), clock)), stage("benchmark", unit="answers") as at:
+        at.move(0, 10, "loading")
+        for done in range(7):  # loading took 100 seconds, each answer takes 10
+            clock.now = 100.0 + 10 * done
+            at.move(done, 10, "chat")
+    last = capsys.readouterr().err.splitlines()[-2]
+    assert last == "benchmark: 60%, 6 of 10 answers, 6.0 answers/min, 2:40 elapsed, about 0:40 left; chat"
+
+
 def test_short_stages_leave_a_log_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with reporting(Bars(Console(file=io.StringIO()), Clock())):
         with stage("loading", brief=True) as at:

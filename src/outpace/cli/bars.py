@@ -27,7 +27,7 @@ _SETTLING = 2.0  # seconds before a rate is shown
 
 @dataclass(slots=True)
 class Shown:
-    """A stage as it is shown. ``began``, ``counted_from``: when it began, and when and where counting began.
+    """A stage as it is shown. ``began``, ``counted_from``: when it began, and when and where its count began to grow.
 
     ``lines``: how many lines a log has of it, and ``said``: when it got the last one.
     """
@@ -68,7 +68,8 @@ class Bars:
         if shown is None:
             return
         now = self._clock()
-        if shown.counted_from is None:  # what an earlier run had done does not count towards the rate
+        # What an earlier run had done does not count towards the rate, nor does loading before the first count.
+        if shown.counted_from is None or one.done == shown.counted_from[1]:
             shown.counted_from = now, one.done
         if self._live is not None and shown.task is not None:
             self._live.update(shown.task, completed=one.done, total=one.total)

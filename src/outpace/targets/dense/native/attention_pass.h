@@ -1,4 +1,5 @@
-// Attention of a forward's rows: their keys and values are placed, then threads claim rows that read the same head.
+// Attention of a forward's rows: their keys and values are placed head by head, as soon as the projection has made a head,
+// then threads claim rows that read the same head.
 #pragma once
 
 #include <atomic>
@@ -57,18 +58,27 @@ class AttentionPass {
         for (auto& one : s.threads) grow(one.room, m.width), grow(one.row, row_bytes);
     }
 
-    // Rotate this thread's rows of the fused projection `qkv`, and place their K/V. Others' are read after a barrier.
-    void place_rows(int thread, const Layer& l, int index, const float* qkv, size_t stride) {
+    // Lay out what this thread's share of earlier forwards' rows and of chosen committed tokens is; read after a barrier.
+    void place_earlier(int thread, int index) {
         for (int p = 0; p < job.parts; ++p) {
             const outpace_part& part = job.part[p];
-            for (int local = 0; local < part.rows; ++local)  // neighbours in the store are placed by one thread
-                if ((part.causal ? (part.committed + local) / 2 : local) % threads == thread)
-                    place_row(thread, l, index, p, local, qkv + (part.first + local) * stride);
             for (int i = thread; i < part.old * m.kv_heads; i += threads)
                 Kept<T>::place_key(tree_keys(p, i % m.kv_heads), i / m.kv_heads, side(part, index, 0, i % m.kv_heads, i / m.kv_heads), m.width);
             if (part.subset)
                 for (int kv = 0; kv < m.kv_heads; ++kv) gather(thread, index, p, kv);
         }
+    }
+
+    // Rotate one head of the fused projection in all rows, or place it as K/V: heads of queries come first, then those of
+    // keys, then those of values. Row 0's is at `from`, the others `stride` apart. Read after a barrier.
+    void place_head(int thread, const Layer& l, int index, int head, const float* from, size_t stride) {
+        for (int p = 0; p < job.parts; ++p)
+            for (int local = 0; local < job.part[p].rows; ++local) {
+                const float* one = from + (job.part[p].first + local) * stride;
+                if (head < m.heads) place_query(l, index, p, local, head, one);
+                else if (head < m.heads + m.kv_heads) place_key(thread, l, index, p, local, head - m.heads, one);
+                else place_value(thread, index, p, local, head - m.heads - m.kv_heads, one);
+            }
     }
 
     // Claim items until none is left. What a thread has finished, it also lays out for the next product (`attended`) where
@@ -134,44 +144,47 @@ class AttentionPass {
         else normalise(from, norm.data(), m.head_size, m.epsilon, to);
         const Rotation& r = m.rotations[l.rotation];
         const float *cosines = r.cosines + size_t(position) * r.half, *sines = r.sines + size_t(position) * r.half;
-        for (int i = 0; i < r.half; ++i) {
+        int i = 0;
+        for (; i + LANES <= r.half; i += LANES) {
+            const vf a = load(to + i), b = load(to + i + r.half), cosine = load(cosines + i), sine = load(sines + i);
+            store(to + i, a * cosine - b * sine);
+            store(to + i + r.half, b * cosine + a * sine);
+        }
+        for (; i < r.half; ++i) {
             float a = to[i], b = to[i + r.half];
             to[i] = a * cosines[i] - b * sines[i];
             to[i + r.half] = b * cosines[i] + a * sines[i];
         }
-        for (int i = m.head_size; i < m.width; ++i) to[i] = 0.f;
+        for (i = m.head_size; i < m.width; ++i) to[i] = 0.f;
     }
 
-    void place_row(int thread, const Layer& l, int index, int p, int local, const float* from) {
-        auto& s = space();
-        float* room = s.threads[thread].room.data();
+    void place_query(const Layer& l, int index, int p, int local, int head, const float* from) {
         const outpace_part& part = job.part[p];
-        const int row = part.first + local, position = part.positions[part.old + local];
-        for (int h = 0; h < m.heads; ++h)
-            rotate(l, from + projected(l, h * m.head_size), l.norms[OUTPACE_QUERY_NORM], position, &s.q[(size_t(row) * m.heads + h) * m.width]);
-        if (job.queries) {
-            const size_t count = size_t(m.heads) * m.width;
-            std::memcpy(job.queries + (size_t(index) * job.rows + row) * count, &s.q[row * count], sizeof(float) * count);
-        }
-        for (int kv = 0; kv < m.kv_heads; ++kv) {
-            uint8_t* at = part.causal ? s.threads[thread].row.data() : side(part, index, 0, kv, part.old + local);
-            rotate(l, from + projected(l, (m.heads + kv) * m.head_size), l.norms[OUTPACE_KEY_NORM], position, room);
-            Kept<T>::write_key(at, room, m.width);
-            if (part.causal) Kept<T>::place_key(slab(part, index, 0, kv), part.committed + local, at, m.width);
-            else Kept<T>::place_key(tree_keys(p, kv), part.old + local, at, m.width);
-            if (!part.causal) at = side(part, index, 1, kv, part.old + local);
-            std::memcpy(room, from + projected(l, (m.heads + m.kv_heads + kv) * m.head_size), sizeof(float) * m.head_size);
-            for (int d = m.head_size; d < m.width; ++d) room[d] = 0.f;
-            Kept<T>::write_value(at, room, m.width);
-            if (part.causal) Kept<T>::place_value(slab(part, index, 1, kv), part.committed + local, at, m.width);
-        }
+        const size_t at = (size_t(part.first + local) * m.heads + head) * m.width;
+        float* to = &space().q[at];
+        rotate(l, from, l.norms[OUTPACE_QUERY_NORM], part.positions[part.old + local], to);
+        if (job.queries) std::memcpy(job.queries + size_t(index) * job.rows * m.heads * m.width + at, to, sizeof(float) * m.width);
     }
 
-    // Where an output of the fused projection lies when it is made of several matrices, each padded to whole tiles.
-    static size_t projected(const Layer& l, int output) {
-        size_t base = 0;
-        for (const Linear* w = l.qkv; output >= w->outputs; ++w) output -= w->outputs, base += size_t(w->tiles) * LANES;
-        return base + output;
+    void place_key(int thread, const Layer& l, int index, int p, int local, int kv, const float* from) {
+        PerThread& mine = space().threads[thread];
+        const outpace_part& part = job.part[p];
+        uint8_t* at = part.causal ? mine.row.data() : side(part, index, 0, kv, part.old + local);
+        rotate(l, from, l.norms[OUTPACE_KEY_NORM], part.positions[part.old + local], mine.room.data());
+        Kept<T>::write_key(at, mine.room.data(), m.width);
+        if (part.causal) Kept<T>::place_key(slab(part, index, 0, kv), part.committed + local, at, m.width);
+        else Kept<T>::place_key(tree_keys(p, kv), part.old + local, at, m.width);
+    }
+
+    void place_value(int thread, int index, int p, int local, int kv, const float* from) {
+        PerThread& mine = space().threads[thread];
+        const outpace_part& part = job.part[p];
+        uint8_t* at = part.causal ? mine.row.data() : side(part, index, 1, kv, part.old + local);
+        float* room = mine.room.data();
+        std::memcpy(room, from, sizeof(float) * m.head_size);
+        for (int d = m.head_size; d < m.width; ++d) room[d] = 0.f;
+        Kept<T>::write_value(at, room, m.width);
+        if (part.causal) Kept<T>::place_value(slab(part, index, 1, kv), part.committed + local, at, m.width);
     }
 
     // Lay the chosen committed K/V as if they were all there is.

@@ -54,6 +54,9 @@ class Forward {
         grow(s.hidden, size_t(rows) * inner);
         if (int(s.threads.size()) < pool->active) s.threads.resize(pool->active);
         stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 2);
+        group_tiles = 2;
+        while (group_tiles * LANES % m.head_size) group_tiles += 2;
+        groups_done = std::vector<std::atomic<int>>(qkv_stride / LANES + 3);
     }
 
     // `then`: run by every thread at the end, behind a barrier, with its number and how many there are; or empty.
@@ -228,14 +231,23 @@ class Forward {
 
     void attention(int thread, const Layer& l, int index, int stage) {
         auto& s = space();
-        for (int slot = 0, base = 0; slot < 3 && l.qkv[slot].data; ++slot) {
+        attention_pass.place_earlier(thread, index);
+        for (int slot = 0, base = 0, head = 0, group = 0; slot < 3 && l.qkv[slot].data; ++slot) {
+            const Linear& w = l.qkv[slot];
             Outputs out{s.qkv.data() + base, qkv_stride};
             const Linear* then = slot < 2 && l.qkv[slot + 1].data ? &l.qkv[slot + 1] : &l.attention_out;
-            multiply_all(thread, stage + slot, l.qkv[slot], s.normed, out, 2, then, [](int, int) {});
-            base += l.qkv[slot].tiles * LANES;
+            multiply_all(thread, stage + slot, w, s.normed, out, 2, then, [&](int first, int) {
+                const int mine = first / group_tiles, begin = mine * group_tiles, end = std::min(w.tiles, begin + group_tiles);
+                std::atomic<int>& done = groups_done[group + mine];
+                if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < (end - begin + 1) / 2) return;
+                done.store(0, std::memory_order_relaxed);  // for the next layer, which begins behind a barrier
+                for (int at = begin * LANES; at < std::min(end * LANES, w.outputs); at += m.head_size)
+                    attention_pass.place_head(thread, l, index, head + at / m.head_size, out.rows + at, qkv_stride);
+            });
+            base += w.tiles * LANES;
+            head += w.outputs / m.head_size;
+            group += (w.tiles + group_tiles - 1) / group_tiles;
         }
-        pool->barrier(thread);
-        attention_pass.place_rows(thread, l, index, s.qkv.data(), qkv_stride);
         pool->barrier(thread);
         const bool whole_blocks = m.head_size * (m.heads / m.kv_heads) % BLOCK == 0;
         attention_pass.attend_rows(thread, l, index, stages[stage + 3], s.mixed.data(), whole_blocks ? &s.attended : nullptr);
@@ -253,6 +265,8 @@ class Forward {
     int inner;
     AttentionPass<T> attention_pass;
     std::vector<std::atomic<int>> stages;
+    int group_tiles;  // of the fused projection: whole heads, in pieces of two tiles
+    std::vector<std::atomic<int>> groups_done;  // pieces of each
 };
 
 }  // namespace outpace
