@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.core.errors import BadInput
 
@@ -51,8 +51,7 @@ class QRow:
         return probs.new_zeros(vocab_size).index_add_(0, self.ids, probs)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """One proposal: ``token`` proposed after ``parent``; it is held by node ``node``.
 
     ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where q is one-hot.
