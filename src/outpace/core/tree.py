@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.core.errors import BadInput
 from outpace.core.token_distribution import TokenDistribution, normalised
@@ -63,8 +63,7 @@ class QRow:
         return like.of_weights(source if self.ids is None else self.dense(like.size))
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """One proposal: ``token`` proposed after ``parent``; it is held by node ``node``.
 
     ``q_row`` indexes ``TokenTree.q_rows``; ``DETERMINISTIC`` (-1) where q is one-hot.

@@ -141,14 +141,15 @@ class DynamicTree:
             return
         first = number = len(self._tokens)
         calibrated, ids, best, most = self._calibration is not None, self._ids, self._best, budget.max_nodes
-        deeper = depth < budget.depth
+        deeper, level = depth < budget.depth, min(depth, DEEP)
         kind: Kind | None = None
         for rank in range(min(budget.topk, len(values))):
             value = values[rank]
-            prob = math.exp(min(0.0, value * scale - total))
+            log = value * scale - total
+            prob = math.exp(log) if log < 0.0 else 1.0
             if calibrated:
-                kind, prob = self._rate(depth, rank, prob)
-            prob = before * prob
+                kind, prob = self._rate(level, rank, prob)
+            prob *= before
             if value == -math.inf or (calibrated and rank and prob < FLOOR):
                 continue
             self._tokens.append(ids[columns[rank]])
@@ -165,15 +166,16 @@ class DynamicTree:
         self._depths += [depth] * (number - first)
         self._children[node] = range(first, number)
 
-    def _rate(self, depth: int, rank: int, p: float) -> tuple[Kind, float]:
+    def _rate(self, level: int, rank: int, p: float) -> tuple[Kind, float]:
         """A candidate's kind, and how likely it is accepted after its parent, where rates are learned."""
         assert self._calibration is not None
         if not self._confident:
-            kind = min(depth, DEEP), rank
+            kind = level, rank
             return kind, self._calibration.rate(kind)
         bucket = bisect(EDGES, p)
-        kind = min(depth, DEEP), bucket
-        return kind, min(0.995, p * self._calibration.rate(kind) / CENTRES[bucket])
+        kind = level, bucket
+        rate = p * self._calibration.rate(kind) / CENTRES[bucket]
+        return kind, rate if rate < 0.995 else 0.995
 
     def _next(self) -> list[int]:
         """The candidates to expand, likeliest first, at most ``expand``; empty where no further level is worth it."""
