@@ -367,6 +367,81 @@ def test_what_is_known_stays_in_its_namespace() -> None:
     assert asked[1] < asked[0] == asked[2] == asked[3] == asked[4]
 
 
+# -------------------------------------------------------------------------------------------------------- batches
+
+
+def test_in_a_batch_only_the_request_that_copies_drafts() -> None:
+    """Rows are dear, and the learned part's draft takes longer than a step."""
+    rows = torch.eye(VOCAB)
+    other = random_table(VOCAB, 3, order=5)
+    target = TableTarget(
+        VOCAB, lambda path: rows[(path[-1] + 1) % 7] if path[0] == 9 else other(path), context_length=400
+    )
+    target.__dict__["costs"] = Costs(lambda rows: 1.0 + 0.12 * rows)
+    part = Foresight(target, never)
+    method = of(target, part, draft=1.5)
+    decoder = Decoder(target)
+    copying = decoder.submit(Request((9, *range(7), *range(7)), method, max_new_tokens=40))
+    others = [decoder.submit(Request((1, at), method, max_new_tokens=40)) for at in (0, 20, 39)]
+    decoder.run()
+    assert copying.metrics.accepted > 20
+    assert sum(one.metrics.drafted for one in others) < 0.2 * copying.metrics.drafted
+    assert part.asked <= 3
+
+
+@pytest.mark.parametrize("batch", [2, 8, 32])
+def test_a_batch_whose_rows_cost_in_proportion_drafts_nothing(batch: int) -> None:
+    target = wandering(proportional)
+    part = Foresight(target, always)
+    method = of(target, part, draft=2.0)
+    decoder = Decoder(target)
+    running = [decoder.submit(Request((1, one), method, max_new_tokens=20)) for one in range(batch)]
+    decoder.run()
+    assert all(one.metrics.drafted == 0 for one in running)
+    assert part.asked == 0, "not even a trial could gain"
+
+
+def test_in_a_batch_the_learned_part_drafts_where_rows_are_free() -> None:
+    target = wandering(lambda rows: 1.0 + 0.001 * rows)
+    method = of(target, Foresight(target, always), draft=0.1)
+    decoder = Decoder(target)
+    running = [decoder.submit(Request((1, one), method, max_new_tokens=40)) for one in range(4)]
+    decoder.run()
+    assert [one.tokens for one in running] == [plain(target, (1, one), 40) for one in range(4)]
+    assert all(one.metrics.committed > 3 * one.metrics.rounds for one in running)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("learned", [never, always])
+def test_the_best_of_the_four_options_is_found_within_a_few_rounds(
+    learned: Callable[[int], bool], copies: bool
+) -> None:
+    target = TableTarget(VOCAB, random_table(VOCAB, 3, order=1 if copies else 5), context_length=1000)
+    target.__dict__["costs"] = Costs(cheap)
+    prompt = (1, 2, 3, *plain(target)) if copies else (1, 2, 3)
+    part = Foresight(target, learned)
+    found = answer(target, of(target, part, draft=0.3), prompt, length=300)
+    late = found.rounds[3:]
+    tokens = sum(len(one.committed) for one in late)
+    seconds = sum(cheap(1 + len(one.tree)) for one in late) + 0.3 * part.asked
+    if copies:
+        assert tokens / seconds > 10 and part.asked == 0
+    elif learned is always:
+        assert tokens / seconds > 2.5 and part.asked >= 0.9 * len(late)
+    else:
+        assert tokens / seconds > 0.94 / cheap(1), "nearly as fast as without any draft"
+
+
+def test_a_worthless_drafter_takes_part_in_hardly_a_round_of_all() -> None:
+    target = wandering()
+    asked = rounds = 0
+    for number in range(12):
+        wrong = Foresight(target, never)
+        rounds += answer(target, identified(target, wrong, "random"), (1, 2, number), length=100).metrics.rounds
+        asked += wrong.asked
+    assert asked <= 0.012 * rounds
+
+
 # --------------------------------------------------------------------------------------- a part that adds nothing
 
 

@@ -2,16 +2,19 @@
 
 Two parts at most. The *free* part (the suffix automaton) is asked in every round: it takes microseconds, and states how
 likely its tokens are accepted. The *learned* part (a head, or a draft model) takes a share of a forward, so it is asked
-only where rounds with it have brought more tokens per time than the free part promises now, or than an autoregressive
-step gives. The trees of both are united, and as many nodes are scored as raise the expected tokens per time. A learned
-part that does not is left out and tried again after growing intervals; where neither part gains, decoding is
-autoregressive.
+only where rounds with it are expected to commit more tokens per time than the free part promises now, or than an
+autoregressive step gives. The trees of both are united, and as many nodes are scored as raise the expected tokens per
+time. A learned part that does not is left out and tried again after growing intervals; where neither part gains,
+decoding is autoregressive.
 
-Rates are tokens over time in units of an autoregressive step. Times are those of ``targets/costs.py``. Beside them
-greedy requests go by the clock; sampled ones by one rehearsal of the learned part's draft, kept with the target's
-costs, so that a seed reproduces its answer. What is learned belongs to the request's namespace. Only whether a learned
-part gains at all is remembered across greedy requests (:class:`~outpace.controllers.yields.Standing`): so one that does
-not, such as a head without training, is tried ever less.
+All options are compared by one measure (:mod:`outpace.controllers.yields`): expected tokens of the whole round, over
+its time in autoregressive steps, the learned draft included. In a batch the decision is one for all requests: the
+learned part drafts for those with which the batch commits most per time, or for none. Times are those of
+``targets/costs.py``: for greedy requests as rounds and drafts have come to take in this process, for sampled ones as
+recorded, with one rehearsal of the learned part's draft, so that a seed reproduces its answer. What is learned belongs
+to the request's namespace. Only figures of what a learned part adds are remembered across greedy requests
+(:class:`~outpace.controllers.yields.Standing`): so one that adds nothing, such as a head without training, is tried
+less and less.
 
 Choosing a round's drafter by what it yields for its time is what MetaSD's bandits do (Kim, Jung, Yun 2026, arXiv
 2604.05417); here no arm is pulled at random, because the free part's promise is known before any time is spent.
@@ -94,6 +97,11 @@ def learned_part(context: Context, settings: AutoSettings) -> tuple[str, Parts] 
     return None
 
 
+def _proven(context: Context, label: str) -> bool:
+    """Whether the learned part was measured to make decoding faster with the head that it drafts with."""
+    return any((head.speedup(find(label).name) or 0.0) > 1.0 for head in _heads_for(context, label)[:1])
+
+
 def _heads_for(context: Context, label: str) -> list[Binding]:
     """The heads that a learned method may draft with."""
     kind = find(label).head
@@ -133,6 +141,7 @@ def build(context: Context, settings: AutoSettings) -> Parts:
         settings.namespaces,
         controller=None if learned is None else learned[1].controller,
         identity=lambda: f"{_weights(context, list(built)[-1])} {settings.settings.get(list(built)[-1], {})}",
+        proven=learned is not None and _proven(context, learned[0]),
     )
     return Parts(drafter, CombinedController([one.controller for one in built.values()], united=True))
 

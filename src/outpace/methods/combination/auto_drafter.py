@@ -64,7 +64,8 @@ class AutoState(MergeState):
 
 class Auto(MergedTrees[AutoState]):
     """``parts``: the free one, and the learned one where there is one, whose budgets ``controller`` gives when its
-    draft is timed. ``identity``: tells the learned part from others beside the target."""
+    draft is timed. ``identity``: tells the learned part from others beside the target. ``proven``: whether that was
+    measured to make decoding faster."""
 
     def __init__(
         self,
@@ -75,13 +76,14 @@ class Auto(MergedTrees[AutoState]):
         *,
         controller: Controller | None = None,
         identity: Callable[[], str] = str,
+        proven: bool = False,
     ) -> None:
         super().__init__(parts, names)
         self.target = target
         self._controller = controller or CostModel(target.costs)
-        self._identity = identity
+        self._identity, self._proven = identity, proven
         self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
-        self._sampled_memory = Namespaces(Yield, namespaces)
+        self._sampled_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
         """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
 
     @cached_property
@@ -91,7 +93,7 @@ class Auto(MergedTrees[AutoState]):
 
     @cached_property
     def _shared(self) -> _Shared:
-        return _SHARED.setdefault(self.target, {}).setdefault(self._name, _Shared())
+        return _SHARED.setdefault(self.target, {}).setdefault(self._name, _Shared(Standing(self._proven)))
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
         memory = self._memory if sequence.params.greedy else self._sampled_memory

@@ -1,0 +1,133 @@
+"""Recorded costs beside what rounds take in truth: live ratios for greedy requests, and tables of a busy machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace.controllers.cost_model import CostModel
+from outpace.core.metrics import RequestMetrics
+from outpace.models.gguf_cache import CACHE_VARIABLE
+from outpace.targets.base import Sequence
+from outpace.targets.cost_table import CostTable, table_of
+from outpace.targets.costs import ForwardCosts
+from outpace.targets.round_times import RoundTimes
+from outpace.targets.table import TableTarget
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of its own."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Busy(ForwardCosts):
+    """Forwards take ``load`` times as long as on an idle machine, larger ones ``uneven`` times that."""
+
+    def __init__(self, load: float, table: CostTable | None = None, uneven: float = 1.0) -> None:
+        super().__init__(TableTarget(7, context_length=10_000), table)
+        self.load, self.uneven = load, uneven
+        self.measured = 0
+
+    def idle(self, rows: int) -> float:
+        return 1e-3 * (4.0 + 0.2 * rows)
+
+    def _time(self, sequence: Sequence, rows: int) -> float:
+        self.measured += 1
+        return self.idle(rows) * self.load * (self.uneven if rows >= 8 else 1.0)
+
+
+def table() -> CostTable:
+    return table_of("w", kind="TableTarget", precision="float32", device=torch.device("cpu"))
+
+
+def rounds(costs: Busy, count: int, rows: int = 1, factor: float = 1.0, *, greedy: bool = True) -> None:
+    for _ in range(count):
+        costs.took(rows, 10, factor * costs.idle(rows) * costs.load, greedy=greedy)
+
+
+def test_a_table_of_a_busy_machine_is_measured_again_and_the_file_is_corrected() -> None:
+    costs = Busy(3.0, table(), uneven=2.0)
+    CostModel(costs).budget(RequestMetrics(), 1)
+    assert costs.seconds(8, 10) == pytest.approx(6 * costs.idle(8))
+    costs.load, costs.uneven = 1.0, 1.0  # the other programs have ended
+    rounds(costs, 40, factor=1.1)
+    assert [costs.seconds(rows, 10) for rows in (1, 8)] == pytest.approx([costs.idle(rows) for rows in (1, 8)])
+    later = Busy(9.0, table())
+    assert later.seconds(8, 10) == pytest.approx(costs.idle(8)), "a later process reads the corrected times"
+    assert later.measured == 0
+
+
+def test_rounds_of_a_machine_that_is_busy_now_change_nothing_of_the_table() -> None:
+    costs = Busy(1.0, table())
+    before = [costs.seconds(rows, 10) for rows in (1, 4, 16)]
+    measured, costs.load = costs.measured, 4.0
+    rounds(costs, 600)
+    assert [costs.seconds(rows, 10) for rows in (1, 4, 16)] == before
+    assert costs.measured == measured
+
+
+def test_a_second_busy_measurement_is_never_worse_than_the_first_and_is_not_repeated_at_once() -> None:
+    costs = Busy(2.0)
+    first = costs.seconds(1, 10)
+    costs.load = 5.0
+    for _ in range(15):
+        costs.took(1, 10, 0.5 * first, greedy=True)
+    assert costs.seconds(1, 10) == first, "measured again while other programs ran"
+    measured = costs.measured
+    for _ in range(60):
+        costs.took(1, 10, 0.5 * first, greedy=True)
+        costs.seconds(1, 10)
+    assert costs.measured == measured
+
+
+def test_greedy_requests_go_by_what_rounds_take_and_sampled_ones_by_the_record() -> None:
+    costs = Busy(1.0)
+    model = CostModel(costs)
+    recorded = model.budget(RequestMetrics(), 1).relative_costs
+    rounds(costs, 64, rows=1)
+    rounds(costs, 64, rows=6, factor=3.0)
+    live = model.budget(RequestMetrics(), 1).relative_costs
+    assert live[5] > 2 * recorded[5]
+    assert model.budget(RequestMetrics(), 1, sampled=True).relative_costs == recorded
+
+
+def test_rounds_of_sampled_requests_leave_greedy_ones_their_costs() -> None:
+    costs = Busy(1.0)
+    costs.seconds(6, 10)
+    rounds(costs, 64, rows=6, factor=3.0, greedy=False)
+    assert costs.round_seconds(6, 10, live=True) == costs.seconds(6, 10)
+
+
+def test_nothing_is_measured_for_a_round_whose_costs_nobody_has_asked_for() -> None:
+    costs = Busy(1.0)
+    rounds(costs, 40)
+    costs.seconds(1, 10)
+    measured = costs.measured
+    costs.took(100, 9000, 1.0, greedy=True)
+    assert costs.measured == measured
+
+
+def test_a_size_that_was_not_timed_takes_the_ratio_of_all() -> None:
+    times = RoundTimes()
+    assert times.ratio(4) == 1.0
+    for _ in range(20):
+        times.add(1, 1.2, greedy=True)
+    assert times.ratio(4) == pytest.approx(1.2)
+    times.add(4, 2.0, greedy=True)
+    for _ in range(63):
+        times.add(4, 2.0, greedy=True)
+    assert 1.5 < times.ratio(4) <= 2.0
+
+
+def test_a_recorded_draft_that_proves_too_long_is_replaced() -> None:
+    costs = Busy(1.0, table())
+    assert costs.once("draft", lambda: 8e-3) == 8e-3
+    costs.correct("draft", 7.5e-3)
+    assert costs.once("draft", lambda: 1.0) == 8e-3, "little is noise"
+    costs.correct("draft", 2e-3)
+    assert costs.once("draft", lambda: 1.0) == 2e-3
+    assert table().once("draft", lambda: 1.0) == 2e-3
