@@ -80,7 +80,7 @@ class ByRank(Calibration):
     def rate(self, kind: Any) -> float:
         return super().rate(kind[:2])
 
-    def learn(self, kind: Any, hit: bool) -> None:
+    def learn(self, kind: Any, hit: float) -> None:
         super().learn(kind[:2], hit)
 
 
