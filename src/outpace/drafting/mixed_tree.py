@@ -2,9 +2,10 @@
 
 After a node stand its j likeliest tokens, deterministic, and at most one token that is drawn from all others. Of such
 sets the optimal transport accepts the probability of the j tokens and the overlap of the rest, sum of min(p, q) over
-the other tokens, q being renormalised (Hu et al. 2025, arXiv 2502.18779); rule ``univer`` attains it. A single draw is
-accepted more often than the likeliest token where the target's distribution is broad, and less often where it is
-narrow, so every node gets what its calibrated rates favour. ``benchmarks/acceptance_ceiling.py`` compares proposals.
+the other tokens, q being renormalised (Hu et al. 2025, arXiv 2502.18779). Rule ``univer`` attains it, and so does
+``recursive-rejection`` where the draw comes first, as here. A single draw is accepted more often than the likeliest
+token where the target's distribution is broad, and less often where it is narrow, so every node gets what its
+calibrated rates favour. ``benchmarks/acceptance_ceiling.py`` compares proposals.
 
 How many tokens follow a node is decided before any of them is drawn, and nothing that was drawn is left out: a level is
 settled when it is run. What became of draws may decide which nodes the next level runs.
