@@ -40,7 +40,7 @@ MOST = 15
 def record(options: argparse.Namespace) -> Recorded:
     model = outpace.load(options.model, dtype=options.dtype)
     net = model.method("eagle3").drafter.net  # type: ignore[attr-defined]
-    head = Recorder(net, FeatureSettings(), confident=True)
+    head = Recorder(net, FeatureSettings.model_validate({}), confident=True)
     found: Recorded = {}
     for temperature in options.temperatures:
         found[temperature] = []
@@ -230,10 +230,11 @@ def by_confidence(
         which: np.mean([v for v, c in zip(values, classes, strict=True) if c == which and v is not None], 0)
         for which in set(classes)
     }
-    return [
-        mine and [(guess, true, cost) for (guess, _), (true, cost) in zip(means[which], mine, strict=True)]
-        for which, mine in zip(classes, values, strict=True)
-    ]
+    found: list[list[Option] | None] = []
+    for which, mine in zip(classes, values, strict=True):
+        guesses = [float(guess) for guess, _ in means[which]] if mine else []
+        found.append([(guess, *one) for guess, one in zip(guesses, mine, strict=True)] if mine else None)
+    return found
 
 
 def chains(kind: str, heat: float, costs: Costs) -> Callable[[Context], list[tuple[float, float]]]:

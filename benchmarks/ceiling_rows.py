@@ -152,8 +152,9 @@ class Recorder(FeatureMethod):
     make: Any
 
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
-        self.made: CandidateTree = self.make(state)
-        return self.made
+        made: CandidateTree = self.make(state)
+        self.made = made
+        return made
 
 
 def walk(
@@ -204,14 +205,14 @@ def _candidates(one: Context, wide: Wide, part: TreeScores, line: Seq[tuple[int,
         places[row - 1, token] = index
     ids = torch.tensor(wide.ids)
     for row, candidate in wide.ran.items():
-        p, q = part.p(row - 1)[ids], (wide.logits[row].float() * (LEAF / wide.temperature)).softmax(-1)
-        best, beyond, overlaps = q.topk(CHILDREN).indices.tolist(), [], []
+        inside, rest = part.p(row - 1)[ids], (wide.logits[row].float() * (LEAF / wide.temperature)).softmax(-1)
+        best, beyond, overlaps = rest.topk(CHILDREN).indices.tolist(), list[float](), list[float]()
         for column in [*best, None]:
-            left = float(q.sum())
+            left = float(rest.sum())
             beyond.append(left)
-            overlaps.append(float(torch.minimum(p, q / left).sum()) if left > 1e-6 else 0.0)
+            overlaps.append(float(torch.minimum(inside, rest / left).sum()) if left > 1e-6 else 0.0)
             if column is not None:
-                p[column] = q[column] = 0.0
+                inside[column] = rest[column] = 0.0
         one.leaves.append((candidate, wide.depths[row] + 1, beyond, overlaps))
     for index, (node, token) in enumerate(line):
         one.copied.append((min(LONGEST, length + index), float(part.p(node)[token])))

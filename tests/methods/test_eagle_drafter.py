@@ -48,6 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
     "likeliest chain": {"mode": "tree", "max_nodes": 2, "depth": 2, "topk": 1},
     "mixed": {"max_nodes": 3, "depth": 2, "topk": 2},
     "mixed, wider": {"max_nodes": 5, "depth": 2, "topk": 3},
+    "mixed, noise shared with the rule": {"rule": "gumbel-coupling", "max_nodes": 2, "depth": 2, "topk": 2},
     "mixed chain": {"max_nodes": 2, "depth": 2, "topk": 1},
     "by costs": {},
     "sampled": {"mode": "sampled", "branching": (2, 1)},

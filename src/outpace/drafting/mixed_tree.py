@@ -2,9 +2,10 @@
 
 After a node stand its j likeliest tokens, deterministic, and at most one token that is drawn from all others. Of such
 sets the optimal transport accepts the probability of the j tokens and the overlap of the rest, sum of min(p, q) over
-the other tokens, q being renormalised (Hu et al. 2025, arXiv 2502.18779); rule ``univer`` attains it. A single draw is
-accepted more often than the likeliest token where the target's distribution is broad, and less often where it is
-narrow, so every node gets what its calibrated rates favour. ``benchmarks/acceptance_ceiling.py`` compares proposals.
+the other tokens, q being renormalised (Hu et al. 2025, arXiv 2502.18779). Rule ``univer`` attains it, and so does
+``recursive-rejection`` where the draw comes first, as here. A single draw is accepted more often than the likeliest
+token where the target's distribution is broad, and less often where it is narrow, so every node gets what its
+calibrated rates favour. ``benchmarks/acceptance_ceiling.py`` compares proposals.
 
 How many tokens follow a node is decided before any of them is drawn, and nothing that was drawn is left out: a level is
 settled when it is run. What became of draws may decide which nodes the next level runs.
@@ -16,7 +17,7 @@ import math
 from bisect import bisect
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
@@ -34,7 +35,9 @@ CHILDREN_SHARE = 0.5
 FLOOR = 0.02
 """Without costs, draft tokens that are expected to add fewer tokens than this are left out."""
 KNOWN = -1
-_LEAST = 1e-6
+_COLDEST = 1e-3
+"""Lower temperatures make the likeliest token certain all the same."""
+_LEAST = 1e-4
 """Nothing is drawn where the likeliest tokens have all but so much of the drafter's probability."""
 _DEEP, _BESIDE, _HOT = 3, 3, 20
 """Depths, numbers of tokens and tenths of the temperature from here on are one kind."""
@@ -60,6 +63,23 @@ def by_probability(kind: Kind) -> float:
     return min(0.98, known + 0.25 * max(0.0, temperature - 0.4) * (1.0 - centre))
 
 
+class _Row(NamedTuple):
+    """The likeliest columns of a row with their probabilities, best first. ``values``: the row's probabilities, or
+    where there is a ``total`` its logits, which ``scale`` and the log of what normalises them turn into such."""
+
+    probs: list[float]
+    columns: list[int]
+    values: Tensor
+    scale: float = 1.0
+    total: float | None = None
+
+    def without(self, columns: Seq[int]) -> Tensor:
+        """The distribution of the other columns, (Vd,)."""
+        rest = self.values.clone() if self.total is None else (self.values.float() * self.scale - self.total).exp_()
+        rest[columns] = 0.0
+        return rest.div_(rest.sum())
+
+
 @dataclass(slots=True)
 class _Node:
     """A node that was run. ``columns``: its likeliest tokens, ``kinds``: of these, ``rates``: their calibrated
@@ -69,7 +89,6 @@ class _Node:
     kinds: list[Kind]
     rates: list[float]
     draws: list[tuple[Kind, float]]
-    probs: list[float]
     drawn: tuple[Kind, int, float] | None = None
     """Kind, token and q of the draw that was made."""
     taken: int = 0
@@ -127,11 +146,11 @@ class MixedTree:
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
         """As :meth:`outpace.drafting.dynamic_tree.DynamicTree.take`."""
-        q = self._distribution(logits)
-        for node, probs in zip(self._running, q, strict=True):
-            self._read(node, probs)
+        rows = self._distributions(logits)
+        for node, row in zip(self._running, rows, strict=True):
+            self._read(node, row)
         self._choose()
-        born = [child for node, probs in zip(self._running, q, strict=True) for child in self._add(node, probs)]
+        born = [child for node, row in zip(self._running, rows, strict=True) for child in self._add(node, row)]
         self._running = self._next(born)
         self._levels += bool(self._running)
         wanted = []
@@ -140,17 +159,26 @@ class MixedTree:
             self._rows[node] = len(self._rows)
         return wanted
 
-    def _distribution(self, logits: Tensor) -> Tensor:
-        """The drafter's distribution (n, Vd), at the request's temperature and with its cuts."""
+    def _distributions(self, logits: Tensor) -> list[_Row]:
+        """The drafter's distributions after the nodes that ran, at the request's temperature and with its cuts."""
         from outpace.core.token_distribution import warp
+        from outpace.targets.top import top_and_totals
 
-        return warp(logits.float() * self._heat, self._params)
+        topk, params = self._budget.topk, self._params
+        if not (params.top_k or params.top_p < 1.0 or params.min_p):
+            scale = self._heat / max(params.temperature, _COLDEST)
+            return [
+                _Row([math.exp(min(0.0, value * scale - total)) for value in values], columns, row, scale, total)
+                for row, (values, columns, total) in zip(logits, top_and_totals(logits, topk, scale), strict=True)
+            ]
+        q = warp(logits.float() * self._heat, params)
+        best = q.topk(min(topk, q.shape[-1]))
+        return [_Row(*one) for one in zip(best.values.tolist(), best.indices.tolist(), q, strict=True)]
 
-    def _read(self, node: int, q: Tensor) -> None:
+    def _read(self, node: int, row: _Row) -> None:
         """Candidates after ``node``, and what is expected of them."""
         depth = 1 if node == ROOT else 1 + self._tree.depths[node]
-        best = q.topk(min(self._budget.topk, len(q)))
-        probs, columns = best.values.tolist(), best.indices.tolist()
+        probs, columns = row.probs, row.columns
         if not probs[0] > 0.0 or not self._budget.wants(depth, probs[0]):
             return
         heat = min(_HOT, round(10 * self._params.temperature))
@@ -164,25 +192,23 @@ class MixedTree:
             kinds.append(kind)
             rates.append(min(0.995, p * self._calibration.rate(kind) / CENTRES[bucket]))
             beyond -= p
-        self._nodes[node] = _Node(columns, kinds, rates, draws, probs)
+        self._nodes[node] = _Node(columns, kinds, rates, draws)
 
     def _choose(self) -> None:
         """How many children each node of this level gets: the most valuable first, while they are worth their rows."""
         count = len(self._tree)
-        open_nodes = [node for node in self._running if node in self._nodes]
-        while open_nodes and count < self._budget.max_nodes:
-            gain, node = max((self._marginal(node), -node) for node in open_nodes)
-            node = -node
+        unsettled = [node for node in self._running if node in self._nodes]
+        while unsettled and count < self._budget.max_nodes:
+            node = max(unsettled, key=lambda node: (self._marginal(node), -node))
+            gain = self._marginal(node)
             if gain <= self._row_cost(count):
                 return
-            self._nodes[node].taken += 1
+            one = self._nodes[node]
+            one.taken += 1
             self._expected += gain
             count += 1
-            if (
-                self._nodes[node].taken + 1 >= len(self._nodes[node].values)
-                or self._nodes[node].taken >= self._budget.topk
-            ):
-                open_nodes.remove(node)
+            if one.taken >= min(self._budget.topk, len(one.values) - 1):
+                unsettled.remove(node)
 
     def _marginal(self, node: int) -> float:
         one = self._nodes[node]
@@ -204,7 +230,7 @@ class MixedTree:
         """Tokens per autoregressive step of the round as it is."""
         return self._expected / (self._budget.relative_costs[count] + self._level * self._levels)
 
-    def _add(self, node: int, q: Tensor) -> list[int]:
+    def _add(self, node: int, row: _Row) -> list[int]:
         """Add the children that were decided on; returns their nodes."""
         one = self._nodes.get(node)
         if one is None or not one.taken:
@@ -213,9 +239,7 @@ class MixedTree:
         known = one.columns[: one.taken - with_draw]
         before, born = self._before(node), []
         if with_draw:
-            rest = q.clone()
-            rest[known] = 0.0
-            rest = rest / rest.sum()
+            rest = row.without(known)
             column = self._chance.categorical(rest)
             kind, rate = one.draws[len(known)]
             one.drawn = kind, self._ids[column], float(rest[column])

@@ -116,7 +116,7 @@ def _heads_for(context: Context, label: str) -> list[Binding]:
     "measured costs.",
     when_to_use="The default, for any text. Without a head for the model it gains only where text repeats. A part "
     "that does not make decoding faster is not used.",
-    tiny={"settings": {"eagle3": {"max_nodes": 3, "depth": 2, "topk": 2}}},
+    tiny={"settings": {"eagle3": {"max_nodes": 2, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:
     """The free part, and the learned one that there is."""

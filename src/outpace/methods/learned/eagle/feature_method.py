@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
@@ -88,7 +89,10 @@ def _rate(kind: Any) -> float:
 
 def feature_parts(context: Context, net: Net, settings: FeatureSettings, *, confident: bool) -> Parts:
     """Drafter and controller of a method; ``confident`` as for :class:`FeatureMethod`."""
-    return Parts(FeatureMethod(net, settings, confident=confident), _controller(context, settings))
+    drafter = FeatureMethod(net, settings, confident=confident)
+    # Beside one draw, made first, top-down rejection accepts as much as univer, and needs p only where it arrives.
+    rule = RecursiveRejection() if drafter.proposal.one_sampled_sibling else None
+    return Parts(drafter, _controller(context, settings), rule)
 
 
 def _controller(context: Context, settings: FeatureSettings) -> Controller:

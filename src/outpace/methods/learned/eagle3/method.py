@@ -16,7 +16,7 @@ from outpace.methods.registry import Context, Parts, register
     when_to_use="Any text including open-ended prose, after a head was trained for the target. Not for batches "
     "that already use the whole machine.",
     head="eagle3",
-    tiny={"max_nodes": 3, "depth": 2, "topk": 2},
+    tiny={"max_nodes": 2, "depth": 2, "topk": 2},
 )
 def build(context: Context, settings: FeatureSettings) -> Parts:
     """A dynamic tree, or samples, from an ``eagle3`` head. Raises BadInput where no head fits the target."""
