@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "simd.h"
@@ -32,6 +34,43 @@ INLINE vf load_padded(const float* row, int64_t at, int64_t size, float padding)
     return load(padded);
 }
 
+// Memory for weights that are read again soon. Few rows have it, so that a large batch does not fill the caches; the
+// others compute their weights once more where they are read, which gives the same bits.
+class Rooms {
+   public:
+    // Room for one row, or null where as many as may be are taken.
+    std::shared_ptr<float> take(int64_t size) {
+        std::lock_guard<std::mutex> lock(guard);
+        Shelf& shelf = shelves[size];
+        if (shelf.taken == MOST) return nullptr;
+        ++shelf.taken;
+        float* room = nullptr;
+        if (shelf.free.empty()) room = new float[size];
+        else room = shelf.free.back(), shelf.free.pop_back();
+        return {room, [this, size](float* back) {
+                    std::lock_guard<std::mutex> lock(guard);
+                    --shelves[size].taken;
+                    shelves[size].free.push_back(back);
+                }};
+    }
+
+   private:
+    static constexpr int MOST = 32;
+    struct Shelf {
+        int taken = 0;
+        std::vector<float*> free;
+    };
+    std::mutex guard;
+    std::map<int64_t, Shelf> shelves;
+};
+
+Rooms& rooms() {
+    static Rooms* all = new Rooms;  // never deleted: distributions may be released as the process ends
+    return *all;
+}
+
+std::shared_ptr<float> new_row(int64_t size) { return {new float[size](), std::default_delete<float[]>()}; }
+
 struct Entry {
     int32_t token;
     float weight;
@@ -53,7 +92,8 @@ struct Source {
     int64_t size = 0;
     const float* row = nullptr;               // of logits or weights
     float highest = 0.f, rate = 0.f;          // of logits
-    std::shared_ptr<std::vector<float>> own;  // the row, where nobody else has it
+    bool topped = false;                      // the largest weight is 1
+    std::shared_ptr<float> own;               // the row, where nobody else has it
     std::shared_ptr<std::vector<Entry>> list; // by token
     std::vector<int32_t> zeros;               // ascending: tokens that have no weight any more
 
@@ -67,6 +107,7 @@ struct Source {
             for (; at < plain; at += LANES) store(out + at - begin, weight(load(row + at)));
             for (; at < end; at += LANES) store(out + at - begin, weight(load_padded(row, at, size, -INFINITE)));
         } else if (kind == WEIGHTS) {
+            for (; at < plain; at += LANES) store(out + at - begin, load(row + at));
             for (; at < end; at += LANES) store(out + at - begin, load_padded(row, at, size, 0.f));
         } else {
             std::memset(out, 0, (end - begin) * sizeof *out);
@@ -94,11 +135,18 @@ struct Source {
         return found[token - begin];
     }
 
-    void keep(std::shared_ptr<std::vector<float>> weights) {
+    void keep(std::shared_ptr<float> weights, int64_t count) {
         kind = WEIGHTS;
         own = std::move(weights);
-        row = own->data();
-        size = static_cast<int64_t>(own->size());
+        row = own.get();
+        size = count;
+    }
+
+    // As `weights`, where they lie if they lie somewhere, else in `room`.
+    const float* read(int64_t begin, int64_t end, float* room) const {
+        if (kind == WEIGHTS && zeros.empty() && end <= size) return row + begin;
+        weights(begin, end, room);
+        return room;
     }
 
     void leave_out(const int32_t* tokens, int count) {
@@ -111,6 +159,8 @@ struct Source {
 struct Term {  // weights become max(0, scale * weights - share * those of q)
     float scale, share;
     Source q;
+
+    INLINE vf left(vf weights, vf subtracted) const { return max(weights * scale - subtracted * share, vf{}); }
 };
 
 // Adds lanes up in doubles, which sums of floats hardly ever round.
@@ -151,10 +201,8 @@ struct outpace_distribution {
         float subtracted[BLOCK];
         for (const Term& term : terms) {
             term.q.weights(begin, end, subtracted);
-            for (int64_t at = 0; at < end - begin; at += LANES) {
-                vf left = load(out + at) * term.scale - load(subtracted + at) * term.share;
-                store(out + at, max(left, vf{}));
-            }
+            for (int64_t at = 0; at < end - begin; at += LANES)
+                store(out + at, term.left(load(out + at), load(subtracted + at)));
         }
     }
 
@@ -167,16 +215,22 @@ struct outpace_distribution {
         return found;
     }
 
-    // The loop of a row of logits is written out: additions run beside the exponentials there.
     double sum_of(int64_t block) const {
-        const int64_t begin = block * BLOCK, end = std::min(begin + BLOCK, whole(size()));
+        const int64_t begin = block * BLOCK, end = std::min(begin + BLOCK, whole(size())), count = end - begin;
+        float room[BLOCK], other[BLOCK];
+        const float* left = source.read(begin, end, room);
         Sum sum;
-        if (source.kind == Source::LOGITS && source.zeros.empty() && terms.empty() && end <= size()) {
-            for (int64_t at = begin; at < end; at += LANES) sum.add(source.weight(load(source.row + at)));
-        } else {
-            float found[BLOCK];
-            weights(begin, end, found);
-            for (int64_t at = 0; at < end - begin; at += LANES) sum.add(load(found + at));
+        if (terms.empty())
+            for (int64_t at = 0; at < count; at += LANES) sum.add(load(left + at));
+        for (const Term& term : terms) {
+            const float* subtracted = term.q.read(begin, end, other);
+            const bool last = &term == &terms.back();
+            for (int64_t at = 0; at < count; at += LANES) {
+                const vf rest = term.left(load(left + at), load(subtracted + at));
+                if (last) sum.add(rest);
+                else store(room + at, rest);
+            }
+            left = room;
         }
         return sum.value();
     }
@@ -204,10 +258,10 @@ struct outpace_distribution {
     // What is subtracted to get this one's weights, written out where it is a residual itself.
     Source flat() const {
         if (terms.empty()) return source;
-        auto own = std::make_shared<std::vector<float>>(size());
-        each_weight([&](int64_t token, float weight) { (*own)[token] = weight; });
+        auto own = new_row(size());
+        each_weight([&](int64_t token, float weight) { own.get()[token] = weight; });
         Source written;
-        written.keep(std::move(own));
+        written.keep(std::move(own), size());
         return written;
     }
 
@@ -222,6 +276,7 @@ struct outpace_distribution {
 
     bool open(const float* row, int64_t size, const outpace_truncation& truncation);
     bool find_highest();
+    void write_down();
     void truncate(const outpace_truncation& truncation);
 };
 
@@ -254,8 +309,34 @@ bool outpace_distribution::open(const float* row, int64_t size, const outpace_tr
     source.rate = static_cast<float>(1.4426950408889634 / std::max(truncation.temperature, 1e-30));
     const bool top_k = truncation.top_k > 0 && truncation.top_k < size;
     if (top_k || truncation.top_p < 1.0 || truncation.min_p > 0.0) truncate(truncation);
-    else sum_all();
+    else write_down();
     return true;
+}
+
+// Sums and, where there is room for them, keeps the weights.
+void outpace_distribution::write_down() {
+    source.topped = true;
+    auto room = rooms().take(size());
+    if (!room) return sum_all();
+    sums.resize((size() + BLOCK - 1) / BLOCK);
+    for (size_t block = 0; block < sums.size(); ++block) {
+        const int64_t begin = block * BLOCK, end = std::min(begin + BLOCK, size());
+        int64_t at = begin;
+        Sum sum;
+        for (; at + LANES <= end; at += LANES) {
+            const vf weights = source.weight(load(source.row + at));
+            store(room.get() + at, weights);
+            sum.add(weights);
+        }
+        if (at < end) {
+            const vf weights = source.weight(load_padded(source.row, at, size(), -INFINITE));
+            for (int lane = 0; at + lane < end; ++lane) room.get()[at + lane] = weights[lane];
+            sum.add(weights);
+        }
+        sums[block] = sum.value();
+    }
+    add_up();
+    source.keep(std::move(room), size());
 }
 
 namespace {
@@ -421,9 +502,9 @@ outpace_distribution* outpace_widened(const outpace_distribution* narrow, const 
         one->relist(std::move(list));
         return one.release();
     }
-    auto own = std::make_shared<std::vector<float>>(size);
-    narrow->each_weight([&](int64_t token, float weight) { (*own)[ids[token]] = weight; });
-    one->source.keep(std::move(own));
+    auto own = new_row(size);
+    narrow->each_weight([&](int64_t token, float weight) { own.get()[ids[token]] = weight; });
+    one->source.keep(std::move(own), size);
     one->sum_all();
     return one.release();
 }
@@ -461,7 +542,7 @@ double outpace_highest(const outpace_distribution* of) {
         for (const Entry& one : *source.list) best = std::max(best, one.weight);
         return best / of->total;
     }
-    if (source.kind == Source::LOGITS && of->terms.empty() && source.zeros.empty()) return 1.0 / of->total;
+    if (source.topped && of->terms.empty() && source.zeros.empty()) return 1.0 / of->total;
     of->each_weight([&](int64_t, float weight) { best = std::max(best, weight); });
     return best / of->total;
 }

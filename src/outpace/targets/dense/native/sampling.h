@@ -1,9 +1,9 @@
 // Distributions over the tokens that may come next: what Python calls. Mirrored in native_distribution.py.
 //
-// A distribution keeps where its row lies, not its probabilities: these are computed where they are asked for, in blocks,
-// always by the same instructions. So a probability that is tested, one that is drawn with and one that is written out
-// have the same bits, whichever row stands beside it. Rows must stay where they are as long as a distribution that
-// reads them.
+// A distribution keeps where its row lies; weights are computed where they are read, in blocks, always by the same
+// instructions, or once, where there is room to keep them. So a probability that is tested, one that is drawn with and one
+// that is written out have the same bits, whichever row stands beside it. Rows must stay where they are as long as a
+// distribution that reads them.
 #pragma once
 
 #include <cstdint>
