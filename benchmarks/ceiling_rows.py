@@ -166,7 +166,7 @@ def walk(
     layers = head.aux_hidden_state_layers
     state, copy = head.begin(sequence), copies.begin(sequence)
     target.prefill([sequence], layers, lambda _, position, states: head.on_prefill(state, position, states))
-    found = []
+    found: list[Context] = []
     for at in range(len(answer) - DEPTH):
         one = Context(context.group, context.prompt)
         path = list(answer[at : at + DEPTH])

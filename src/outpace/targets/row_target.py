@@ -69,6 +69,11 @@ class RowTarget(Target):
         upper[:boundary] = lower[:boundary]
         return upper
 
+    def take(self, rows: Seq[tuple[Any, Any, Seq[int]]]) -> None:
+        """Commit rows of a forward's K/V to the stores of several sequences: (store, K/V, which of its rows)."""
+        for store, side_kv, chosen in rows:
+            store.take(side_kv, chosen)
+
     def length(self, kv: KVStore) -> int:
         return kv.length
 
@@ -247,6 +252,7 @@ class RowTarget(Target):
         found: _ForwardState = scores.forward_state
         if any(path is not None for path in paths) and found.graph != FULL:
             raise ValueError("only a full forward can be committed; resume it with graph=FULL first")
+        taken = []
         for index, (part, path) in enumerate(zip(scores.parts, paths, strict=True)):
             if path is None:
                 continue
@@ -254,7 +260,8 @@ class RowTarget(Target):
             if store.length != found.lengths[index]:
                 raise ValueError("these scores are stale: the sequence has moved on since they were computed")
             part.tree.check_path(path)
-            store.take(found.side_kv[index], [0, *(node + 1 for node in path)])
+            taken.append((store, found.side_kv[index], [0, *(node + 1 for node in path)]))
+        self.take(taken)
 
     def _check_graph(self, graph: SubGraph) -> None:
         if graph == FULL:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Sequence as Seq
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,25 @@ class ForwardRecord(Structure):
     ]
 
 
+class _Commitment(Structure):
+    """outpace_commitment."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("store", "side", "chosen")),
+        *((name, c_int32) for name in ("capacity", "length", "side_rows", "rows")),
+    ]
+
+
+class Commitment(NamedTuple):
+    """``rows`` of ``side`` (layers, 2, kv_heads, n, width) are to follow the ``length`` committed ones of ``store``."""
+
+    store: Tensor
+    capacity: int
+    length: int
+    side: Tensor
+    rows: Seq[int]
+
+
 @dataclass(slots=True)
 class Packed:
     """A matrix on its way to being packed: ``rows`` (outputs, inputs) of floats, or rows in blocks.
@@ -127,7 +147,7 @@ def calls() -> Any:
     lib.outpace_set_threads.argtypes = [integer]
     lib.outpace_run.argtypes = [c_void_p, c_void_p]
     lib.outpace_embed.argtypes = [c_void_p, c_void_p, integer, c_void_p]
-    lib.outpace_commit.argtypes = [c_void_p, c_void_p, integer, integer, c_void_p, integer, c_void_p, integer]
+    lib.outpace_commit.argtypes = [c_void_p, c_void_p, integer]
     lib.outpace_read_keys.argtypes = [c_void_p, c_void_p, integer, integer, integer, c_void_p]
     lib.outpace_kv_row_bytes.argtypes = [c_void_p]
     lib.outpace_branches_create.restype = c_void_p
@@ -257,10 +277,20 @@ class NativeModel:
         """Fill ``rows`` (n, hidden) float32 with the embeddings of int32 ``tokens``."""
         check(self._lib.outpace_embed(self._handle, tokens.data_ptr(), len(tokens), rows.data_ptr()))
 
-    def commit(self, store: Tensor, capacity: int, length: int, side: Tensor, rows: npt.NDArray[np.int32]) -> None:
-        """Copy ``rows`` of ``side`` (layers, 2, kv_heads, n, width) behind the committed ones of ``store``."""
-        taken = side.data_ptr(), side.shape[3], rows.ctypes.data, len(rows)
-        check(self._lib.outpace_commit(self._handle, store.data_ptr(), capacity, length, *taken))
+    def commit(self, commitments: Seq[Commitment]) -> None:
+        """Copy rows behind the committed ones of one store each."""
+        records, chosen = (_Commitment * len(commitments))(), array("i")
+        for one in commitments:
+            chosen.extend(one.rows)
+        at = chosen.buffer_info()[0]
+        for record, one in zip(records, commitments, strict=True):
+            record.store, record.capacity, record.length = one.store.data_ptr(), one.capacity, one.length
+            record.side, record.side_rows = one.side.data_ptr(), one.side.shape[3]
+            record.chosen, record.rows = at, len(one.rows)
+            at += chosen.itemsize * len(one.rows)
+        with ROUNDS:
+            check(self._lib.outpace_set_threads(threads()))
+            check(self._lib.outpace_commit(self._handle, ctypes.addressof(records), len(commitments)))
 
     def read_keys(self, store: Tensor, capacity: int, start: int, stop: int, rows: Tensor) -> None:
         """Fill ``rows`` (layers, kv_heads, stop - start, width) float32 with committed keys."""
@@ -271,8 +301,3 @@ class NativeModel:
     def kv_row_bytes(self) -> int:
         """Bytes of one head's key or value of one token."""
         return int(self._lib.outpace_kv_row_bytes(self._handle))
-
-
-def integers(values: Any) -> npt.NDArray[np.int32]:
-    """Contiguous int32, as the kernels read them."""
-    return np.asarray(values, dtype=np.int32)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outpace.targets.dense.binding import LANES, NativeModel, integers
+from outpace.targets.dense.binding import LANES, Commitment, NativeModel
 from outpace.targets.kv_store import KVStore, rounded_up
 
 _GRANULE = 256
@@ -49,6 +49,10 @@ class DenseKV(KVStore):
 
         Raises ValueError for K/V that was made elsewhere where the store keeps 8 bits, which only forwards make.
         """
+        self.model.commit([self.taking(side_kv, rows)])
+
+    def taking(self, side_kv: Tensor, rows: Sequence[int]) -> Commitment:
+        """What the kernels are to copy for :meth:`take`; from now on these rows count as committed."""
         if side_kv.dtype != self.data.dtype and not self.data.is_floating_point():
             raise ValueError("a store of K/V in 8 bits takes rows of its own target's forwards only")
         self.reserve(len(rows))
@@ -56,8 +60,8 @@ class DenseKV(KVStore):
             side_kv = pad(side_kv, (0, self.width - side_kv.shape[-1]))
         # A resumed pass may leave a part of an earlier one's, with gaps between its heads.
         side_kv = side_kv.to(self.data.dtype).contiguous()
-        self.model.commit(self.data, self.capacity, self.length, side_kv, integers(rows))
         self.length += len(rows)
+        return Commitment(self.data, self.capacity, self.length - len(rows), side_kv, rows)
 
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]

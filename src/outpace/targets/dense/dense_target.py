@@ -101,6 +101,9 @@ class DenseTarget(RowTarget):
     def open(self) -> DenseKV:
         return DenseKV(self.native, self._kv_shape, self._element)
 
+    def take(self, rows: Seq[tuple[DenseKV, Tensor, Seq[int]]]) -> None:
+        self.native.commit([store.taking(side_kv, chosen) for store, side_kv, chosen in rows])
+
     def embed(self, tokens: Tensor) -> Tensor:
         rows = torch.empty(len(tokens), self.hidden_size)
         self.native.embed(tokens.to(torch.int32).contiguous(), rows)

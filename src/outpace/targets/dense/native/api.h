@@ -53,6 +53,14 @@ struct outpace_forward {
     int64_t logit_stride;
 };
 
+// Rows of a forward's K/V that become a sequence's next committed ones.
+struct outpace_commitment {
+    void* store;                                // of `capacity` rows, `length` of them committed
+    const void* side;                           // (layers, 2, kv_heads, side_rows)
+    const int32_t* chosen;                      // (rows) of them
+    int32_t capacity, length, side_rows, rows;
+};
+
 // Rows that grow from the committed ones of several sequences: each call runs a level of rows, each after any row of an
 // earlier one, whose state it begins with, and which is kept here with its K/V until the next beginning.
 struct outpace_branches;
@@ -98,8 +106,7 @@ int outpace_set_rotation(outpace_model*, int index, const float* cosines, const 
 int outpace_set_threads(int threads);
 int outpace_run(outpace_model*, const outpace_forward*);
 int outpace_embed(outpace_model*, const int32_t* tokens, int count, float* rows);
-int outpace_commit(outpace_model*, void* store, int capacity, int length, const void* side, int side_rows,
-                   const int32_t* rows, int count);
+int outpace_commit(outpace_model*, const outpace_commitment*, int count);
 // Committed keys [start, stop) as (layers, kv_heads, stop - start, width) floats.
 int outpace_read_keys(outpace_model*, const void* store, int capacity, int start, int stop, float* rows);
 int outpace_kv_row_bytes(const outpace_model*); // of one head's key or value of one token

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,6 +20,7 @@ using namespace outpace;
 
 namespace {
 
+constexpr int SLABS = 16;  // of K/V that a thread claims at once
 thread_local std::string failure;
 std::mutex running;  // one forward at a time
 
@@ -27,15 +30,14 @@ const int forks = pthread_atfork([] { running.lock(); }, [] { running.unlock(); 
     running.unlock();
 });
 
+// One layer's keys or values of one head. Neighbours in the store are placed by one thread.
 template <class T>
-void commit(const outpace_model& m, uint8_t* store, int capacity, int length, const uint8_t* side, int side_rows, const int32_t* rows, int count) {
+void commit(const outpace_model& m, const outpace_commitment& one, int slab) {
     const size_t bytes = Kept<T>::row_bytes(m.width);
-    for (int slab = 0; slab < m.layers * 2 * m.kv_heads; ++slab) {
-        uint8_t* to = store + size_t(slab) * capacity * bytes;
-        const uint8_t* from = side + size_t(slab) * side_rows * bytes;
-        const auto place = slab / m.kv_heads % 2 == 0 ? Kept<T>::place_key : Kept<T>::place_value;
-        for (int i = 0; i < count; ++i) place(to, length + i, from + rows[i] * bytes, m.width);
-    }
+    uint8_t* to = (uint8_t*)one.store + size_t(slab) * one.capacity * bytes;
+    const uint8_t* from = (const uint8_t*)one.side + size_t(slab) * one.side_rows * bytes;
+    const auto place = slab / m.kv_heads % 2 == 0 ? Kept<T>::place_key : Kept<T>::place_value;
+    for (int i = 0; i < one.rows; ++i) place(to, one.length + i, from + one.chosen[i] * bytes, m.width);
 }
 
 template <class T>
@@ -161,12 +163,18 @@ int outpace_embed(outpace_model* model, const int32_t* tokens, int count, float*
     });
 }
 
-int outpace_commit(outpace_model* model, void* store, int capacity, int length, const void* side, int side_rows,
-                   const int32_t* rows, int count) {
+int outpace_commit(outpace_model* model, const outpace_commitment* commitments, int count) {
     return guarded([&] {
-        with_kv(model->kv_format, [&](auto t) {
-            commit<decltype(t)>(*model, (uint8_t*)store, capacity, length, (const uint8_t*)side, side_rows, rows, count);
-        });
+        const int slabs = model->layers * 2 * model->kv_heads, all = slabs * count;
+        std::atomic<int> next{0};
+        const auto place = [&](int) {
+            for (int first; (first = next.fetch_add(SLABS)) < all;)
+                for (int at = first; at < std::min(all, first + SLABS); ++at)
+                    with_kv(model->kv_format, [&](auto t) { commit<decltype(t)>(*model, commitments[at / slabs], at % slabs); });
+        };
+        // A row's keys lie in as many cache lines as they have pairs of numbers: most of the time is waiting for memory.
+        if (pool && all > 4 * SLABS) pool->run(place);
+        else place(0);
     });
 }
 
