@@ -542,7 +542,7 @@ def test_a_draft_is_rehearsed_once_and_leaves_no_trace() -> None:
     asked = part.asked
     assert answer(target, method, params=SAMPLED, length=20).tokens == first.tokens
     rehearsal = asked - 2 * (part.asked - asked) + (part.asked - asked)
-    assert 0 < rehearsal <= 7, "one rehearsal of a few rounds, in the first request"
+    assert 0 < rehearsal <= 16, "one rehearsal of a few rounds, in the first request"
 
 
 # ---------------------------------------------------------------------------------------------------- losslessness

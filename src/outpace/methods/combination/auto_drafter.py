@@ -113,7 +113,8 @@ class Auto(MergedTrees[AutoState]):
                 state.free = state.united = tree
             return [state.united for state in states]
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
-        after = [_after(one, self._drafting(states, one, 1)) for one in budgets]
+        steps = self._drafting(states, budgets[0], 1)
+        after = [_after(one, steps) for one in budgets]
         for state, tree in zip(states, self.ask(0, states, after), strict=True):
             state.free = state.united = tree
         # Where costs do not depend on the batch, neither may the decision.
