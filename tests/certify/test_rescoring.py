@@ -79,11 +79,9 @@ class WrongPosition:
 class WrongCommit:
     """Of an accepted path the last node's K/V is the root's."""
 
-    def open(self) -> Any:
-        store = super().open()  # type: ignore[misc]
-        take = store.take
-        store.take = lambda side_kv, rows: take(side_kv, [*rows[:-1], 0] if len(rows) > 1 else rows)
-        return store
+    def take(self, rows: Any) -> None:
+        wrong = [(store, side_kv, [*path[:-1], 0] if len(path) > 1 else path) for store, side_kv, path in rows]
+        super().take(wrong)  # type: ignore[misc]
 
 
 class Right:
