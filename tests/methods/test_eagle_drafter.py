@@ -169,7 +169,7 @@ def rounds_of(target: Target, method: Method, prompts: Seq[Seq[int]], together: 
     decoder = Decoder(target)
     running: list[Generation] = []
     for prompt in prompts:
-        params = SamplingParams(temperature=1.0, seed=len(running))
+        params = SamplingParams(temperature=1.0, seed=10 + len(running))
         running.append(decoder.submit(Request(tuple(prompt), method, params, max_new_tokens=10, trace=True)))
         if not together:
             decoder.run()
