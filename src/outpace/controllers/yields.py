@@ -30,6 +30,8 @@ ODDS, MOST_ODDS, LONG_ODDS = 9.0, 20.0, 1e4
 before any draft was seen, at most by the last drafts, and at most by all."""
 CHANCE, SURE = 0.03, 0.8
 """How often the first token of a drafter that is worth nothing is accepted, and of one that is worth most."""
+GAINING = 0.2
+"""Tokens that a trial has to add."""
 RELAX = 0.15
 """How far, in a round without a draft, what the last drafts have shown gives way to what all have."""
 FADE = 0.95
@@ -69,7 +71,7 @@ class _Record:
         """What a promised token is worth: a drafter that fails in spite of high probabilities is given up soon."""
         return self.correction * self.odds / (1.0 + self.odds)
 
-    def learn(self, probs: Seq[float], promised: float, added: int, fade: float) -> None:
+    def learn(self, probs: Seq[float], promised: float, added: float, fade: float) -> None:
         self.drafts = min(self.drafts + 1, self.recent)
         self.profile += [0.0] * (len(probs) - len(self.profile))
         for at, known in enumerate(self.profile):
@@ -78,7 +80,8 @@ class _Record:
         self.promised = fade * self.promised + share * promised
         self.added = fade * self.added + share * added
         first = min(probs[0] if probs else 0.0, promised, SURE)
-        likelihood = max(first / CHANCE, 1.0) if added else min((1.0 - first) / (1.0 - CHANCE), 1.0)
+        hit = min(1.0, added)
+        likelihood = hit * max(first / CHANCE, 1.0) + (1.0 - hit) * min((1.0 - first) / (1.0 - CHANCE), 1.0)
         most = MOST_ODDS if self.recent == RECENT else LONG_ODDS
         self.odds = min(most, max(1.0 / most, self.odds * likelihood))
 
@@ -176,12 +179,12 @@ class Yield:
             self.waited += 1
             self._record.relax(self._all)
 
-    def learn(self, probs: Seq[float], promised: float, added: int) -> None:
-        """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round; those of it
-        that were scored had promised ``promised``."""
+    def learn(self, probs: Seq[float], promised: float, added: float) -> None:
+        """A draft whose tokens stated ``probs``, the likeliest first, added ``added`` tokens to its round, or was
+        expected to by the target's own distribution; those of it that were scored had promised ``promised``."""
         fade = FADE
         if self.trial:
-            self.again = added > 0
+            self.again = added > GAINING
             self.patience = max(PATIENCE, self.patience // 2) if self.again else min(2 * self.patience, MOST_PATIENCE)
             if self.again:  # what was known is out of date
                 fade, self._record.drafts, self._record.odds = 0.5, 1, max(1.0, self._record.odds)

@@ -14,7 +14,8 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.row_allocation import mean_costs
 from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.token_distribution import TokenDistribution
+from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.merged import MergedTrees, MergeState, contributed
 from outpace.drafting.namespaces import Namespaces
@@ -206,8 +207,10 @@ class Auto(MergedTrees[AutoState]):
             trees = (state.free,) if asked is None else (state.free, asked.learned)
             for name, tree in zip(self.names, trees, strict=False):
                 state.rounds[name] += contributed(tree, scored)
-            if asked is not None:
+            if asked is not None and state.sequence.params.greedy:
                 _learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
+            elif asked is not None:
+                _learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = TokenTree(), None
 
 
@@ -217,6 +220,22 @@ def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) 
     own = _shared_nodes(asked.learned, scored) - _shared_nodes(asked.learned, asked.alone)
     promised = (1.0 - min(1.0, asked.copied)) * sum(asked.learned.path_acceptance_probs[node] for node in own)
     known.learn(sorted(asked.learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
+
+
+def _learn_by_target(known: Yield, asked: _Asked, scored: TokenTree, p: TokenDistribution) -> None:
+    """The same of a request that samples, for the first level: how likely its tokens would have been accepted, by the
+    target's distribution ``p`` after the root. Whether one was varies much more."""
+    own = _shared_nodes(asked.learned, scored) - _shared_nodes(asked.learned, asked.alone)
+    first = [node for node in asked.learned.children(ROOT) if node in own]
+    drawn = {draw.node: draw.q_row for draw in asked.learned.draws_at(ROOT) if draw.q_row != DETERMINISTIC}
+    promised = added = 0.0
+    for node in first:
+        token = asked.learned.tokens[node]
+        promised += asked.learned.path_acceptance_probs[node]
+        q = asked.learned.q_rows[drawn[node]].prob(token) if node in drawn else 1.0
+        added += min(1.0, p[token] / q) if q > 0.0 else 0.0
+    probs = sorted(asked.learned.path_acceptance_probs, reverse=True)
+    known.learn(probs, (1.0 - min(1.0, asked.copied)) * promised, min(1.0, added))
 
 
 def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
