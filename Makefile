@@ -43,7 +43,7 @@ $(BASE): pyproject.toml Makefile
 
 $(DEV): $(BASE)
 	@echo "installing the development tools ..."
-	@$(PIP) -e ".[dev]"
+	@$(PIP) -e ".[dev,serve]"
 	@touch $@
 
 $(DOCS): $(BASE)

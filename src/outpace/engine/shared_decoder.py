@@ -79,6 +79,8 @@ class SharedDecoder:
         self.target, self.tokenizer, self.prefixes = target, tokenizer, prefixes
         self.scheduler = Scheduler(target, limits)
         self.steps = 0
+        self.kv_bytes = 0
+        """Bytes of K/V that running requests may hold in the step under way."""
         self._most_cached = 0 if prefixes is None else prefixes.most_bytes
         self._closed = False
         self._running: list[Ticket] = []
@@ -166,11 +168,13 @@ class SharedDecoder:
             with self._changing:
                 if not self._running and not self.scheduler.waiting:
                     self._thread = None
+                    self.kv_bytes = 0
                     return
                 gone = [ticket for ticket in self.scheduler.waiting if ticket.cancelled]
                 for ticket in gone:
                     self.scheduler.withdraw(ticket)
                 plan = self.scheduler.plan(self._running)
+                self.kv_bytes = plan.kv_bytes
                 self._running += plan.admit
             if not ROUNDS.held and torch.get_num_threads() != self._torch_threads:
                 torch.set_num_threads(self._torch_threads)
@@ -274,6 +278,8 @@ class SharedDecoder:
         """Tell a listener what the round released, and the end; a listener that fails is told no more."""
         generation = ticket.generation
         ended = ticket.error is not None or (generation is not None and generation.finish_reason is not None)
+        if ended:
+            self._mark(ticket, "ended")
         try:
             if ticket.error is None and generation is not None:
                 ticket.listen(ticket, generation.take_text())
@@ -282,7 +288,6 @@ class SharedDecoder:
         except Exception:  # an event loop that was closed meanwhile
             ticket.cancel()
         if ended:
-            self._mark(ticket, "ended")
             with self._changing:
                 self.scheduler.ended(ticket)
                 if ticket in self._running:
