@@ -6,7 +6,7 @@ for. A label ``model_name`` tells models apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -81,7 +81,7 @@ class Metrics:
     """What one server counts."""
 
     def __init__(self, decoders: Mapping[str, SharedDecoder], bounds: LatencyBounds | None = None) -> None:
-        prometheus.disable_created_metrics()
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.bounds = bounds or LatencyBounds()
         self.registry = prometheus.CollectorRegistry()
         about: dict[str, Any] = {"registry": self.registry}
@@ -126,7 +126,7 @@ class _Engines(Collector):
         self._decoders = decoders
 
     def collect(self) -> Iterator[Metric]:
-        gauges = {
+        gauges: dict[str, tuple[str, Callable[[SharedDecoder], float]]] = {
             "num_requests_running": ("Requests that are being read or decoded.", lambda one: len(one.running)),
             "num_requests_waiting": ("Requests that wait for their turn.", lambda one: len(one.waiting)),
             "kv_cache_usage_perc": ("Share of the bound on K/V that is in use; 1 is all of it.", _usage),

@@ -91,7 +91,8 @@ class ToolParser:
 
     def divided(self) -> tuple[str, list[Call]]:
         """The content without calls, and the calls; the whole text as content where there is no valid call."""
-        calls, content = [], self.text
+        calls: list[tuple[str, str]] = []
+        content = self.text
         match self.family:
             case "hermes":
                 calls, content = _hermes(self.text, self.names)
