@@ -87,7 +87,8 @@ def test_an_answer_ends_before_a_stop_text() -> None:
 def test_penalties_and_biases_change_the_answer_as_in_generate() -> None:
     with client() as to:
         for name, value in (("presence_penalty", 1.5), ("frequency_penalty", 2.0), ("repetition_penalty", 3.0)):
-            expected = toy().generate(USER, max_new_tokens=12, **{name: value}).text  # type: ignore[arg-type]
+            about: dict[str, Any] = {name: value}
+            expected = toy().generate(USER, max_new_tokens=12, **about).text
             assert chat(to, **{name: value})["choices"][0]["message"]["content"] == expected
         biased = chat(to, logit_bias={"4": 100})["choices"][0]["message"]["content"]
     assert biased == "d" * 12

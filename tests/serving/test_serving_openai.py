@@ -57,7 +57,9 @@ def client(server: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def expected() -> outpace.Result:
     """What the library itself answers."""
-    return outpace.generate(outpace.load("smollm2"), QUESTION, max_new_tokens=24, top_logprobs=2)
+    found = outpace.generate(outpace.load("smollm2"), QUESTION, max_new_tokens=24, top_logprobs=2)
+    assert isinstance(found, outpace.Result)
+    return found
 
 
 def test_greedy_answers_are_those_of_generate(client: openai.OpenAI, expected: outpace.Result) -> None:

@@ -25,7 +25,7 @@ class Clock:
 def test_a_key_opens_and_no_other_does() -> None:
     with client(service(keys=KEYS)) as to:
         for header in (None, "Bearer", "Bearer ", "Bearer key-of-an", "Basic key-of-ann", "Bearer k\u00fc"):
-            headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+            headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
             for answer in (to.get("/v1/models", headers=headers), to.post(CHAT, json={}, headers=headers)):
                 assert answer.status_code == 401
                 assert answer.json()["error"]["type"] == "authentication_error"

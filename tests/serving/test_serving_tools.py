@@ -157,7 +157,7 @@ def test_tools_need_a_template_that_shows_them() -> None:
         refused(to, 400, "'strict' cannot be honoured", tools=[strict])
 
 
-def test_earlier_calls_reach_the_template_with_their_arguments_as_objects() -> None:
+def test_earlier_calls_reach_the_template_with_their_arguments_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [
         {"role": "user", "content": "x"},
@@ -168,7 +168,12 @@ def test_earlier_calls_reach_the_template_with_their_arguments_as_objects() -> N
     [offered] = served.offered.values()
     shown: list[Any] = []
     chat = offered.model.tokenizer.chat
-    offered.model.tokenizer.chat = lambda given, **named: shown.append((given, named)) or chat(given, **named)  # type: ignore[method-assign, misc, func-returns-value]
+
+    def show(messages: Any, **named: Any) -> list[int]:
+        shown.append((messages, named))
+        return chat(messages, **named)
+
+    monkeypatch.setattr(offered.model.tokenizer, "chat", show)
     with client(served) as to:
         answer = to.post("/v1/chat/completions", json={**ASKED, "messages": messages, "temperature": 0})
     assert answer.json()["choices"][0]["message"]["content"] == "It is sunny."

@@ -44,24 +44,24 @@ class Common(Fields):
     """What chats and completions share."""
 
     model: str
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     stop: Stop | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     # Extensions; the first five as vLLM names them.
-    top_k: int | None = Field(None, ge=-1, le=2**31)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=256)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=256)
     ignore_eos: bool | None = None
-    priority: int | None = Field(None, ge=-100, le=100)
+    priority: int | None = Field(default=None, ge=-100, le=100)
     speculation: Speculation | None = None
     shared_prefix: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
@@ -160,15 +160,15 @@ class ChatRequest(Common):
     }
 
     messages: list[ChatMessage] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = Field(None, max_length=128)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = Field(default=None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictedText | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
@@ -192,7 +192,7 @@ class CompletionRequest(Common):
     NEUTRAL: ClassVar = {"suffix": ("",), "response_format": ({"type": "text"},)}
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    max_tokens: int | None = Field(None, ge=1)
-    logprobs: int | None = Field(None, ge=0, le=20)
+    max_tokens: int | None = Field(default=None, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
-    best_of: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    best_of: int | None = Field(default=None, ge=1, le=MOST_CHOICES)

@@ -32,9 +32,9 @@ class Terms(StrictModel):
     """What the file says of one tenant. Limits that are None do not apply."""
 
     key: str
-    requests_per_minute: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-    priority: int = Field(0, ge=-100, le=100)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    priority: int = Field(default=0, ge=-100, le=100)
 
 
 class Allowance:
