@@ -22,12 +22,13 @@ export GOMP_SPINCOUNT ?= 10000
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE := $(VENV)/.outpace-base
 DEV := $(VENV)/.outpace-dev
+SERVE := $(VENV)/.outpace-serve
 DOCS := $(VENV)/.outpace-docs
 PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test certify-all peers bench-peers gpu lint format types docs package clean
+.PHONY: help run serve test certify-all peers bench-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,7 +44,12 @@ $(BASE): pyproject.toml Makefile
 
 $(DEV): $(BASE)
 	@echo "installing the development tools ..."
-	@$(PIP) -e ".[dev]"
+	@$(PIP) -e ".[dev,serve]"
+	@touch $@
+
+$(SERVE): $(BASE)
+	@echo "installing what the server needs ..."
+	@$(PIP) -e ".[serve]"
 	@touch $@
 
 $(DOCS): $(BASE)
@@ -73,6 +79,9 @@ run: $(BASE) ## compare autoregressive with speculative decoding on the embedded
 	@echo
 	@echo "Is the output identical, token for token?"
 	@$(BIN)/outpace certify auto --level greedy --limit 14 --threads $(THREADS)
+
+serve: $(SERVE) ## OpenAI's API on http://127.0.0.1:8000 with the embedded model
+	@$(BIN)/outpace serve --model smollm2 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings
 	@$(BIN)/python -m pytest -m "not slow" -n $(THREADS)

@@ -9,6 +9,7 @@ import argparse
 from time import perf_counter
 
 import outpace
+from outpace.engine.scheduler import Limits
 from outpace.prompts.questions import load_prompts
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     for method in ("auto", "none"):
         model.generate(questions[:8], method=method, max_new_tokens=8)  # costs are measured, threads have started
         for limit in (1, 2, 4, 8, 16, 32):
-            model.shared.most_active = limit
+            model.shared.limits = Limits(max_batch=limit)
             began = perf_counter()
             results = model.generate(questions, method=method, max_new_tokens=asked.tokens, progress=False)
             tokens = sum(len(one.tokens) for one in results)

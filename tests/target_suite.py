@@ -152,6 +152,35 @@ class PerArchitecture:
         return copy.deepcopy(model), type(self).build(model)
 
 
+class KVMemory(PerArchitecture):
+    """What is copied between sequences, and how much memory they take."""
+
+    def test_copied_blocks_of_kv_stand_for_a_prefill(self, case: tuple[Any, Target]) -> None:
+        _, target = case
+        assert target.kv_blocks
+        rng = random.Random(3)
+        whole = opened(target, random_tokens(45, rng))
+        other = target.sequence(whole.tokens)
+        for start, stop in ((0, 16), (16, 32)):
+            target.append_kv(other.kv, target.kv_block(whole.kv, start, stop), stop - start)
+        assert target.length(other.kv) == 32
+        target.prefill([other])
+        scores = target.score([(one, TokenTree.chain([3, 4])) for one in (whole, other)])
+        near(scores[0].logits, scores[1].logits)
+        for start, stop in ((8, 24), (32, 48), (16, 16)):
+            with pytest.raises(ValueError, match="are no block of 44 committed rows"):
+                target.kv_block(whole.kv, start, stop)
+
+    def test_memory_is_known_beforehand(self, case: tuple[Any, Target]) -> None:
+        _, target = case
+        rng = random.Random(3)
+        sequence = opened(target, random_tokens(45, rng))
+        planned = target.kv_bytes(sequence.kv, 400)
+        assert 0 < target.kv_bytes(sequence.kv) <= planned
+        target.lengthen(sequence, [5] * 150)
+        assert target.kv_bytes(sequence.kv) <= planned
+
+
 class TreeScoring(PerArchitecture):
     """Ragged trees in a batch, commits, forks."""
 
@@ -188,6 +217,21 @@ class TreeScoring(PerArchitecture):
         target.prefill(sequences)
         for sequence in sequences:
             near(target.score([(sequence, TokenTree())])[0].logits[0], reference(model, sequence.tokens))
+
+    def test_prompts_are_read_in_portions(self, case: tuple[Any, Target]) -> None:
+        _, target = case
+        rng = random.Random(3)
+        tokens = [random_tokens(count, rng) for count in (45, 2, 30)]
+        whole = [opened(target, one) for one in tokens]
+        sequences = [target.sequence(one) for one in tokens]
+        lengths = []
+        for most in (7, 1, 50, 100):
+            target.prefill(sequences, most=most)
+            lengths.append([target.length(one.kv) for one in sequences])
+        assert lengths == [[7, 0, 0], [8, 0, 0], [44, 1, 13], [44, 1, 29]]
+        scores = target.score([(one, TokenTree.chain([3, 4])) for one in (*whole, *sequences)])
+        for at in range(3):
+            near(scores[at].logits, scores[at + 3].logits)
 
     def test_score_is_pure_and_dropped_scores_leave_no_trace(self, case: tuple[Any, Target]) -> None:
         _, target = case

@@ -30,7 +30,8 @@ class Model:
     tokenizer: text to token ids and back, and the chat template.
     eos_ids: tokens that end an answer.
     info: architecture, parameters, dtype, device, source and the like.
-    shared: the decoder that all calls share; ``shared.most_active`` is how many requests it decodes side by side.
+    shared: the decoder that all calls share; ``shared.limits.max_batch`` is how many requests it decodes side by
+        side.
 
     >>> import outpace
     >>> model = outpace.load("smollm2")                                           # doctest: +SKIP

@@ -13,6 +13,7 @@ from outpace.api.requests import ask
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
+from outpace.engine.scheduler import Limits
 from outpace.model import Model
 
 TEXTS = ["abc", "the end", "hello there", "x", "why"]
@@ -37,7 +38,7 @@ def test_at_most_so_many_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Decoder, "round", spy)
     model = toy()
-    model.shared.most_active = 3
+    model.shared.limits = Limits(max_batch=3)
     found = model.generate([f"{text} {number}" for text in TEXTS for number in range(4)], max_new_tokens=5)
     assert len(found) == 20
     assert max(active) == 3

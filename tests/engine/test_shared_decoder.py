@@ -20,6 +20,7 @@ from cli_support import WORDS, Letters, toy
 from outpace.core.errors import BadInput
 from outpace.core.turns import ROUNDS
 from outpace.engine.decoder import Decoder
+from outpace.engine.scheduler import Limits
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.model import Model
 from outpace.targets.table import TableTarget
@@ -115,7 +116,7 @@ def test_a_stream_that_is_closed_or_dropped_leaves() -> None:
 
 def test_one_that_waits_and_is_cancelled_never_runs() -> None:
     model, target = counting()
-    model.shared.most_active = 1
+    model.shared.limits = Limits(max_batch=1)
     running = model.stream("abc", max_new_tokens=2000, ignore_eos=True)
     next(running)
     waiting = model.stream("abc", max_new_tokens=2000, ignore_eos=True)
@@ -225,7 +226,7 @@ def test_a_forked_process_and_the_end_of_one() -> None:
 def test_several_decoders_of_one_target_take_turns() -> None:
     target = toy().target
     shared = [SharedDecoder(target, Letters()) for _ in range(2)]
-    assert shared[0].most_active == 8
+    assert shared[0].limits.max_batch == 8
     models = [toy() for _ in range(2)]
     texts: list[str] = ["", ""]
 

@@ -8,7 +8,7 @@ from outpace.targets.base import Target
 from outpace.targets.dense.architectures import KNOWN
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
-from target_suite import ARCHITECTURES, KVChoice, SubGraphs, TreeScoring
+from target_suite import ARCHITECTURES, KVChoice, KVMemory, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
@@ -18,6 +18,11 @@ def build(model: Any) -> Target:
 class TestTreeScoring(TreeScoring):
     build = staticmethod(build)
     architectures = tuple(name for name in ARCHITECTURES if name in KNOWN or f"{name}_text" in KNOWN)
+
+
+class TestKVMemory(KVMemory):
+    build = staticmethod(build)
+    architectures = TestTreeScoring.architectures
 
 
 class TestSubGraphs(SubGraphs):

@@ -9,7 +9,7 @@ from outpace.targets.dense.architectures import KNOWN
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from recorder import record
-from target_suite import ARCHITECTURES, KVChoice, SubGraphs, TreeScoring
+from target_suite import ARCHITECTURES, KVChoice, KVMemory, SubGraphs, TreeScoring
 
 
 def build(model: Any) -> Target:
@@ -19,6 +19,11 @@ def build(model: Any) -> Target:
 class TestTreeScoring(TreeScoring):
     build = staticmethod(build)
     architectures = tuple(name for name in ARCHITECTURES if name in KNOWN or f"{name}_text" in KNOWN)
+
+
+class TestKVMemory(KVMemory):
+    build = staticmethod(build)
+    architectures = TestTreeScoring.architectures
 
 
 class TestSubGraphs(SubGraphs):

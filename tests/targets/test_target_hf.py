@@ -12,7 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.targets.base import Target
 from outpace.targets.hf import HFTarget
-from target_suite import KVChoice, SubGraphs, TreeScoring, opened, reference, tiny_config, tiny_model
+from target_suite import KVChoice, KVMemory, SubGraphs, TreeScoring, opened, reference, tiny_config, tiny_model
 
 
 def build(model: Any) -> Target:
@@ -20,6 +20,10 @@ def build(model: Any) -> Target:
 
 
 class TestTreeScoring(TreeScoring):
+    build = staticmethod(build)
+
+
+class TestKVMemory(KVMemory):
     build = staticmethod(build)
 
 

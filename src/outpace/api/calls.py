@@ -73,8 +73,8 @@ def generate(
     progress: show a bar on standard error; None shows one at a terminal, for a batch that takes longer than a second.
 
     Returns a :class:`Result`; for a batch a list of them, in its order. With ``n`` there is a list of n in place of
-    each Result. Prompts of a batch are decoded side by side, at most ``model.shared.most_active`` (8) at once. May be
-    called from several threads.
+    each Result. Prompts of a batch are decoded side by side, at most ``model.shared.limits.max_batch`` (8) at once. May
+    be called from several threads.
 
     Raises BadInput, in one line, for options and prompts that cannot be honoured, before anything is decoded, and
     when a logits processor fails.

@@ -132,6 +132,8 @@ def read_references(model: LoadedModel, chosen: Chosen) -> tuple[tuple[int, ...]
 
 def build_method(model: LoadedModel, chosen: Chosen) -> Method:
     """The method that was chosen, in its turn: building one may measure the target."""
+    if isinstance(chosen.method, Method):
+        return chosen.method
     with ROUNDS:
         return _method(model, chosen)
 
@@ -192,7 +194,8 @@ def _sample(request: Request, number: int) -> Request:
 
 def _method(model: LoadedModel, chosen: Chosen) -> Method:
     named: dict[str, Any] = {"draft_model": chosen.draft_model, "datastore": chosen.datastore, "head": chosen.head}
-    if isinstance(chosen.method, Method) or not chosen.namespace:
+    assert isinstance(chosen.method, str)
+    if not chosen.namespace:
         return model.method(chosen.method, chosen.settings, rule=chosen.rule, **named)
     return _remembered(model, chosen.method, chosen, model.context(**named))
 

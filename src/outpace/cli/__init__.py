@@ -30,6 +30,7 @@ from outpace.cli.interrupt import deferred
 from outpace.cli.methods import methods
 from outpace.cli.options import INTERRUPTED
 from outpace.cli.output import err
+from outpace.cli.serve import serve
 from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.core.errors import OutpaceError
@@ -59,7 +60,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, bench, bench_peers, certify, train, tune, eval_head, methods, doctor):
+for command in (generate, chat, serve, bench, bench_peers, certify, train, tune, eval_head, methods, doctor):
     app.command()(command)
 for head_command in (validate_head, export_head, import_head):
     app.command()(head_command)

@@ -78,7 +78,7 @@ def bench_peers(
     if draft_model and len(draft_model) > 1:
         raise BadInput(f"--draft-model can be given only once here, not {len(draft_model)} times")
     drafting = Drafting(draft_model=draft_model, head=head)
-    Machine(model, threads).check()
+    Machine(model=model, threads=threads).check()
     drafting.check()
     outputs.check()
     shown = _Shown(outputs)

@@ -40,10 +40,9 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """Which model, and where and how exactly it computes."""
+class Hardware:
+    """Where and how exactly models compute."""
 
-    model: opt.ModelName = "smollm2"
     threads: opt.Threads = None
     dtype: Annotated[
         str | None,
@@ -61,19 +60,18 @@ class Machine:
     kv_dtype: opt.KvDtype = "auto"
     fixed_costs: opt.FixedCosts = False
 
-    def check(self) -> None:
+    def check(self, name: str) -> None:
         """Raise BadInput for threads that this machine lacks, and a model that does not exist."""
         opt.check_threads(self.threads)
-        resolve(self.model)
+        resolve(name)
 
-    def load(self, name: str | None = None) -> Model:
-        """The model, or another one for the same machine. The thread count is set first: packing depends on it."""
+    def load(self, name: str) -> Model:
+        """A model. The thread count is set first: packing depends on it."""
         with _without_garbage_collection():
             import torch
 
             import outpace.loading
 
-        name = self.model if name is None else name
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with stage(f"loading {name}", brief=True):
@@ -83,6 +81,21 @@ class Machine:
         if note := model.info.get("note"):
             err().print(f"[dim]{escape(name)}: {escape(note)}[/]", soft_wrap=True)
         return model
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Hardware):
+    """Which model, and where and how exactly it computes."""
+
+    model: opt.ModelName = "smollm2"
+
+    def check(self, name: str = "") -> None:
+        """As for any model; ``name``: another one than the own."""
+        Hardware.check(self, name or self.model)
+
+    def load(self, name: str = "") -> Model:
+        """The model, or another one for the same machine."""
+        return Hardware.load(self, name or self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +164,7 @@ class Drafting:
             find_rule(self.rule).check_params(params)
         return settings
 
-    def load(self, machine: Machine) -> dict[str, Any]:
+    def load(self, machine: Hardware) -> dict[str, Any]:
         """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.methods`.
 
         A model that has two names is loaded once.

@@ -28,7 +28,8 @@ from typing import Any
 
 PHASES = ("draft", "score", "accept", "other")
 _SUMMED = (
-    *("prompt_tokens", "tokens", "answered", "rounds", "committed", "drafting", "drafted", "accepted", "judged"),
+    *("prompt_tokens", "cached_tokens", "preemptions", "tokens", "answered"),
+    *("rounds", "committed", "drafting", "drafted", "accepted", "judged"),
     *("seconds", "first_token_seconds"),
 )
 
@@ -53,6 +54,10 @@ class RequestMetrics:
     """Counters of one request, and the figures defined from them."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those whose K/V another request had left."""
+    preemptions: int = 0
+    """How often it had to wait again, as there was no memory for its K/V."""
     tokens: int = 0
     """New tokens, the end-of-sequence token excluded."""
     answered: int = 0

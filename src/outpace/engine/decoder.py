@@ -20,6 +20,7 @@ from outpace.core.sampling import Sampler, check_logit_bias
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.core.turns import ROUNDS
+from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
 from outpace.targets.base import Sequence, Target
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
 class Decoder:
     """Runs rounds over the active requests of one target."""
 
-    def __init__(self, target: Target, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, target: Target, tokenizer: Tokenizer | None = None, prefixes: PrefixCache | None = None) -> None:
+        """``prefixes``: K/V of prompts' beginnings, for requests with a ``prefix_owner``."""
         self.target = target
         self.tokenizer = tokenizer
+        self.prefixes = prefixes
         self.active: list[Generation] = []
         self._joining: list[Generation] = []
+        self._reading: list[Generation] = []
+        """Those whose prompts have been read in part."""
 
     def check(self, request: Request) -> AcceptanceRule:
         """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
@@ -92,7 +97,7 @@ class Decoder:
 
         Rounds serve every request: several streams may be read in any order.
         """
-        if generation.finish_reason is None and generation not in [*self.active, *self._joining]:
+        if generation.finish_reason is None and generation not in [*self.active, *self._reading, *self._joining]:
             raise ValueError("this generation belongs to another decoder")
         while True:
             if piece := generation.take_text():
@@ -101,20 +106,43 @@ class Decoder:
                 return
             self.step()
 
-    def step(self) -> bool:
-        """Let requests leave and join, then run one round over all. False when there is nothing left to do."""
-        with ROUNDS, self.target.round():
-            self.admit()
-            if not self.active:
-                return False
-            self.round(self.active)
-            self._leave([one for one in self.active if one.finish_reason is not None])
-            return bool(self.active or self._joining)
+    def step(self, prefill_rows: int | None = None) -> bool:
+        """Let requests leave and join, then run one round over all. False when there is nothing left to do.
 
-    def admit(self) -> None:
-        """Let requests that ended leave, and those that were submitted join."""
-        self._leave([one for one in self.active if one.finish_reason is not None])
-        self._join()
+        ``prefill_rows``: most rows of prompts that are read before the round; None: all that there are.
+        """
+        with ROUNDS, self.target.round():
+            self.admit(prefill_rows)
+            if self.active:
+                self.round(self.active)
+                self._leave([one for one in self.active if one.finish_reason is not None])
+            return bool(self.active or self._reading or self._joining)
+
+    def admit(self, prefill_rows: int | None = None) -> None:
+        """Let requests that ended leave, and those join that were submitted and whose prompts have been read."""
+        self._leave([one for one in (*self.active, *self._reading) if one.finish_reason is not None])
+        self._join(prefill_rows)
+
+    def preempt(self, one: Generation) -> None:
+        """Take a request out and release its K/V. Its answer goes on after :meth:`resume`, with the same draft state:
+        what a drafter has learned is not lost."""
+        with ROUNDS:
+            if one in self._reading and not one.prompt_read:
+                self._end_draft(one)  # it has seen a part of the prompt's states
+            for where in (self.active, self._reading, self._joining):
+                if one in where:
+                    where.remove(one)
+            self.target.close(one.sequence.kv)
+            one.sequence.kv = None
+            if not one.prompt_read:
+                one.sequence.states = None
+
+    def resume(self, one: Generation) -> None:
+        """Let a request that was preempted join again: the K/V of all its tokens is computed anew."""
+        with ROUNDS:
+            one.sequence.kv = self.target.open()
+            one.resumed = one.prompt_read
+            self._joining.append(one)
 
     def rewind(self, moved: Seq[tuple[Generation, Seq[int]]]) -> None:
         """Let active requests go on from other tokens (prompt included): what these do not begin with is taken back."""
@@ -142,35 +170,65 @@ class Decoder:
         """One round over some of the active requests."""
         run_round(self.target, active)
 
-    def _join(self) -> None:
+    def _join(self, prefill_rows: int | None) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
         for one in self._joining:
             if one.finish_reason is not None and not one.keeps:
                 self.target.close(one.sequence.kv)
         self._joining.clear()
-        if not joining:
-            return
         for one in joining:
+            if one.resumed:
+                self._borrow(one, ())
+                continue
             one.draft_state = one.drafter.begin(one.sequence)
+            self._borrow(one, one.drafter.prefill_layers)
             self._recall(one)
-        self._prefill(joining)
-        self.active.extend(joining)
+        self._reading += joining
+        if not self._reading:
+            return
+        self._prefill(self._reading, prefill_rows)
+        for one in [one for one in self._reading if self._is_read(one)]:
+            self._reading.remove(one)
+            self.active.append(one)
+            one.prompt_read, one.resumed = True, False
+            self._leave_prefix(one)
 
-    @staticmethod
-    def _recall(one: Generation) -> None:
-        """Show the drafter the states of the K/V that a kept sequence lent; keep those to come if that is asked."""
+    def _is_read(self, one: Generation) -> bool:
+        return self.target.length(one.sequence.kv) >= len(one.sequence.tokens) - 1
+
+    def _borrow(self, one: Generation, layers: tuple[int, ...]) -> None:
+        """Begin with what is known of its K/V, with hidden states of ``layers``, where no kept sequence lends any."""
+        owner, sequence = one.request.prefix_owner, one.sequence
+        if self.prefixes is None or owner is None or self.target.length(sequence.kv):
+            return
+        states = self.prefixes.lend(owner, sequence, layers)
+        if not one.resumed:
+            sequence.states = states
+            one.metrics.cached_tokens = self.target.length(sequence.kv)
+
+    def _leave_prefix(self, one: Generation) -> None:
+        owner = one.request.prefix_owner
+        if self.prefixes is not None and owner is not None and one.error is None:
+            self.prefixes.keep(owner, one.sequence)
+
+    def _recall(self, one: Generation) -> None:
+        """Show the drafter the states of the K/V that another sequence lent; keep those to come if that is asked."""
         drafter, sequence = one.drafter, one.sequence
         if sequence.states is not None:
             for position, states in sequence.states.chunks():
                 drafter.on_prefill(one.draft_state, position, states)
-        if not one.request.keep or not drafter.prefill_layers:
+        kept = one.request.keep or (self.prefixes is not None and one.request.prefix_owner is not None)
+        if not kept or not drafter.prefill_layers:
             sequence.states = None
         elif sequence.states is None:
             sequence.states = States(drafter.prefill_layers)
 
-    def _prefill(self, generations: Seq[Generation]) -> None:
-        """K/V of all their tokens but the last."""
-        for layers, members in grouped(generations, lambda one: one.drafter.prefill_layers):
+    def _prefill(self, generations: Seq[Generation], most: int | None = None) -> None:
+        """K/V of all their tokens but the last, ``most`` of them; None: all."""
+        for layers, members in grouped(generations, _layers_to_read):
+            if most == 0:
+                return
+            before = sum(self.target.length(one.sequence.kv) for one in members)
             owners = {id(one.sequence): one for one in members}
 
             def hand_over(
@@ -181,16 +239,25 @@ class Decoder:
                 if sequence.states is not None:
                     sequence.states.add(states)
 
-            self.target.prefill([one.sequence for one in members], layers, hand_over if layers else None)
+            self.target.prefill([one.sequence for one in members], layers, hand_over if layers else None, most)
+            if most is not None:
+                most -= sum(self.target.length(one.sequence.kv) for one in members) - before
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:
-            one.metrics.caches = one.drafter.caches(one.draft_state)
-            one.metrics.parts = one.drafter.drafting(one.draft_state)
-            one.drafter.end(one.draft_state)
-            self.active.remove(one)
+            self._leave_prefix(one)
+            self._end_draft(one)
+            (self.active if one in self.active else self._reading).remove(one)
             if not one.keeps:
                 self.target.close(one.sequence.kv)
+
+    @staticmethod
+    def _end_draft(one: Generation) -> None:
+        """Note what its drafter has to say of it, and release what the drafter holds."""
+        one.metrics.caches = one.drafter.caches(one.draft_state)
+        for name, rounds in one.drafter.drafting(one.draft_state).items():
+            one.metrics.parts[name] = one.metrics.parts.get(name, 0) + rounds
+        one.drafter.end(one.draft_state)
 
     def _continue(self, sequence: Sequence, kept: Sequence, prefill_layers: tuple[int, ...]) -> None:
         """Begin with the K/V of the longest common beginning with a kept sequence; its last token is always scored.
@@ -205,3 +272,8 @@ class Decoder:
         sequence.kv = self.target.fork(kept.kv, same)
         if prefill_layers and kept.states is not None:
             sequence.states = kept.states.first(same, prefill_layers)
+
+
+def _layers_to_read(one: Generation) -> tuple[int, ...]:
+    """Layers whose hidden states its drafter has not seen yet."""
+    return () if one.resumed else one.drafter.prefill_layers

@@ -25,6 +25,10 @@ class Request:
 
     ``keep`` leaves the K/V open when the answer ends, unless in an error; ``kept`` continues the K/V of such a
     generation where the prompts agree (a chat's earlier turns).
+
+    For the scheduler: ``tenant``, who shares the machine fairly with other tenants; ``priority``, higher first;
+    ``time_limit`` in seconds from its arrival. ``prefix_owner``: whose cached beginnings of prompts it may use and
+    add to; None: none.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +42,10 @@ class Request:
     keep: bool = False
     kept: Sequence | None = None
     trace: bool = False
+    tenant: str = ""
+    priority: int = 0
+    time_limit: float | None = None
+    prefix_owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,10 @@ class Generation:
     started: float
     draft_state: Any = None
     """What the drafter keeps of the request: made when it joins, handed back in every round."""
+    prompt_read: bool = False
+    """Whether its whole prompt has been read once, by the target and by the drafter."""
+    resumed: bool = False
+    """Whether K/V is computed anew of what its drafter knows."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -103,7 +115,7 @@ class Generation:
     @property
     def keeps(self) -> bool:
         """Whether its K/V stays open when it leaves."""
-        return self.request.keep and self.error is None
+        return self.request.keep and self.error is None and self.sequence.kv is not None
 
     @property
     def text(self) -> str:

@@ -1,8 +1,8 @@
 """SharedDecoder: one decoder for all threads and event loops that ask a model at the same time.
 
-While there is anything to decode, one thread runs the rounds; it starts with the first request and ends with the last.
-Requests of all callers join its decoder, so that they share the target's forwards. Callers wait elsewhere: their
-listeners are called after every round, on that thread, and must not block.
+While there is anything to decode, one thread runs the steps that the scheduler plans; it starts with the first request
+and ends with the last. Requests of all callers join its decoder, so that they share the target's forwards. Callers
+wait elsewhere: their listeners are called after every step, on that thread, and must not block.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import atexit
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from weakref import WeakSet
 
 import torch
@@ -21,11 +21,10 @@ import torch
 from outpace.core.text import Tokenizer
 from outpace.core.turns import ROUNDS
 from outpace.engine.decoder import Decoder
+from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request
+from outpace.engine.scheduler import WHOLE_CHUNK, Closed, DeadlineExceeded, Limits, Plan, Scheduler
 from outpace.targets.base import Target
-
-MOST_ACTIVE = 8
-"""Requests that are decoded at once; the others wait for their turn."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +41,10 @@ class Ticket:
     """Set when its turn has come."""
     error: BaseException | None = None
     cancelled: bool = False
+    arrived: float = 0.0
+    """When it began to wait, by the scheduler's clock."""
+    timeline: list[tuple[str, float]] = field(default_factory=list)
+    """What happened to it, and how many seconds after its arrival: waiting, admitted, preempted, decoding, ended."""
 
     def cancel(self) -> None:
         """Let it leave before the next round. May be called from any thread, also after the end."""
@@ -59,32 +62,70 @@ class Ticket:
 Listener = Callable[[Ticket, str | None], None]
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
 class SharedDecoder:
-    """Runs the requests of all threads, at most ``most_active`` at once, in the order in which they came."""
+    """Runs the requests of all threads within ``limits``, in the order that its scheduler gives them.
 
-    target: Target
-    tokenizer: Tokenizer | None = None
-    most_active: int = MOST_ACTIVE
-    _changing: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _waiting: deque[Ticket] = field(default_factory=deque, init=False)
-    _running: list[Ticket] = field(default_factory=list, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _torch_threads: int = field(default_factory=torch.get_num_threads, init=False)
+    ``prefixes``: a cache of prompts' beginnings, for requests that name a ``prefix_owner``; within the bound on K/V it
+    takes what running requests leave.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer | None = None,
+        limits: Limits | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        self.target, self.tokenizer, self.prefixes = target, tokenizer, prefixes
+        self.scheduler = Scheduler(target, limits)
+        self.steps = 0
+        self.kv_bytes = 0
+        """Bytes of K/V that running requests may hold in the step under way."""
+        self._most_cached = 0 if prefixes is None else prefixes.most_bytes
+        self._closed = False
+        self._running: list[Ticket] = []
+        self._thread: threading.Thread | None = None
+        self._changing = threading.Lock()
+        self._torch_threads = torch.get_num_threads()
         _KNOWN.add(self)
 
+    @property
+    def limits(self) -> Limits:
+        """The bounds in force; may be replaced at any time."""
+        return self.scheduler.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        with self._changing:
+            self.scheduler.limits = limits
+
+    @property
+    def running(self) -> list[Ticket]:
+        """Requests that were admitted and have not ended."""
+        return list(self._running)
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        """Requests that wait for their turn."""
+        return list(self.scheduler.waiting)
+
     def submit(self, requests: Seq[tuple[Request, Listener]]) -> list[Ticket]:
-        """Enqueue requests, each with its listener. What cannot be honoured ends with an error of its own."""
+        """Enqueue requests, each with its listener. What cannot be honoured ends with an error of its own.
+
+        Raises QueueFull where there is no room for all of them, and Closed after :meth:`drain`.
+        """
         tickets = [Ticket(request, listen) for request, listen in requests]
         if ROUNDS.held:  # asked from within a round, by a user's processor: the decoding thread waits for this one
-            inner = SharedDecoder(self.target, self.tokenizer, self.most_active)
-            inner._waiting.extend(tickets)
+            inner = SharedDecoder(self.target, self.tokenizer, replace(self.limits, max_queue=None))
+            inner.scheduler.add(tickets, ())
             inner._work()
             return tickets
         with self._changing:
-            self._waiting.extend(tickets)
+            if self._closed:
+                raise Closed("no more requests are taken: this process is shutting down")
+            self.scheduler.add(tickets, self._running)
+            for ticket in tickets:
+                ticket.timeline.append(("waiting", 0.0))
             if threading.current_thread() is threading.main_thread():
                 # As many threads as torch is set to use there; in others the setting may not have arrived.
                 self._torch_threads = torch.get_num_threads()
@@ -94,66 +135,151 @@ class SharedDecoder:
         return tickets
 
     def stop(self) -> None:
-        """Cancel everything and wait until the round under way has ended."""
+        """Cancel everything and wait until the step under way has ended."""
         with self._changing:
-            for ticket in (*self._waiting, *self._running):
+            for ticket in (*self.scheduler.waiting, *self._running):
                 ticket.cancel()
             thread = self._thread
         if thread is not None:
             thread.join()
 
+    def drain(self, seconds: float | None = None) -> bool:
+        """Take no more requests and wait until those that there are have ended, at most ``seconds``. Whether they
+        have; if not, :meth:`stop` ends them."""
+        with self._changing:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
     def forget(self) -> None:
         """Begin with nothing: in a forked process nobody runs the parent's requests."""
         self._changing = threading.Lock()
-        self._waiting.clear()
+        self.scheduler.waiting.clear()
         self._running.clear()
         self._thread = None
 
+    # -------------------------------------------------------------------------------------- the decoding thread
+
     def _work(self) -> None:
-        decoder = Decoder(self.target, self.tokenizer)
+        decoder = Decoder(self.target, self.tokenizer, self.prefixes)
         while True:
             with self._changing:
-                room = min(len(self._waiting), self.most_active - len(self._running))
-                admitted = [self._waiting.popleft() for _ in range(room)]
-                self._running += admitted
-                if not self._running:
+                if not self._running and not self.scheduler.waiting:
                     self._thread = None
+                    self.kv_bytes = 0
                     return
+                gone = [ticket for ticket in self.scheduler.waiting if ticket.cancelled]
+                for ticket in gone:
+                    self.scheduler.withdraw(ticket)
+                plan = self.scheduler.plan(self._running)
+                self.kv_bytes = plan.kv_bytes
+                self._running += plan.admit
             if not ROUNDS.held and torch.get_num_threads() != self._torch_threads:
                 torch.set_num_threads(self._torch_threads)
-            for ticket in admitted:
-                self._admit(decoder, ticket)
-            for ticket in self._running:
-                if ticket.cancelled and ticket.generation is not None:
-                    ticket.generation.cancel()
             try:
-                decoder.step()
+                for ticket in gone:
+                    self._withdrawn(decoder, ticket)
+                self._follow(decoder, plan)
+                before = [self._progress(ticket) for ticket in self._running]
+                with ROUNDS:
+                    rows = self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK
+                decoder.step(rows)
+                self._charge(before)
             except BaseException as error:
-                decoder = self._broken(decoder, error)
-            for ticket in tuple(self._running):
+                decoder = self._broken(error)
+            self.steps += 1
+            for ticket in dict.fromkeys((*gone, *plan.overdue, *self._running)):
                 self._tell(ticket)
 
-    @staticmethod
-    def _admit(decoder: Decoder, ticket: Ticket) -> None:
+    def _withdrawn(self, decoder: Decoder, ticket: Ticket) -> None:
+        """A request that waited was cancelled: it ends without having run, or run on."""
+        if ticket.generation is None:
+            self._open(decoder, ticket)
+        if ticket.generation is not None:
+            ticket.generation.cancel()
+
+    def _follow(self, decoder: Decoder, plan: Plan) -> None:
+        """Do what the plan says of requests that leave and join; those that were cancelled leave in this step, too."""
+        for ticket in self._running:
+            if ticket.cancelled and ticket.generation is not None:
+                ticket.generation.cancel()
+        for ticket in plan.overdue:
+            self._overdue(ticket)
+        for ticket in plan.full:
+            if ticket.generation is not None:
+                ticket.generation.finish("length")
+        for ticket in plan.preempt:
+            assert ticket.generation is not None
+            decoder.preempt(ticket.generation)
+            ticket.generation.metrics.preemptions += 1
+            self._mark(ticket, "preempted")
+            with self._changing:
+                self._running.remove(ticket)
+                self.scheduler.again(ticket)
+        if self.prefixes is not None and self.limits.kv_bytes is not None:
+            self.prefixes.most_bytes = min(self._most_cached, max(0, self.limits.kv_bytes - plan.kv_bytes))
+            self.prefixes.shrink(self.prefixes.most_bytes)
+        for ticket in plan.admit:
+            self._admit(decoder, ticket)
+
+    def _overdue(self, ticket: Ticket) -> None:
+        error = DeadlineExceeded(f"the request took longer than its limit of {ticket.request.time_limit:g} s")
+        if ticket.generation is None:
+            ticket.error = error
+        else:
+            ticket.generation.fail(error)
+
+    def _admit(self, decoder: Decoder, ticket: Ticket) -> None:
+        self._mark(ticket, "admitted")
+        if ticket.generation is None:
+            self._open(decoder, ticket)
+        else:
+            decoder.resume(ticket.generation)
+
+    def _open(self, decoder: Decoder, ticket: Ticket) -> None:
         try:
+            self.scheduler.check(ticket.request)
             ticket.generation = decoder.submit(ticket.request)
         except BaseException as error:
             ticket.error = error
 
-    def _broken(self, decoder: Decoder, error: BaseException) -> Decoder:
-        """A round failed, so that no request in it can go on. Returns another decoder."""
+    @staticmethod
+    def _mark(ticket: Ticket, event: str) -> None:
+        ticket.timeline.append((event, perf_counter() - ticket.arrived))
+
+    def _progress(self, ticket: Ticket) -> tuple[Ticket, int, int]:
+        """A request, the rows of K/V that it has of its prompt, and its output tokens."""
+        one = ticket.generation
+        if one is None or one.sequence.kv is None:
+            return ticket, 0, 0
+        return ticket, min(self.target.length(one.sequence.kv), one.sequence.prompt_length), len(one.tokens)
+
+    def _charge(self, before: Seq[tuple[Ticket, int, int]]) -> None:
+        """Count what the step has done for every tenant."""
+        for ticket, prompt, output in before:
+            _, now, tokens = self._progress(ticket)
+            self.scheduler.served(ticket.request.tenant, max(0, now - prompt), tokens - output)
+            if tokens and not output:
+                self._mark(ticket, "decoding")
+
+    def _broken(self, error: BaseException) -> Decoder:
+        """A step failed, so that no request in it can go on. Returns another decoder."""
         with ROUNDS:
             for ticket in self._running:
                 ticket.error = ticket.error or error
                 if ticket.generation is not None:
                     with contextlib.suppress(Exception):
                         self.target.close(ticket.generation.sequence.kv)
-        return Decoder(self.target, self.tokenizer)
+        return Decoder(self.target, self.tokenizer, self.prefixes)
 
     def _tell(self, ticket: Ticket) -> None:
         """Tell a listener what the round released, and the end; a listener that fails is told no more."""
         generation = ticket.generation
         ended = ticket.error is not None or (generation is not None and generation.finish_reason is not None)
+        if ended:
+            self._mark(ticket, "ended")
         try:
             if ticket.error is None and generation is not None:
                 ticket.listen(ticket, generation.take_text())
@@ -162,7 +288,10 @@ class SharedDecoder:
         except Exception:  # an event loop that was closed meanwhile
             ticket.cancel()
         if ended:
-            self._running.remove(ticket)
+            with self._changing:
+                self.scheduler.ended(ticket)
+                if ticket in self._running:
+                    self._running.remove(ticket)
 
 
 _KNOWN: WeakSet[SharedDecoder] = WeakSet()

@@ -24,14 +24,20 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which callers pass a message's reasoning; templates read the first, some the second."""
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """The text of a conversation that ends where the assistant's answer begins.
 
-    ``variables``: further names that the template sees, such as ``bos_token``. Raises whatever the template raises.
+    ``variables``: further names that the template sees, such as ``bos_token``; ``tools``: functions that the model may
+    call, as OpenAI's API describes them. Raises whatever the template raises.
     """
     return _compiled(template).render(
         messages=[_message(one) for one in messages],
-        tools=None,
+        tools=_plain(tools),
         documents=None,
         add_generation_prompt=True,
         **variables,

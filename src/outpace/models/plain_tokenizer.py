@@ -85,11 +85,13 @@ class PlainTokenizer:
             return self.backend_tokenizer.id_to_token(ids)
         return [self.backend_tokenizer.id_to_token(one) for one in ids]
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **_: Any
+    ) -> str:
         """The text of a conversation up to the answer's beginning. Raises whatever the template raises."""
         from outpace.models.chat_template import render
 
-        return render(self.chat_template or "", messages, self.named)
+        return render(self.chat_template or "", messages, self.named, tools)
 
 
 def plain_tokenizer(folder: Path) -> HFTokenizer | None:

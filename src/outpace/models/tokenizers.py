@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.core.text import check_text
-from outpace.models.base import Message
 from outpace.models.quiet import one_line
 from outpace.models.transcript import transcript
 
@@ -112,18 +111,26 @@ class HFTokenizer:
             return piece.replace(_SPACE, " ").encode()
         return self.token_text(index).encode()
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """As :class:`~outpace.models.base.ChatTokenizer` describes it. ``tools``: functions that the model may call,
+        for a template that shows them; a message with ``tool_calls`` may then be without content."""
         if not messages:
             raise BadInput("the conversation is empty; give at least one message")
         for message in messages:
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            content = message.get("content") if not message.get("tool_calls") else message.get("content") or ""
+            if not isinstance(message.get("role"), str) or not isinstance(content, str):
                 raise BadInput('every message needs a text for "role" and for "content"')
-            check_text(message["content"], f"the message of role {message['role']!r}")
+            check_text(content, f"the message of role {message['role']!r}")
         if not self.template:
             return self.encode(messages[0]["content"] if len(messages) == 1 else transcript(messages))
         try:
             text = self.inner.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                tokenize=False,
+                **({"tools": list(tools)} if tools else {}),
             )
         except Exception as error:  # templates are programs that come with the model and raise what they like
             roles = ", ".join(message["role"] for message in messages)

@@ -182,11 +182,16 @@ class Target(ABC):
 
     @abstractmethod
     def prefill(
-        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+        self,
+        sequences: Seq[Sequence],
+        aux_hidden_state_layers: Seq[int] = (),
+        on_chunk: HiddenStateChunk | None = None,
+        most: int | None = None,
     ) -> None:
         """Commit K/V for every token of each sequence but its last, in chunks, from where its K/V ends.
 
-        ``on_chunk`` is called with every chunk's hidden states of ``aux_hidden_state_layers``.
+        ``on_chunk`` is called with every chunk's hidden states of ``aux_hidden_state_layers``. ``most``: run so many
+        rows at most, of the first sequences first, and leave the rest to later calls; None: all.
         """
 
     @abstractmethod
@@ -223,6 +228,22 @@ class Target(ABC):
 
     def close(self, kv: Any) -> None:  # noqa: B027 - some targets have nothing to release
         """Release the K/V, which must not be used again."""
+
+    kv_blocks: bool = False
+    """Whether parts of K/V can be copied with :meth:`kv_block` and :meth:`append_kv`, as a prefix cache does."""
+
+    def kv_block(self, kv: Any, start: int, stop: int) -> Any:
+        """A copy of the K/V of committed tokens ``start`` to ``stop``, multiples of 16, for :meth:`append_kv` alone."""
+        raise BadInput(f"{type(self).__name__} does not copy parts of its K/V: there is no prefix cache for it")
+
+    def append_kv(self, kv: Any, block: Any, rows: int) -> None:
+        """Commit a block of ``rows`` tokens, copied. ``kv`` must hold the K/V of what came before the block."""
+        raise BadInput(f"{type(self).__name__} does not copy parts of its K/V: there is no prefix cache for it")
+
+    def kv_bytes(self, kv: Any | None, rows: int = 0) -> int:
+        """Bytes of memory that ``kv`` (None: an empty one) would take with ``rows`` more tokens; 0 where the target
+        does not know."""
+        return self.kv_bytes_per_token * (rows if kv is None else self.length(kv) + rows)
 
     def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Append committed tokens to a sequence that is only measured: its K/V may hold anything."""

@@ -99,16 +99,23 @@ class BridgedTarget(Target):
     # ------------------------------------------------------------------------------------------------- protocol
 
     def prefill(
-        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+        self,
+        sequences: Seq[Sequence],
+        aux_hidden_state_layers: Seq[int] = (),
+        on_chunk: HiddenStateChunk | None = None,
+        most: int | None = None,
     ) -> None:
         if aux_hidden_state_layers:
             raise BadInput(
                 "a draft model of another vocabulary has no hidden states for the target's tokens: its rows are others"
             )
         pending = [one for one in sequences if len(one.kv.ends) < len(one.tokens) - 1]
+        left = sum(len(one.tokens) for one in pending) if most is None else most
         for one in pending:
-            self._append(one.kv, one.tokens[len(one.kv.ends) : -1])
-            one.kv.inner.place([*one.kv.ids, *self._pieces(one.kv, one.tokens[-1])], 0)
+            done = len(one.kv.ends)
+            self._append(one.kv, one.tokens[done:-1][:left])
+            left -= len(one.kv.ends) - done
+            one.kv.inner.place([*one.kv.ids, *self._pieces(one.kv, one.tokens[len(one.kv.ends)])], 0)
         if pending:
             self.draft.prefill([one.kv.inner.sequence for one in pending])
 

@@ -17,6 +17,16 @@ def rows_to_keep(length: int | None, held: int) -> int:
     return count
 
 
+BLOCK_ROWS = 16
+"""Copied blocks begin and end at multiples of so many rows."""
+
+
+def check_block(start: int, stop: int, length: int) -> None:
+    """Raise ValueError for what is no block of a store that holds ``length`` rows."""
+    if start % BLOCK_ROWS or stop % BLOCK_ROWS or not 0 <= start < stop <= length:
+        raise ValueError(f"rows {start} to {stop} are no block of {length} committed rows: blocks are of {BLOCK_ROWS}")
+
+
 def rounded_up(rows: int, to: int) -> int:
     """The smallest multiple of ``to`` that is at least ``rows``."""
     return -(-rows // to) * to
@@ -38,6 +48,19 @@ class KVStore(ABC):
     @abstractmethod
     def take(self, side_kv: Any, rows: Sequence[int]) -> None:
         """Commit these rows of a forward's K/V, which has the layout of the target that ran it."""
+
+    @abstractmethod
+    def block(self, start: int, stop: int) -> Any:
+        """A copy of committed rows ``start`` to ``stop``, multiples of 16, in this store's own layout."""
+
+    @abstractmethod
+    def append(self, block: Any, rows: int) -> None:
+        """Commit ``rows`` rows of :meth:`block`, copied. Raises ValueError where the committed rows are no multiple of
+        16."""
+
+    @abstractmethod
+    def bytes_with(self, rows: int) -> int:
+        """Bytes of memory with room for ``rows`` more."""
 
     def advance(self, rows: int) -> None:
         """Commit the first ``rows`` scratch rows, left by the prefill chunk that has just run."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.targets.kv_store import KVStore, rounded_up
+from outpace.targets.kv_store import KVStore, check_block, rounded_up
 
 _GRANULE = 256
 
@@ -55,6 +55,23 @@ class LayeredKV(KVStore):
             self.scratch(layer, pair[0][:, chosen], pair[1][:, chosen])
         self.length += len(rows)
 
+    def block(self, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        check_block(start, stop, self.length)
+        held = zip(self._keys, self._values, strict=True)
+        whole = [(keys, values) for keys, values in held if keys is not None and values is not None]
+        return [(keys[:, start:stop].clone(), values[:, start:stop].clone()) for keys, values in whole]
+
+    def append(self, block: list[tuple[Tensor, Tensor] | None], rows: int) -> None:
+        check_block(self.length, self.length + rows, self.length + rows)
+        self.take(block, range(rows))
+
+    def bytes_with(self, rows: int) -> int:
+        total = 0
+        for one in (*self._keys, *self._values):
+            if one is not None:
+                total += one.nbytes // one.shape[1] * self._capacity_with(one.shape[1], self.length + rows)
+        return total
+
     def _copy(self, length: int) -> LayeredKV:
         twin = LayeredKV(len(self._keys))
         twin.length = length
@@ -68,11 +85,15 @@ class LayeredKV(KVStore):
         self._keys = [None] * len(self._keys)
         self._values = [None] * len(self._values)
 
+    @staticmethod
+    def _capacity_with(capacity: int, rows: int) -> int:
+        return capacity if rows <= capacity else rounded_up(max(rows, capacity + capacity // 4), _GRANULE)
+
     def _grown(self, tensors: list[Tensor | None], layer: int, rows: int, like: Tensor) -> Tensor:
         stored = tensors[layer]
         if stored is not None and stored.shape[1] >= rows:
             return stored
-        capacity = rounded_up(rows if stored is None else max(rows, 2 * stored.shape[1]), _GRANULE)
+        capacity = self._capacity_with(0 if stored is None else stored.shape[1], rows)
         # Zeros, not garbage: a masked column still enters 0 * value, and 0 * NaN is NaN.
         grown = torch.zeros(like.shape[0], capacity, like.shape[2], dtype=like.dtype, device=like.device)
         if stored is not None:

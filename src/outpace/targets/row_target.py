@@ -87,6 +87,19 @@ class RowTarget(Target):
     def close(self, kv: KVStore) -> None:
         kv.clear()
 
+    kv_blocks = True
+
+    @torch.inference_mode()
+    def kv_block(self, kv: KVStore, start: int, stop: int) -> Any:
+        return kv.block(start, stop)
+
+    @torch.inference_mode()
+    def append_kv(self, kv: KVStore, block: Any, rows: int) -> None:
+        kv.append(block, rows)
+
+    def kv_bytes(self, kv: KVStore | None, rows: int = 0) -> int:
+        return (self.open() if kv is None else kv).bytes_with(rows)
+
     @torch.inference_mode()
     def keys(self, kv: KVStore, start: int, stop: int) -> Tensor:
         return kv.keys(start, stop)
@@ -101,16 +114,22 @@ class RowTarget(Target):
 
     @torch.inference_mode()
     def prefill(
-        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+        self,
+        sequences: Seq[Sequence],
+        aux_hidden_state_layers: Seq[int] = (),
+        on_chunk: HiddenStateChunk | None = None,
+        most: int | None = None,
     ) -> None:
         pending = [one for one in sequences if one.kv.length < len(one.tokens) - 1]
-        while pending:
-            room, chunk = self.prefill_chunk, []
+        left = sum(len(one.tokens) for one in pending) if most is None else most
+        while pending and left > 0:
+            room, chunk = min(self.prefill_chunk, left), []
             for one in pending:
                 start = one.kv.length
                 stop = min(len(one.tokens) - 1, start + room)
                 chunk.append((one, start, stop))
                 room -= stop - start
+                left -= stop - start
                 if room <= 0:
                     break
             self._prefill_chunk(chunk, aux_hidden_state_layers, on_chunk)

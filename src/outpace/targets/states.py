@@ -43,11 +43,15 @@ class States:
             out._pieces = {layer: [torch.cat(self._pieces[layer])[:count]] for layer in out.layers}
         return out
 
-    def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
-        """All rows in pieces, as a prefill streams them: (position of the first row, (rows, hidden) by layer)."""
+    def whole(self) -> dict[int, Tensor]:
+        """All rows by layer, (rows, hidden) each."""
         import torch
 
+        return {layer: torch.cat(pieces) for layer, pieces in self._pieces.items() if pieces}
+
+    def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
+        """All rows in pieces, as a prefill streams them: (position of the first row, (rows, hidden) by layer)."""
         if self._rows:
-            whole = {layer: torch.cat(pieces) for layer, pieces in self._pieces.items()}
+            whole = self.whole()
             for start in range(0, self._rows, _CHUNK):
                 yield start, {layer: rows[start : start + _CHUNK] for layer, rows in whole.items()}

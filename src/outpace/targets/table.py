@@ -17,7 +17,7 @@ from outpace.core.token_distribution import OpenRows, dense_distributions
 from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.costs import FixedCosts
 from outpace.targets.dense.native_distribution import available, native_distributions
-from outpace.targets.kv_store import rows_to_keep
+from outpace.targets.kv_store import check_block, rows_to_keep
 from outpace.targets.sub_graph import FULL, SubGraph
 
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -79,12 +79,28 @@ class TableTarget(Target):
     def length(self, kv: Any) -> int:
         return len(kv)
 
+    kv_blocks = True
+
+    def kv_block(self, kv: Any, start: int, stop: int) -> Any:
+        check_block(start, stop, len(kv))
+        return kv[start:stop]
+
+    def append_kv(self, kv: Any, block: Any, rows: int) -> None:
+        check_block(len(kv), len(kv) + rows, len(kv) + rows)
+        kv.extend(block)
+
     def prefill(
-        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+        self,
+        sequences: Seq[Sequence],
+        aux_hidden_state_layers: Seq[int] = (),
+        on_chunk: HiddenStateChunk | None = None,
+        most: int | None = None,
     ) -> None:
+        left = sum(len(one.tokens) for one in sequences) if most is None else most
         for sequence in sequences:
             start = len(sequence.kv)
-            sequence.kv.extend(sequence.tokens[start:-1])
+            sequence.kv.extend(sequence.tokens[start:-1][:left])
+            left -= len(sequence.kv) - start
             if aux_hidden_state_layers and on_chunk is not None and len(sequence.kv) > start:
                 paths = [tuple(sequence.tokens[: end + 1]) for end in range(start, len(sequence.kv))]
                 states = {

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from outpace.core.errors import BadInput
-from outpace.models.base import Message
 from outpace.models.tokenizers import HFTokenizer
 
 
@@ -53,7 +52,9 @@ class IdsTokenizer(HFTokenizer):
     def token_bytes(self, token: int) -> bytes | None:
         return None
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         self._refuse()
 
     def _refuse(self) -> NoReturn:

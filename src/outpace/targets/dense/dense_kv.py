@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.targets.dense.binding import LANES, Commitment, NativeModel
-from outpace.targets.kv_store import KVStore, rounded_up
+from outpace.targets.kv_store import KVStore, check_block, rounded_up
 
 _GRANULE = 256
 
@@ -29,14 +29,34 @@ class DenseKV(KVStore):
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` more."""
-        needed = self.length + rows
-        if needed <= self.capacity:
+        capacity = self._capacity_with(rows)
+        if capacity == self.capacity:
             return
-        capacity = rounded_up(max(needed, 2 * self.capacity), _GRANULE)
         grown = torch.empty(*self.data.shape[:3], capacity * self.width, dtype=self.data.dtype)
         used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
         self.data, self.capacity = grown, capacity
+
+    def _capacity_with(self, rows: int) -> int:
+        needed = self.length + rows
+        if needed <= self.capacity:
+            return self.capacity
+        # A quarter more than there was: every row is moved a few times at most, and little memory lies idle.
+        return rounded_up(max(needed, self.capacity + self.capacity // 4), _GRANULE)
+
+    def bytes_with(self, rows: int) -> int:
+        layers, two, heads, _ = self.data.shape
+        return layers * two * heads * self._capacity_with(rows) * self.width * self.data.itemsize
+
+    def block(self, start: int, stop: int) -> Tensor:
+        check_block(start, stop, self.length)
+        return self.data[..., start * self.width : stop * self.width].clone()
+
+    def append(self, block: Tensor, rows: int) -> None:
+        check_block(self.length, self.length + rows, self.length + rows)
+        self.reserve(rows)
+        self.data[..., self.length * self.width : (self.length + rows) * self.width] = block
+        self.length += rows
 
     def keys(self, start: int, stop: int) -> Tensor:
         layers, _, heads, _ = self.data.shape

@@ -93,11 +93,15 @@ class GraphTarget(RowTarget):
         return self.decoder.lm_head.weight[tokens.to(self.device)].float()
 
     def prefill(
-        self, sequences: Seq[Sequence], aux_hidden_state_layers: Seq[int] = (), on_chunk: HiddenStateChunk | None = None
+        self,
+        sequences: Seq[Sequence],
+        aux_hidden_state_layers: Seq[int] = (),
+        on_chunk: HiddenStateChunk | None = None,
+        most: int | None = None,
     ) -> None:
         for one in sequences:  # once for the whole prompt, so that no chunk has to move what is there
             one.kv.reserve(len(one.tokens) - one.kv.length)
-        super().prefill(sequences, aux_hidden_state_layers, on_chunk)
+        super().prefill(sequences, aux_hidden_state_layers, on_chunk, most)
 
     @torch_at_work()
     def run(

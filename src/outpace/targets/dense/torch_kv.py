@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.targets.kv_store import KVStore
+from outpace.targets.kv_store import KVStore, check_block
 
 SMALLEST = 256
 KEPT = 8  # a sequence that grows leaves one of each size behind; together they are as large as the next
@@ -53,13 +53,22 @@ class Pool:
 
         Zeros, not what the last sequence left: a masked column still enters 0 * value, and 0 * NaN is NaN.
         """
-        capacity = max(SMALLEST, 1 << (rows - 1).bit_length())
+        capacity = self._capacity(rows)
         for buffer in reversed(self.free):  # the last one back has the most recently used graphs
             if buffer.capacity == capacity:
                 self.free.remove(buffer)
                 buffer.data.zero_()
                 return buffer
         return Buffer(self._like.new_zeros(*self._shape, capacity, self._head_size))
+
+    @staticmethod
+    def _capacity(rows: int) -> int:
+        return max(SMALLEST, 1 << (rows - 1).bit_length())
+
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of the buffer that :meth:`take` lends for ``rows`` rows."""
+        layers, two, heads = self._shape
+        return layers * two * heads * self._capacity(rows) * self._head_size * self._like.itemsize
 
     def give(self, buffer: Buffer) -> None:
         """Take a buffer back."""
@@ -100,6 +109,22 @@ class TorchKV(KVStore):
         chosen = side_kv[..., slice(len(rows)) if contiguous else torch.tensor(rows, device=side_kv.device), :]
         self.reserve(len(rows)).data[..., self.length : stop, :] = chosen
         self.length = stop
+
+    @torch.inference_mode()
+    def block(self, start: int, stop: int) -> Tensor:
+        check_block(start, stop, self.length)
+        return self.reserve(0).data[..., start:stop, :].clone()
+
+    @torch.inference_mode()
+    def append(self, block: Tensor, rows: int) -> None:
+        check_block(self.length, self.length + rows, self.length + rows)
+        self.take(block, range(rows))
+
+    def bytes_with(self, rows: int) -> int:
+        held, needed = self.buffer, self.length + rows
+        if held is not None and held.capacity >= needed:
+            return held.data.nbytes
+        return self._pool.bytes_of(needed) if needed else 0
 
     @torch.inference_mode()
     def _copy(self, length: int) -> TorchKV:

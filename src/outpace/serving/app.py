@@ -1,0 +1,202 @@
+"""The routes of the HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence as Seq
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from outpace.core.errors import OutpaceError
+from outpace.core.version import __version__
+from outpace.serving.answers import ChatAnswers, CompletionAnswers
+from outpace.serving.chat import joined, prompt_ids, tool_parser
+from outpace.serving.errors import ApiError, api_error
+from outpace.serving.fields import refusal
+from outpace.serving.guard import Guard, tenant_of
+from outpace.serving.prompts import completion_prompts
+from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
+from outpace.serving.service import Asked, Service
+from outpace.serving.streaming import Answering, Streaming, error_response
+
+MOST_BYTES = 4 * 1024 * 1024
+
+
+def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
+    """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
+    app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, service=service, most_bytes=most_bytes)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    _errors(app, service)
+    _texts(app, service)
+    _about(app, service)
+    return app
+
+
+def _texts(app: FastAPI, service: Service) -> None:
+    """Routes that decode."""
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        tenant, offered = tenant_of(request), service.find(asked.model)
+        tokenizer = offered.model.tokenizer
+        if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+            raise ApiError("max_tokens and max_completion_tokens are the same limit; give one", param="max_tokens")
+        if asked.top_logprobs and not asked.logprobs:
+            raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+        length = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
+        logprobs = asked.top_logprobs or 0 if asked.logprobs else None
+        references = (joined(asked.prediction.content),) if asked.prediction else ()
+        what = Asked(tenant, asked, length, logprobs, references)
+        parser = tool_parser(tokenizer, asked)
+        requests = await asyncio.to_thread(
+            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked)], asked.n or 1)
+        )
+        usages = _usages(asked)
+        job = service.admit(offered, tenant, requests, "chatcmpl")
+        answers = ChatAnswers(job, tokenizer, bool(asked.logprobs), usages, parser)
+        return _respond(service, job, answers, what)
+
+    @app.post("/v1/completions", response_model=None)
+    async def complete(asked: CompletionRequest, request: Request) -> Response:
+        tenant, offered = tenant_of(request), service.find(asked.model)
+        n = asked.n or 1
+        best_of = n if asked.best_of is None else asked.best_of
+        if best_of < n:
+            raise ApiError("'best_of' must be at least n", param="best_of")
+        if best_of > n and asked.stream:
+            raise ApiError(
+                "which answer is the best is known at the end: 'best_of' cannot be streamed", param="best_of"
+            )
+        if asked.echo and asked.logprobs is not None:
+            raise ApiError("log-probabilities of a prompt are not computed: leave out echo or logprobs", param="echo")
+        logprobs = 0 if asked.logprobs is None and best_of > n else asked.logprobs
+        what = Asked(tenant, asked, asked.max_tokens or 16, logprobs)
+        tokenizer = offered.model.tokenizer
+        usages = _usages(asked)
+
+        def read() -> tuple[list[list[int]], list[str]]:
+            return completion_prompts(tokenizer, asked.prompt, echo=bool(asked.echo))
+
+        prompts, texts = await asyncio.to_thread(read)
+        requests = await asyncio.to_thread(service.requests, offered, what, prompts, best_of)
+        job = service.admit(offered, tenant, requests, "cmpl")
+        shown = texts if asked.echo else None
+        answers = CompletionAnswers(job, tokenizer, asked.logprobs is not None, usages, n, best_of, shown)
+        return _respond(service, job, answers, what)
+
+    @app.post("/v1/embeddings", response_model=None)
+    async def embed() -> Response:
+        raise ApiError(
+            "this server generates text and has no embeddings; use a server for an embedding model",
+            code="unsupported_endpoint",
+        )
+
+
+def _about(app: FastAPI, service: Service) -> None:
+    """Routes that tell of the server."""
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(service, one) for one in service.offered]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        return _model(service, service.find(model).id)
+
+    @app.get("/v1/requests/{job}/timeline")
+    async def timeline(job: str, request: Request) -> dict[str, Any]:
+        return {"id": job, "choices": service.timelines(tenant_of(request), job)}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        if service.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "shutting down"}, 503)
+
+    @app.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _errors(app: FastAPI, service: Service) -> None:
+    def told(error: ApiError) -> Response:
+        service.metrics.refused.labels(str(error.status)).inc()
+        return error_response(error)
+
+    async def own(request: Request, error: Exception) -> Response:
+        return told(api_error(error))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return told(refusal(error.errors()[0]))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        messages = {404: f"there is no path {path}", 405: f"{path} does not take {request.method}"}
+        return told(ApiError(messages.get(error.status_code, str(error.detail)), error.status_code))
+
+    async def defect(request: Request, error: Exception) -> Response:
+        return told(_failed(service, error))
+
+    handlers: list[tuple[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]] = [
+        (OutpaceError, own),
+        (RequestValidationError, invalid),
+        (HTTPException, http),
+        (Exception, defect),
+    ]
+    for kind, handler in handlers:
+        app.add_exception_handler(kind, handler)
+
+
+def _failed(service: Service, error: BaseException) -> ApiError:
+    """What a caller is told of an error; what is no refusal is written to the log."""
+    if not isinstance(error, OutpaceError):
+        service.log.failure("request failed", error)
+    return api_error(error)
+
+
+def _usages(asked: Common) -> bool:
+    """Whether a stream ends with what was used."""
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError("'stream_options' needs 'stream': true", param="stream_options")
+    return asked.stream_options is not None and asked.stream_options.include_usage
+
+
+def _respond(service: Service, job: Any, answers: ChatAnswers | CompletionAnswers, what: Asked) -> Response:
+    def failed(error: BaseException) -> ApiError:
+        known = _failed(service, error)
+        service.metrics.refused.labels(str(known.status)).inc()
+        return known
+
+    kind = Streaming if what.body.stream else Answering
+    return kind(job, answers, lambda status: service.done(job, what.tenant, status), failed, usage=answers.usages)
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    found = service.offered[name].model
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "outpace",
+        "max_model_len": found.target.context_length,
+    }

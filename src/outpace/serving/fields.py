@@ -1,0 +1,68 @@
+"""What all requests' models share: a field is honoured, accepted as it changes nothing, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from outpace.core.names import did_you_mean
+from outpace.serving.errors import ApiError
+
+
+class Fields(BaseModel):
+    """A JSON object of a request. Values of another JSON type than the field's are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    REFUSED: ClassVar[Mapping[str, str]] = {}
+    """Fields of OpenAI's API that this server cannot honour, and why."""
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Values of these fields that change nothing, and are accepted; null always is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, value in given.items():
+            if name in cls.model_fields:
+                continue
+            if value is None and (name in cls.REFUSED or name in cls.NEUTRAL):
+                continue
+            if any(_same(value, one) for one in cls.NEUTRAL.get(name, ())):
+                continue
+            raise PydanticCustomError("refused", "{reason}", {"reason": cls._reason(name), "field": name})
+        return {name: value for name, value in given.items() if name in cls.model_fields}
+
+    @classmethod
+    def _reason(cls, name: str) -> str:
+        if name in cls.REFUSED:
+            return f"'{name}' cannot be honoured: {cls.REFUSED[name]}"
+        near = did_you_mean(name, list(cls.model_fields)) or f"known: {', '.join(sorted(cls.model_fields))}"
+        return f"there is no field '{name}'; {near}"
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equality of JSON values: true is not 1."""
+    return type(value) is type(other) and value == other
+
+
+def refusal(problem: Mapping[str, Any]) -> ApiError:
+    """The first problem that pydantic found in a request's body, as one of its ``errors()``."""
+    where = [str(one) for one in problem["loc"] if one != "body"]
+    if problem["type"] == "refused":
+        return ApiError(problem["msg"], param=".".join([*where, problem["ctx"]["field"]]), code="unsupported_field")
+    if problem["type"] == "json_invalid":
+        return ApiError(f"the body is not valid JSON: {problem.get('ctx', {}).get('error', problem['msg'])}")
+    if problem["type"] == "missing" and not where:
+        return ApiError("the request has no body; send a JSON object")
+    name = ".".join(where)
+    if problem["type"] == "missing":
+        return ApiError(f"'{name}' is missing", param=name, code="missing_field")
+    said = problem["msg"][:1].lower() + problem["msg"][1:]
+    if not name:
+        return ApiError(f"the body must be a JSON object: {said}")
+    return ApiError(f"'{name}': {said}", param=name, code="invalid_value")

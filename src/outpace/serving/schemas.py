@@ -1,0 +1,198 @@
+"""The bodies of requests: every field is honoured or refused, none is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from outpace.serving.fields import Fields
+
+MOST_CHOICES = 128
+_GRAMMAR = "the output cannot be constrained to a grammar or schema; ask for the format in the prompt"
+_NO_AUDIO = "this server reads and writes text only"
+_OF_COMPLETIONS = "it belongs to /v1/completions"
+
+Text = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+Stop = str | Annotated[list[Text], Field(max_length=16)]
+
+
+class StreamOptions(Fields):
+    """``stream_options``."""
+
+    NEUTRAL = {"include_obfuscation": (False,)}  # noqa: RUF012
+    REFUSED = {"include_obfuscation": "chunks are not padded; send false"}  # noqa: RUF012
+
+    include_usage: bool = False
+
+
+class Speculation(Fields):
+    """How this request drafts, instead of the server's defaults: an extension of the API.
+
+    ``namespace``: of the tenant's own; what the method learns is kept there for later requests that name it.
+    """
+
+    method: Text | None = None
+    params: dict[str, Any] = Field(default_factory=dict, max_length=32)
+    rule: Text | None = None
+    off: bool = False
+    namespace: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+
+class Common(Fields):
+    """What chats and completions share."""
+
+    model: str
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    stop: Stop | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # Extensions; the first five as vLLM names them.
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=256)
+    ignore_eos: bool | None = None
+    priority: int | None = Field(default=None, ge=-100, le=100)
+    speculation: Speculation | None = None
+    shared_prefix: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+
+class TextPart(Fields):
+    """A part of a message. Images, audio and files are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields):
+    """What an earlier answer called; ``arguments`` is JSON in a text."""
+
+    name: Text
+    arguments: str
+
+
+class ToolCall(Fields):
+    """A call in an earlier answer."""
+
+    NEUTRAL = {"index": tuple(range(MOST_CHOICES))}  # noqa: RUF012 - clients send a streamed call's back
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(Fields):
+    """One message. The fields of answers that are always empty here may be sent back."""
+
+    REFUSED = {"audio": _NO_AUDIO, "function_call": "use tool_calls", "refusal": "answers here have none"}  # noqa: RUF012
+    NEUTRAL = {"refusal": ("",), "annotations": ([],)}  # noqa: RUF012
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionTool(Fields):
+    """A function that the model may call. ``parameters``: a JSON schema."""
+
+    REFUSED = {"strict": _GRAMMAR}  # noqa: RUF012
+    NEUTRAL = {"strict": (False,)}  # noqa: RUF012
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Fields):
+    """An entry of ``tools``."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class PredictedText(Fields):
+    """``prediction``: text that the answer probably repeats; drafters may copy from it."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(Common):
+    """The body of POST /v1/chat/completions."""
+
+    REFUSED: ClassVar = {
+        "response_format": _GRAMMAR,
+        "guided_json": _GRAMMAR,
+        "guided_regex": _GRAMMAR,
+        "guided_choice": _GRAMMAR,
+        "guided_grammar": _GRAMMAR,
+        "structured_outputs": _GRAMMAR,
+        "audio": _NO_AUDIO,
+        "modalities": _NO_AUDIO,
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "reasoning_effort": "the model's reasoning has no levels",
+        "verbosity": "the length of answers has no levels; use max_completion_tokens, or ask for it in the prompt",
+        "web_search_options": "this server does not search the web",
+        "store": "answers are not stored",
+        "service_tier": "there is one tier; send auto or default, or leave it out",
+        "best_of": "use n, and choose among the choices",
+        "prompt": _OF_COMPLETIONS,
+        "echo": _OF_COMPLETIONS,
+        "suffix": _OF_COMPLETIONS,
+    }
+    NEUTRAL: ClassVar = {
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+    }
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = Field(default=None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: PredictedText | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+class CompletionRequest(Common):
+    """The body of POST /v1/completions. ``prompt``: a text, token ids, or a list of either."""
+
+    REFUSED: ClassVar = {
+        "suffix": "the model continues texts and does not fill gaps",
+        "response_format": _GRAMMAR,
+        "guided_json": _GRAMMAR,
+        "guided_regex": _GRAMMAR,
+        "guided_choice": _GRAMMAR,
+        "guided_grammar": _GRAMMAR,
+        "structured_outputs": _GRAMMAR,
+        "messages": "it belongs to /v1/chat/completions",
+        "tools": "it belongs to /v1/chat/completions",
+        "max_completion_tokens": "here its name is max_tokens",
+        "top_logprobs": "here logprobs is the number of alternatives",
+    }
+    NEUTRAL: ClassVar = {"suffix": ("",), "response_format": ({"type": "text"},)}
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = Field(default=None, ge=1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = Field(default=None, ge=1, le=MOST_CHOICES)

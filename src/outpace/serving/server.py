@@ -1,0 +1,104 @@
+"""Running the application: a socket, uvicorn, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from outpace.core.errors import BadInput
+from outpace.serving.service import Service
+
+_LAST_BYTES = 10
+"""Seconds in which answers that are complete may still be sent when the server ends."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises BadInput where the address cannot be used."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        found = socket.socket(family, kind)
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"--host {host}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(2048)
+    except OSError as error:
+        found.close()
+        raise BadInput(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
+    return found
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise BadInput where :func:`open_socket` would, before anything is loaded."""
+    open_socket(host, port).close()
+
+
+def url(listening: socket.socket, host: str) -> str:
+    """Where the server is found."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+
+def run(app: FastAPI, service: Service, listening: socket.socket, ready: Callable[[], None]) -> bool:
+    """Serve until SIGTERM or Ctrl-C; then refuse new requests, finish those that there are, and return True.
+
+    ``ready`` is called when requests are answered. A second signal ends it at once; then False is returned.
+    """
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_LAST_BYTES, ws="none"
+    )
+    server = _Server(config, service, ready)
+    server.run(sockets=[listening])
+    return not server.force_exit
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which goes on answering while the decoders drain: so /ready tells that it is ending."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._ready = service, ready
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop_signals = (signal.SIGINT, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+
+        def pressed(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._end)
+
+        before = {one: signal.signal(one, pressed) for one in loop_signals}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def _end(self) -> None:
+        if self._draining is None:
+            self._service.log.event("draining")
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            print("ending at once", file=sys.stderr, flush=True)
+            self.force_exit = self.should_exit = True
+            asyncio.get_running_loop().run_in_executor(None, self._service.stop)
+
+    async def _drain(self) -> None:
+        await asyncio.to_thread(self._service.drain)
+        self.should_exit = True

@@ -1,0 +1,273 @@
+"""Service: the models that a server offers, and the way from a request's body to a job."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+from outpace.api.requests import ask
+from outpace.core.errors import BadInput
+from outpace.core.lru import Lru
+from outpace.core.names import did_you_mean
+from outpace.core.turns import ROUNDS
+from outpace.engine.method import Method
+from outpace.engine.request import Request
+from outpace.engine.shared_decoder import SharedDecoder
+from outpace.methods.registry import build, find
+from outpace.model import Model
+from outpace.serving.errors import ApiError
+from outpace.serving.jobs import Job
+from outpace.serving.logs import Log
+from outpace.serving.metrics import LatencyBounds, Metrics
+from outpace.serving.schemas import Common, Speculation
+from outpace.serving.tenants import Tenant, Tenants
+
+MOST_METHODS = 32
+"""Methods that a model keeps beside the server's own; the least recently used leave first."""
+MOST_TIMELINES = 2048
+"""Requests whose timelines are kept."""
+_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+_ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """How methods draft where a request does not say. ``named``: draft models, heads and a datastore, loaded."""
+
+    method: str = "auto"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rule: str | None = None
+    named: Mapping[str, Any] = field(default_factory=dict)
+    time_limit: float | None = None
+
+
+class Offered:
+    """One model, and the methods that were built for it: each once for a name, its settings and a rule."""
+
+    def __init__(self, model: Model, defaults: Defaults) -> None:
+        self.model = model
+        self._defaults = defaults
+        with ROUNDS:
+            self._context = model.context(**defaults.named)
+            self._own = build(defaults.method, self._context, defaults.settings, defaults.rule)
+        self._built: Lru[Any, Method] = Lru(MOST_METHODS)
+        self._building = Lock()
+
+    @property
+    def id(self) -> str:
+        """The name that was given for it."""
+        return self.model.name
+
+    @property
+    def decoder(self) -> SharedDecoder:
+        """The decoder that all its requests share."""
+        return self.model.shared
+
+    def method(self, wish: Speculation | None) -> Method:
+        """The method of one request. Raises ApiError for one that cannot be built; may measure the target."""
+        if wish is None:
+            return self._own
+        if wish.off:
+            if wish.method is not None or wish.params or wish.rule is not None:
+                raise ApiError("'speculation.off' and a method contradict each other", param="speculation")
+            return self._remembered("none", {}, None)
+        if wish.method is None and not wish.params and wish.rule is None:
+            return self._own
+        name = self._defaults.method if wish.method is None else wish.method
+        try:
+            same = find(name) is find(self._defaults.method)
+            settings = {**(self._defaults.settings if same else {}), **wish.params}
+            return self._remembered(name, settings, self._defaults.rule if wish.rule is None else wish.rule)
+        except BadInput as error:
+            raise ApiError(str(error), param="speculation", code="invalid_value") from error
+
+    def _remembered(self, name: str, settings: Mapping[str, Any], rule: str | None) -> Method:
+        key = (name, repr(sorted(settings.items())), rule)
+        with self._building:
+            known = self._built.get(key)
+            if known is None:
+                with ROUNDS:
+                    known = build(name, self._context, settings, rule)
+                self._built.put(key, known)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all requests of a call have in common. ``length``: most new tokens; None: as many as fit."""
+
+    tenant: Tenant
+    body: Common
+    length: int | None
+    logprobs: int | None = None
+    references: tuple[str, ...] = ()
+
+
+class Service:
+    """Everything that the routes need."""
+
+    def __init__(
+        self,
+        models: Seq[Model],
+        tenants: Tenants | None = None,
+        defaults: Defaults | None = None,
+        log: Log | None = None,
+        bounds: LatencyBounds | None = None,
+    ) -> None:
+        self.defaults = defaults or Defaults()
+        self.offered = {one.name: Offered(one, self.defaults) for one in models}
+        self.tenants = tenants or Tenants()
+        self.log = log or Log()
+        self.metrics = Metrics({one.id: one.decoder for one in self.offered.values()}, bounds)
+        self.ready = True
+        self.started = int(time.time())
+        self._jobs: Lru[str, tuple[str, Job | list[Any]]] = Lru(MOST_TIMELINES)
+
+    def find(self, name: str) -> Offered:
+        """The model of that id. Raises ApiError 404."""
+        found = self.offered.get(name)
+        if found is None:
+            hint = did_you_mean(name, list(self.offered)) or f"this server has: {', '.join(self.offered)}"
+            raise ApiError(f"there is no model '{name}'; {hint}", 404, param="model", code="model_not_found")
+        return found
+
+    def requests(self, offered: Offered, asked: Asked, prompts: Seq[Seq[int]], count: int) -> list[Request]:
+        """``count`` requests for each prompt, checked. May take a while: not for the event loop's thread."""
+        body, model = asked.body, offered.model
+        method = offered.method(body.speculation)
+        options = self._options(asked)
+        found: list[Request] = []
+        for at, ids in enumerate(prompts):
+            try:
+                length = self._length(offered, len(ids), asked.length)
+                one = ask(model, list(ids), None, {**options, "max_new_tokens": length, "method": method}).requests[0]
+                offered.decoder.scheduler.check(one)
+            except BadInput as error:
+                where = f"prompt {at + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
+                raise ApiError(f"{where}{error}") from error
+            one = replace(
+                one,
+                tenant=asked.tenant.name,
+                namespace=asked.tenant.namespace(body.speculation.namespace if body.speculation else None),
+                priority=self._priority(asked),
+                time_limit=self.defaults.time_limit,
+                prefix_owner=asked.tenant.prefix_owner(body.shared_prefix),
+            )
+            found += [self._sample(one, number) for number in range(count)]
+        limits = offered.decoder.limits
+        most = None if limits.max_queue is None else limits.max_queue + limits.max_batch
+        if most is not None and len(found) > most:
+            raise ApiError(
+                f"the request asks for {len(found)} answers, and this server takes {most} at once; send fewer prompts, "
+                "or lower n",
+                param="n",
+            )
+        return found
+
+    def admit(self, offered: Offered, tenant: Tenant, requests: Seq[Request], kind: str) -> Job:
+        """Start a call. Raises ApiError, QueueFull or Closed where it cannot be taken now. On the event loop."""
+        tenant.admit(sum({id(one.prompt): len(one.prompt) for one in requests}.values()))
+        job = Job(f"{kind}-{secrets.token_hex(12)}", offered.id, requests, offered.decoder, self.metrics)
+        job.start()
+        self._jobs.put(job.id, (tenant.name, job))
+        return job
+
+    def done(self, job: Job, tenant: Tenant, status: int) -> None:
+        """A call has ended, or its caller has left: it is cancelled, counted and logged; its timeline stays."""
+        job.cancel()
+        generations, counted = job.generations, job.counted
+        tenant.charge(sum(len(one.tokens) for one in generations))
+        self._jobs.put(job.id, (tenant.name, job.timelines()))
+        texts = self.log.texts
+        self.log.request(
+            id=job.id,
+            tenant=tenant.name or None,
+            model=job.model,
+            status=status,
+            method=job.requests[0].method.name,
+            prompt_tokens=sum({id(one.prompt): len(one.prompt) for one in job.requests}.values()),
+            cached_tokens=counted.cached_tokens,
+            completion_tokens=counted.tokens,
+            finish_reasons=[one.finish_reason or "cancelled" for one in generations],
+            ttft_ms=round(1e3 * counted.first_token_seconds / counted.answered, 3) if counted.answered else None,
+            seconds=round(max((one.metrics.seconds for one in generations), default=0.0), 6),
+            rounds=counted.rounds,
+            drafted=counted.drafted,
+            accepted=counted.accepted,
+            preemptions=counted.preemptions,
+            prompt=self.offered[job.model].model.tokenizer.decode(job.requests[0].prompt) if texts else None,
+            answers=[one.text for one in generations] if texts else None,
+        )
+
+    def timelines(self, tenant: Tenant, job_id: str) -> list[Any]:
+        """What has happened to each choice of one of the tenant's calls. Raises ApiError 404."""
+        found = self._jobs.get(job_id)
+        if found is None or found[0] != tenant.name:
+            raise ApiError(f"there is no request '{job_id}', or it is no longer remembered", 404)
+        return found[1].timelines() if isinstance(found[1], Job) else found[1]
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Take no more requests and wait for those under way. Whether all have ended in time."""
+        self.ready = False
+        decoders = [one.decoder for one in self.offered.values()]
+        for one in decoders:
+            one.drain(0)  # none takes requests while another is waited for
+        return min(one.drain(seconds) for one in decoders)
+
+    def stop(self) -> None:
+        """Cancel everything."""
+        self.ready = False
+        for one in self.offered.values():
+            one.decoder.stop()
+
+    @staticmethod
+    def _options(asked: Asked) -> dict[str, Any]:
+        """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1."""
+        body = asked.body
+        options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO) if getattr(body, name) is not None}
+        options.setdefault("temperature", 1.0)
+        if isinstance(body.stop, str) and not body.stop:
+            del options["stop"]
+        if body.logit_bias:
+            try:
+                options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+            except ValueError:
+                raise ApiError("'logit_bias': its keys must be token ids", param="logit_bias") from None
+        if asked.logprobs is not None:
+            options |= {"logprobs": True, "top_logprobs": asked.logprobs}
+        if asked.references:
+            options["references"] = asked.references
+        return options
+
+    @staticmethod
+    def _length(offered: Offered, prompt: int, asked: int | None) -> int:
+        context = offered.model.target.context_length
+        room = context - prompt
+        if room < 1 or (asked is not None and asked > room):
+            more = f" and asks for {asked} new ones" if asked is not None else ""
+            raise ApiError(
+                f"the context of model '{offered.id}' has {context} tokens; the prompt has {prompt}{more}. Shorten the "
+                "prompt, or ask for fewer tokens",
+                param="messages" if asked is None else "max_tokens",
+                code="context_length_exceeded",
+            )
+        return room if asked is None else asked
+
+    @staticmethod
+    def _priority(asked: Asked) -> int:
+        own = asked.tenant.priority
+        given = own if asked.body.priority is None else asked.body.priority
+        if given > own:
+            raise ApiError(f"'priority' may be {own} at most for this API key", param="priority", code="invalid_value")
+        return given
+
+    @staticmethod
+    def _sample(request: Request, number: int) -> Request:
+        """The samples of one prompt have consecutive seeds, so that one seed repeats them all."""
+        if number == 0 or request.params.greedy:
+            return request
+        return replace(request, params=replace(request.params, seed=request.params.fixed_seed + number))

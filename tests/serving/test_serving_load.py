@@ -1,0 +1,240 @@
+"""Full queues, callers who leave or read slowly, time limits, defects, and the end of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cli_support import toy
+from outpace.core.turns import ROUNDS
+from outpace.serving.app import build_app
+from outpace.serving.logs import Log
+from outpace.serving.service import Service
+from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
+
+LONG: dict[str, Any] = {"model": "toy", "messages": USER, "temperature": 0, "ignore_eos": True, "max_tokens": 300}
+
+
+class Caller:
+    """One HTTP request, driven by hand: ``left`` tells the server that its caller has gone."""
+
+    def __init__(self, served: Service, **body: Any) -> None:
+        self._app = build_app(served)
+        self._body = json.dumps(LONG | body).encode()
+        self.left = asyncio.Event()
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.sent: list[dict[str, Any]] = []
+        self._given = False
+
+    async def run(self) -> None:
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "headers": headers}
+        await self._app(scope | {"query_string": b"", "client": None}, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._given:
+            self._given = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        await self.reading.wait()
+        self.sent.append(message)
+
+    @property
+    def text(self) -> str:
+        return b"".join(one.get("body", b"") for one in self.sent).decode()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """No round runs meanwhile."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ROUNDS:
+            held.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_frees_everything_within_a_round(stream: bool) -> None:
+    served = service()
+    [offered] = served.offered.values()
+
+    async def leave() -> None:
+        caller = Caller(served, stream=stream, n=2)
+        running = asyncio.create_task(caller.run())
+        with standing_still():
+            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+            caller.left.set()
+            await running
+        await until(lambda: not offered.decoder.running and not offered.decoder.waiting)
+
+    asyncio.run(leave())
+    text = served.metrics.text().decode()
+    assert 'request_success_total{finished_reason="abort",model_name="toy"} 2.0' in text
+    assert 'generation_tokens_total{model_name="toy"} 600' not in text
+
+
+def test_a_slow_reader_holds_nobody_up() -> None:
+    served = service()
+
+    async def read() -> None:
+        slow, quick = Caller(served, stream=True), Caller(served, stream=True, max_tokens=40)
+        slow.reading.clear()
+        tasks = [asyncio.create_task(one.run()) for one in (slow, quick)]
+        await tasks[1]
+        [offered] = served.offered.values()
+        await until(lambda: not offered.decoder.running)  # its answer is complete, too, and waits to be read
+        assert slow.sent == []
+        slow.reading.set()
+        await tasks[0]
+        pieces = [json.loads(line[6:]) for line in slow.text.splitlines() if line.startswith("data: {")]
+        text = "".join(one["choices"][0]["delta"].get("content", "") for one in pieces)
+        assert text == toy().generate(USER, ignore_eos=True, max_new_tokens=300).text
+
+    asyncio.run(read())
+
+
+def test_a_full_queue_refuses_with_a_time_to_wait() -> None:
+    served = service(max_batch=1, max_queue=0)
+    [offered] = served.offered.values()
+
+    async def ask() -> None:
+        first, second = Caller(served), Caller(served)
+        with standing_still():
+            running = asyncio.create_task(first.run())
+            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+            await second.run()
+        await running
+        assert first.sent[0]["status"] == 200
+        assert second.sent[0]["status"] == 429
+        assert json.loads(second.text)["error"]["code"] == "queue_full"
+        assert int(dict(second.sent[0]["headers"])[b"retry-after"]) >= 1
+
+    asyncio.run(ask())
+
+
+def test_more_answers_than_the_server_ever_takes_are_refused_for_good() -> None:
+    with client(service(max_batch=2, max_queue=1)) as to:
+        refused(to, 400, "asks for 4 answers", "takes 3", n=4)
+        refused(to, 400, "asks for 4 answers", path=COMPLETE, prompt=["a", "b"], n=2)
+        assert len(chat(to, n=3, temperature=1)["choices"]) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_time_limit_ends_a_request(stream: bool) -> None:
+    served = service()
+    served.defaults = replace(served.defaults, time_limit=1e-9)
+    with client(served) as to:
+        error = refused(to, 504, "limit of 1e-09 s", stream=stream)
+    assert error["code"] == "time_limit_exceeded"
+
+
+def test_a_defect_fails_its_requests_in_words_and_the_server_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    served = service(log=Log(write=lines.append))
+    [offered] = served.offered.values()
+    target = offered.model.target
+    with client(served) as to:
+        with monkeypatch.context() as broken:
+            broken.setattr(target, "score", lambda *_, **__: 1 / 0)
+            error = refused(to, 500)
+        assert "division" not in error["message"]
+        assert "division by zero" in lines[0]
+        chat(to)
+
+
+def test_an_error_in_the_middle_of_a_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = service(log=Log(write=lambda _: None))
+    [offered] = served.offered.values()
+    target, calls = offered.model.target, 0
+    honest = target.score
+
+    def score(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return honest(*given, **named) if calls < 5 else 1 / 0
+
+    with client(served) as to:
+        monkeypatch.setattr(target, "score", score)
+        answer = to.post(CHAT, json=LONG | {"stream": True})
+    assert answer.status_code == 200
+    *parts, last, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert done == "[DONE]"
+    assert json.loads(last)["error"]["type"] == "server_error"
+    assert json.loads(parts[1])["choices"][0]["delta"]["content"]
+
+
+def test_draining_finishes_what_is_under_way_and_refuses_the_rest() -> None:
+    served = service()
+
+    async def drain() -> None:
+        caller = Caller(served)
+        running = asyncio.create_task(caller.run())
+        with standing_still():
+            [offered] = served.offered.values()
+            await until(lambda: bool(offered.decoder.running or offered.decoder.waiting))
+            draining = asyncio.create_task(asyncio.to_thread(served.drain))
+            await until(lambda: not served.ready)
+            await asyncio.sleep(0.05)
+            late = Caller(served)
+            await late.run()
+            assert late.sent[0]["status"] == 503
+        assert await draining
+        await running
+        assert json.loads(caller.text)["usage"]["completion_tokens"] == 300
+
+    asyncio.run(drain())
+    with client(served) as to:
+        assert to.get("/ready").status_code == 503
+        assert to.get("/health").status_code == 200
+
+
+def test_logs_have_figures_and_texts_only_if_asked() -> None:
+    for texts in (False, True):
+        lines: list[str] = []
+        with client(service(log=Log(requests=True, texts=texts, write=lines.append))) as to:
+            answer = chat(to)
+        [line] = [json.loads(one) for one in lines]
+        content = answer["choices"][0]["message"]["content"]
+        assert line["id"] == answer["id"]
+        assert line["completion_tokens"] == answer["usage"]["completion_tokens"]
+        assert line["status"] == 200
+        assert ("tale" in lines[0], json.dumps(content)[1:-1] in lines[0]) == (texts, texts)
+
+
+def test_pages_of_other_origins_only_if_allowed() -> None:
+    asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    with client() as to:
+        assert "Access-Control-Allow-Origin" not in to.get("/v1/models", headers=asked).headers
+    with client(origins=["https://page.example"]) as to:
+        allowed = to.options(CHAT, headers=asked)
+        assert allowed.headers["Access-Control-Allow-Origin"] == "https://page.example"
+        other = to.options(CHAT, headers=asked | {"Origin": "https://other.example"})
+        assert "Access-Control-Allow-Origin" not in other.headers
