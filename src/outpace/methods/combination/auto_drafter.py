@@ -17,7 +17,7 @@ from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import MergedTrees, MergeState, contributed
+from outpace.drafting.merged import MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
@@ -115,7 +115,7 @@ class Auto(MergedTrees[AutoState]):
             return [state.united for state in states]
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         steps = self._drafting(states, budgets[0], 1)
-        after = [_after(one, steps) for one in budgets]
+        after = [one.after(steps) for one in budgets]
         for state, tree in zip(states, self.ask(0, states, after), strict=True):
             state.free = state.united = tree
         # Where costs do not depend on the batch, neither may the decision.
@@ -160,9 +160,16 @@ class Auto(MergedTrees[AutoState]):
             self._timed(asking, perf_counter() - began)
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
-            state.united = self.unite((state.free, tree), _after(budget, state.spent))
+            state.united = self.unite((state.free, tree), budget.after(state.spent))
             state.asked = replace(state.asked, learned=tree)
             state.begun = True
+
+    def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+        free, learned = trees
+        if not self.parts[1].proposal.sampled or free.auxiliary_tokens:
+            return super().unite(trees, budget)
+        # A draw that is judged before deterministic tokens is accepted most often.
+        return TokenTree.merge([learned, cut(free, budget)])
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
         return max((state.spent for state in states), default=0.0)
@@ -257,12 +264,3 @@ def _first(tree: TokenTree) -> float:
 def _nominal(budgets: Seq[Budget]) -> tuple[float, ...]:
     """Costs to decide by where the parts' lengths are fixed."""
     return tuple(FixedCosts().seconds(1 + count) for count in range(1 + max(one.max_nodes for one in budgets)))
-
-
-def _after(budget: Budget, steps: float) -> Budget:
-    """The budget of a round in which a draft has already taken ``steps``: all costs are that much higher."""
-    if not steps:
-        return budget
-    costs = tuple(cost + steps for cost in budget.relative_costs)
-    parts = tuple(replace(part, relative_costs=costs) for part in budget.parts)
-    return replace(budget, relative_costs=costs, parts=parts)
