@@ -126,7 +126,8 @@ class Auto(MergedTrees[AutoState]):
 
     def _decide(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Choose the drafts of requests that share a round, or of one alone."""
-        probs = [state.free.likeliest_first()[1] for state in states]
+        ranked = [state.free.likeliest_first() for state in states]
+        probs = [one for _, one in ranked]
         copied = [_first(state.free) for state in states]
         able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
         costs = mean_costs([budget.relative_costs for budget in budgets]) or _nominal(budgets)
@@ -143,9 +144,8 @@ class Auto(MergedTrees[AutoState]):
         for at, (state, count) in enumerate(zip(states, found.alone.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
-            if not state.free.auxiliary_tokens:
-                order, _ = state.free.likeliest_first()
-                state.united = state.free if count == len(state.free) else state.free.only(order[:count])
+            if count < len(state.free) and not state.free.auxiliary_tokens:
+                state.united = state.free.only(ranked[at][0][:count])
             if asked:
                 state.asked = _Asked(len(state.sequence.tokens), state.united, copied[at], TokenTree())
                 state.spent = found.drafting
@@ -182,28 +182,32 @@ class Auto(MergedTrees[AutoState]):
         if costs.fixed:
             return NOMINAL_DRAFT
         # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
-        live = all(state.sequence.params.greedy for state in states)
+        live = _greedy(states)
         timed = self._shared.clock.seconds(count) if live else None
-        seconds = self._rehearsed(count) if timed is None else timed
+        seconds = self._rehearsed(count, not live) if timed is None else timed
         context = max(len(state.sequence.tokens) for state in states)
         return seconds / costs.round_seconds(int(budget.base_tokens), context, live=live)
 
-    def _rehearsed(self, count: int) -> float:
+    def _rehearsed(self, count: int, sampled: bool) -> float:
         size = 1 << (count - 1).bit_length()
         return self.target.costs.once(
-            self._rehearsal(size), lambda: draft_seconds(self.target, self.parts[1], self._controller, size)
+            self._rehearsal(size, sampled),
+            lambda: draft_seconds(self.target, self.parts[1], self._controller, size, sampled=sampled),
         )
 
-    def _rehearsal(self, size: int) -> str:
-        return f"draft of {self.names[1]} {self._name} for {size} sequences"
+    def _rehearsal(self, size: int, sampled: bool) -> str:
+        kind = "sampled sequences" if sampled else "sequences"
+        return f"draft of {self.names[1]} {self._name} for {size} {kind}"
 
     def _timed(self, asking: Seq[AutoState], seconds: float) -> None:
         """A draft took so long. A recorded time that proves too long was measured while the machine was busy."""
+        if not _greedy(asking):
+            return
         clock, count = self._shared.clock, len(asking)
         clock.read(count, seconds)
         usual = clock.settled(count)
         if usual is not None:
-            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length()), usual)
+            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -254,6 +258,10 @@ def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
         if found is not None:
             where[node] = found
     return where.keys() - {ROOT}
+
+
+def _greedy(states: Seq[AutoState]) -> bool:
+    return all(state.sequence.params.greedy for state in states)
 
 
 def _first(tree: TokenTree) -> float:
