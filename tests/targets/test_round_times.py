@@ -87,7 +87,7 @@ def test_a_second_busy_measurement_is_never_worse_than_the_first_and_is_not_repe
 def test_greedy_requests_go_by_what_rounds_take_and_sampled_ones_by_the_record() -> None:
     costs = Busy(1.0)
     model = CostModel(costs)
-    recorded = model.budget(RequestMetrics(), 1).relative_costs
+    recorded = model.budget(RequestMetrics(), 1, sampled=True).relative_costs
     rounds(costs, 64, rows=1)
     rounds(costs, 64, rows=6, factor=3.0)
     live = model.budget(RequestMetrics(), 1).relative_costs

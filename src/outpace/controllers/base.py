@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from outpace.core.metrics import RequestMetrics
@@ -32,10 +32,21 @@ class Budget:
 
     def limited(self, depth: int) -> Budget:
         """This budget, no deeper than ``depth`` (the room left in the answer or the context)."""
-        if self.depth <= depth and not self.parts:
+        if self.depth <= depth and all(part.depth <= depth for part in self.parts):
             return self
         parts = tuple(part.limited(depth) for part in self.parts)
-        return replace(self, depth=min(self.depth, max(0, depth)), parts=parts)
+        return self._with(min(self.depth, max(0, depth)), self.relative_costs, parts)
+
+    def after(self, steps: float) -> Budget:
+        """The budget of a round in which a draft has already taken ``steps``: all costs are that much higher."""
+        if not steps:
+            return self
+        costs = tuple(cost + steps for cost in self.relative_costs)
+        return self._with(self.depth, costs, tuple(part._with(part.depth, costs, part.parts) for part in self.parts))
+
+    def _with(self, depth: int, costs: tuple[float, ...], parts: tuple[Budget, ...]) -> Budget:
+        # As dataclasses.replace, which takes several times as long: this runs for every request in every round.
+        return Budget(depth, self.max_nodes, self.topk, self.confidence, costs, self.base_tokens, parts)
 
     def best_draft_size(self, path_acceptance_probs: Iterable[float]) -> int:
         """How many draft tokens to take, in the given order, for the most expected tokens per time.

@@ -38,6 +38,8 @@ def allot(
     are scored in any case. ``spent``: what drafting has cost already, in the unit of ``costs``.
     """
     last = len(costs) - 1
+    if len(candidates) == 1:
+        return _alone(candidates[0], costs, base_tokens, taken, spent)
     ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))[
         : max(0, last - taken)
     ]
@@ -51,6 +53,20 @@ def allot(
     for _, _, request in ranked[:best]:
         counts[request] += 1
     return Allotment(tuple(counts), tokens[best], costs[min(taken + best, last)] + spent)
+
+
+def _alone(probs: Seq[float], costs: Seq[float], base_tokens: float, taken: int, spent: float) -> Allotment:
+    """The same for one request, as most often there is one."""
+    last = len(costs) - 1
+    taken = min(taken, last)
+    best, tokens, expected = 0, base_tokens, base_tokens
+    most_rate = base_tokens / (costs[taken] + spent)
+    for count in range(1, min(len(probs), last - taken) + 1):
+        expected += probs[count - 1]
+        rate = expected / (costs[taken + count] + spent)
+        if rate > most_rate:
+            best, most_rate, tokens = count, rate, expected
+    return Allotment((best,), tokens, costs[min(taken + best, last)] + spent)
 
 
 def mean_costs(costs: Seq[Seq[float]]) -> tuple[float, ...]:

@@ -32,6 +32,8 @@ CHANCE, SURE = 0.03, 0.8
 """How often the first token of a drafter that is worth nothing is accepted, and of one that is worth most."""
 GAINING = 0.2
 """Tokens that a trial has to add."""
+LARGEST = 10
+"""Draft tokens of a profile: those beyond are unlikely."""
 RELAX = 0.15
 """How far, in a round without a draft, what the last drafts have shown gives way to what all have."""
 FADE = 0.95
@@ -73,7 +75,7 @@ class _Record:
 
     def learn(self, probs: Seq[float], promised: float, added: float, fade: float) -> None:
         self.drafts = min(self.drafts + 1, self.recent)
-        self.profile += [0.0] * (len(probs) - len(self.profile))
+        self.profile += [0.0] * (min(len(probs), LARGEST) - len(self.profile))
         for at, known in enumerate(self.profile):
             self.profile[at] += ((probs[at] if at < len(probs) else 0.0) - known) / self.drafts
         share = 1.0 / max(1.0, promised)  # tokens of one path fail together: a draft tells no more for being long
@@ -231,7 +233,7 @@ def plan(
         if (alone.tokens + sum(gains.values())) / (costs[0] + cost) <= least:
             break
         members = set(order[:size])
-        whole = [sorted([*own, *learned[at]], reverse=True) if at in members else own for at, own in enumerate(free)]
+        whole = [_joined(own, learned[at]) if at in members else own for at, own in enumerate(free)]
         found = allot(whole, costs, base_tokens, spent=cost)
         if found.rate > max(least, best.rate):
             asked, best, spent = tuple(sorted(members)), found, cost
@@ -239,6 +241,10 @@ def plan(
             break
         size *= 2
     return Plan(asked, alone, best, spent)
+
+
+def _joined(own: Seq[float], learned: Seq[float]) -> Seq[float]:
+    return sorted([*own, *learned], reverse=True) if own else learned
 
 
 class Clock:

@@ -2,7 +2,8 @@
 
 ``ChanceSource.at(position, purpose)`` opens a stream. Its key is the request (:attr:`SeededChance.key`), the position
 (length of the sequence when the round began) and a purpose such as "draft" or "accept". No two rounds share a stream,
-and drafter and rule never share a number. Streams are counter-based (Philox, Salmon et al. 2011).
+and drafter and rule never share a number. Streams are counter-based: single numbers are
+keyed BLAKE2b hashes of their place, and noise for whole vocabularies is Philox's (Salmon et al. 2011).
 
 What a drafter drafts must not depend on the numbers that will judge it. An answer depends on the numbers it was sampled
 with, so whatever knows that answer must be judged with others. Hence the key of a request is made of its seed, a digest
@@ -76,10 +77,12 @@ class _Stream:
     def __init__(self, source: SeededChance, purpose: str, position: int) -> None:
         self._at = source, purpose, position
         self._times: Tensor | None = None
+        self._drawn = 0
+        """Single numbers so far."""
 
     @cached_property
     def _generator(self) -> np.random.Generator:
-        """Made at the first draw: a greedy round opens streams and draws nothing."""
+        """For numbers by the thousand; made when they are asked for, which takes longer than a hundred single ones."""
         import numpy as np
 
         source, purpose, position = self._at
@@ -89,18 +92,18 @@ class _Stream:
         return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, position]))
 
     def bernoulli(self, p: float) -> bool:
-        return bool(self._generator.random() < p)
+        return self.uniform() < p
 
     def categorical(self, weights: Tensor | TokenDistribution) -> int:
         if isinstance(weights, TokenDistribution):
-            return weights.draw(float(self._generator.random()))
-        return drawn(weights, float(self._generator.random()))
+            return weights.draw(self.uniform())
+        return drawn(weights, self.uniform())
 
     def ordered_sample(self, weights: Tensor | TokenDistribution, k: int) -> list[int]:
         import numpy as np
 
         if isinstance(weights, TokenDistribution):
-            return weights.sequential_draws(self._generator.random(min(k, weights.size)).tolist())
+            return weights.sequential_draws([self.uniform() for _ in range(min(k, weights.size))])
         # Gumbel-top-k: the order of perturbed log-weights is that of sequential draws (Vieira 2014).
         perturbed = weights.double().log() + self.gumbel(len(weights)).to(weights.device)
         best = perturbed.topk(min(k, len(weights)))
@@ -109,7 +112,12 @@ class _Stream:
         ]
 
     def uniform(self) -> float:
-        return float(self._generator.random())
+        source, purpose, position = self._at
+        counted = hashlib.blake2b(
+            b"%s|%d|%d" % (purpose.encode(), position, self._drawn), digest_size=8, key=source.key
+        )
+        self._drawn += 1
+        return (int.from_bytes(counted.digest(), "little") >> 11) * 2.0**-53
 
     def gumbel(self, n: int) -> Tensor:
         import torch

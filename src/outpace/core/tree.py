@@ -41,10 +41,11 @@ class QRow:
 
     def prob(self, token: int) -> float:
         """q(token)."""
-        if self.ids is None and isinstance(self.source, TokenDistribution):
-            return self.source[token]
+        at = [token] if self.ids is None else (self.ids == token).nonzero()[:, 0].tolist()
+        if isinstance(self.source, TokenDistribution):
+            return sum(self.source[index] for index in at)
         probs = normalised(self.probs)
-        return float(probs[token] if self.ids is None else probs[self.ids == token].sum())
+        return float(probs[at].sum())
 
     def dense(self, vocab_size: int) -> Tensor:
         """q over the whole vocabulary, shape (vocab_size,), float32 or wider."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
-from outpace.core.token_distribution import TokenDistribution
+from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, dense_distributions
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.dynamic_tree import CENTRES, EDGES, Ranking
@@ -64,20 +64,15 @@ def by_probability(kind: Kind) -> float:
 
 
 class _Row(NamedTuple):
-    """The likeliest columns of a row with their probabilities, best first. ``values``: the row's probabilities, or
-    where there is a ``total`` its logits, which ``scale`` and the log of what normalises them turn into such."""
+    """The likeliest columns of a row with their probabilities, best first, and the row's ``distribution``."""
 
     probs: list[float]
     columns: list[int]
-    values: Tensor
-    scale: float = 1.0
-    total: float | None = None
+    distribution: TokenDistribution
 
-    def without(self, columns: Seq[int]) -> Tensor:
-        """The distribution of the other columns, (Vd,)."""
-        rest = self.values.clone() if self.total is None else (self.values.float() * self.scale - self.total).exp_()
-        rest[columns] = 0.0
-        return rest.div_(rest.sum())
+    def without(self, columns: Seq[int]) -> TokenDistribution:
+        """The distribution of the other columns."""
+        return self.distribution.residual(None, columns)[0] if columns else self.distribution
 
 
 @dataclass(slots=True)
@@ -113,6 +108,7 @@ class MixedTree:
 
     ``ids`` (Vd): the target's token of each column of the logits, ``row`` the same as a tensor. ``heat`` multiplies the
     drafter's logits beside 1 / temperature. ``level``: cost of running another level, in autoregressive steps.
+    ``open_rows``: from logits to distributions.
     """
 
     def __init__(
@@ -127,10 +123,13 @@ class MixedTree:
         expand: int = 4,
         heat: float = 1.0,
         level: float = 0.0,
+        open_rows: OpenRows = dense_distributions,
     ) -> None:
         self._params, self._budget, self._calibration = params, budget, calibration
+        self._heated = replace(params, temperature=max(params.temperature, _COLDEST) / heat)
+        self._open_rows = open_rows
         self._ids, self._row, self._chance = ids, row, chance
-        self._expand, self._heat, self._level = expand, heat, level
+        self._expand, self._level = expand, level
         self._tree = TokenTree()
         self._nodes: dict[int, _Node] = {}
         """What was run, by node of the tree."""
@@ -161,25 +160,28 @@ class MixedTree:
 
     def _distributions(self, logits: Tensor) -> list[_Row]:
         """The drafter's distributions after the nodes that ran, at the request's temperature and with its cuts."""
-        from outpace.core.token_distribution import warp
-        from outpace.targets.top import top_and_totals
+        from outpace.targets.top import top
 
-        topk, params = self._budget.topk, self._params
-        if not (params.top_k or params.top_p < 1.0 or params.min_p):
-            scale = self._heat / max(params.temperature, _COLDEST)
-            return [
-                _Row([math.exp(min(0.0, value * scale - total)) for value in values], columns, row, scale, total)
-                for row, (values, columns, total) in zip(logits, top_and_totals(logits, topk, scale), strict=True)
-            ]
-        q = warp(logits.float() * self._heat, params)
-        best = q.topk(min(topk, q.shape[-1]))
-        return [_Row(*one) for one in zip(best.values.tolist(), best.indices.tolist(), q, strict=True)]
+        opened = self._open_rows(logits, range(len(logits)), self._heated)
+        best = top(logits, self._budget.topk)
+        return [self._row_of(*one, distribution) for one, distribution in zip(best, opened, strict=True)]
+
+    @staticmethod
+    def _row_of(values: list[float], columns: list[int], distribution: TokenDistribution | None) -> _Row:
+        import torch
+
+        if distribution is None:  # no token can follow
+            return _Row([], [], DenseDistribution(torch.ones(1)))
+        known = zip(values, columns, strict=True)
+        return _Row(
+            [distribution[column] if value > -math.inf else 0.0 for value, column in known], columns, distribution
+        )
 
     def _read(self, node: int, row: _Row) -> None:
         """Candidates after ``node``, and what is expected of them."""
         depth = 1 if node == ROOT else 1 + self._tree.depths[node]
         probs, columns = row.probs, row.columns
-        if not probs[0] > 0.0 or not self._budget.wants(depth, probs[0]):
+        if not probs or not probs[0] > 0.0 or not self._budget.wants(depth, probs[0]):
             return
         heat = min(_HOT, round(10 * self._params.temperature))
         kinds, rates, draws, beyond = [], [], [], 1.0
@@ -242,7 +244,7 @@ class MixedTree:
             rest = row.without(known)
             column = self._chance.categorical(rest)
             kind, rate = one.draws[len(known)]
-            one.drawn = kind, self._ids[column], float(rest[column])
+            one.drawn = kind, self._ids[column], rest[column]
             born.append(self._tree.add(node, self._ids[column], QRow(rest, self._row), before * rate))
         for column, rate in zip(known, one.rates, strict=False):
             born.append(self._tree.add(node, self._ids[column], path_acceptance_prob=before * rate))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from outpace.acceptance.default import default_rule
-from outpace.controllers.base import Controller
+from outpace.controllers.base import Budget, Controller
+from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.drafting.base import Drafter
 from outpace.engine.decoder import Decoder
@@ -15,18 +17,42 @@ from outpace.engine.request import Request
 from outpace.targets.base import Target
 
 _PROMPT = 24
+_LEVELS, _NODES = 2, 8
 _FIRST, _ROUNDS = 4, 12
 """Rounds that are left out, for they read the prompt and little is of the target's own text; rounds that count."""
 
 
-def draft_seconds(target: Target, drafter: Drafter[Any], controller: Controller, count: int = 1) -> float:
-    """Seconds that drafting takes in a round with ``count`` greedy requests: the median of a few rounds
+SAMPLED = SamplingParams(temperature=0.8, seed=0)
+"""What a rehearsed request that samples asks for."""
+
+
+class _TwoLevels(Controller):
+    """Drafts of two levels where costs would decide: a made-up text is so improbable that most would have one."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        usual = self._controller.budget(metrics, batch, sampled)
+        if not usual.relative_costs:
+            return usual
+        return replace(
+            usual, depth=min(_LEVELS, usual.depth), max_nodes=min(_NODES, usual.max_nodes), relative_costs=()
+        )
+
+
+def draft_seconds(
+    target: Target, drafter: Drafter[Any], controller: Controller, count: int = 1, *, sampled: bool = False
+) -> float:
+    """Seconds that drafting takes in a round with ``count`` requests, greedy or ``sampled``: the median of a few rounds
     without the slowest quarter, which other programs have disturbed."""
+    params = SAMPLED if sampled else SamplingParams()
+    controller = _TwoLevels(controller)
     decoder = Decoder(target)
     method = Method("rehearsal", drafter, default_rule(drafter.proposal), controller)
     size, vocabulary = max(1, min(_PROMPT, target.context_length // 4)), target.vocab_size
     prompts = [tuple((37 * i + 11 * one + 5) % vocabulary for i in range(size)) for one in range(count)]
-    running = [decoder.submit(Request(one, method, SamplingParams(), target.context_length)) for one in prompts]
+    running = [decoder.submit(Request(one, method, params, target.context_length)) for one in prompts]
     spent: list[float] = []
     before = 0.0
     for _ in range(_FIRST + _ROUNDS):

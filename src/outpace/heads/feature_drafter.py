@@ -118,7 +118,9 @@ class FeatureDrafter(Drafter[FeatureState]):
         """Begin a draft. ``level_cost``: what running a level costs, in autoregressive steps."""
 
     def _rehearse(self) -> None:
-        draft_seconds(self.net.target, self, Fixed(_LEVELS, topk=_CHILDREN, max_nodes=_LEVELS * _CHILDREN))
+        draft_seconds(
+            self.net.target, self, Fixed(_LEVELS, topk=_CHILDREN, max_nodes=_LEVELS * _CHILDREN), sampled=True
+        )
 
     def begin(self, sequence: Sequence) -> FeatureState:
         runner = self.net.runner

@@ -38,6 +38,9 @@ extrapolated in proportion."""
 _MOST_ROWS = 128
 """Costs are proportional to rows long before; measuring more would delay a large batch's first round by a second."""
 
+OVERHEAD = 5e-4
+"""Seconds of a round beside its forward and its draft, nearly: what Python does, and sampling. Added where no clock may
+be read."""
 NOMINAL, AMPLE, BEYOND = 0.05, 7, 0.2
 """Fixed costs of a draft token, in autoregressive steps: up to AMPLE of them and after. About what it costs on
 processors where drafting gains at all; beyond some number of rows each costs in proportion everywhere."""
@@ -157,7 +160,8 @@ class ForwardCosts(Costs):
         return self._rounds.version
 
     def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
-        return self.seconds(rows, context) * (self._rounds.ratio(rows) if live else 1.0)
+        forward = self.seconds(rows, context)
+        return forward * self._rounds.ratio(rows) if live else forward + OVERHEAD
 
     def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:
         """Costs that whole rounds have come to undercut were measured on a busy machine: they are measured again.

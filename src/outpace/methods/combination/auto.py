@@ -143,7 +143,9 @@ def build(context: Context, settings: AutoSettings) -> Parts:
         identity=lambda: f"{_weights(context, list(built)[-1])} {settings.settings.get(list(built)[-1], {})}",
         proven=learned is not None and _proven(context, learned[0]),
     )
-    return Parts(drafter, CombinedController([one.controller for one in built.values()], united=True))
+    controller = CombinedController([one.controller for one in built.values()], united=True)
+    # The free part's draft tokens are deterministic, which the learned part's rule takes beside its own.
+    return Parts(drafter, controller, None if learned is None else learned[1].rule)
 
 
 def _weights(context: Context, label: str) -> str:

@@ -17,7 +17,7 @@ from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import MergedTrees, MergeState, contributed
+from outpace.drafting.merged import MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
@@ -115,7 +115,7 @@ class Auto(MergedTrees[AutoState]):
             return [state.united for state in states]
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         steps = self._drafting(states, budgets[0], 1)
-        after = [_after(one, steps) for one in budgets]
+        after = [one.after(steps) for one in budgets]
         for state, tree in zip(states, self.ask(0, states, after), strict=True):
             state.free = state.united = tree
         # Where costs do not depend on the batch, neither may the decision.
@@ -126,7 +126,8 @@ class Auto(MergedTrees[AutoState]):
 
     def _decide(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Choose the drafts of requests that share a round, or of one alone."""
-        probs = [state.free.likeliest_first()[1] for state in states]
+        ranked = [state.free.likeliest_first() for state in states]
+        probs = [one for _, one in ranked]
         copied = [_first(state.free) for state in states]
         able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
         costs = mean_costs([budget.relative_costs for budget in budgets]) or _nominal(budgets)
@@ -143,9 +144,8 @@ class Auto(MergedTrees[AutoState]):
         for at, (state, count) in enumerate(zip(states, found.alone.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
-            if not state.free.auxiliary_tokens:
-                order, _ = state.free.likeliest_first()
-                state.united = state.free if count == len(state.free) else state.free.only(order[:count])
+            if count < len(state.free) and not state.free.auxiliary_tokens:
+                state.united = state.free.only(ranked[at][0][:count])
             if asked:
                 state.asked = _Asked(len(state.sequence.tokens), state.united, copied[at], TokenTree())
                 state.spent = found.drafting
@@ -160,9 +160,16 @@ class Auto(MergedTrees[AutoState]):
             self._timed(asking, perf_counter() - began)
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
-            state.united = self.unite((state.free, tree), _after(budget, state.spent))
+            state.united = self.unite((state.free, tree), budget.after(state.spent))
             state.asked = replace(state.asked, learned=tree)
             state.begun = True
+
+    def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+        free, learned = trees
+        if not self.parts[1].proposal.sampled or free.auxiliary_tokens:
+            return super().unite(trees, budget)
+        # A draw that is judged before deterministic tokens is accepted most often.
+        return TokenTree.merge([learned, cut(free, budget)])
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
         return max((state.spent for state in states), default=0.0)
@@ -175,28 +182,32 @@ class Auto(MergedTrees[AutoState]):
         if costs.fixed:
             return NOMINAL_DRAFT
         # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
-        live = all(state.sequence.params.greedy for state in states)
+        live = _greedy(states)
         timed = self._shared.clock.seconds(count) if live else None
-        seconds = self._rehearsed(count) if timed is None else timed
+        seconds = self._rehearsed(count, not live) if timed is None else timed
         context = max(len(state.sequence.tokens) for state in states)
         return seconds / costs.round_seconds(int(budget.base_tokens), context, live=live)
 
-    def _rehearsed(self, count: int) -> float:
+    def _rehearsed(self, count: int, sampled: bool) -> float:
         size = 1 << (count - 1).bit_length()
         return self.target.costs.once(
-            self._rehearsal(size), lambda: draft_seconds(self.target, self.parts[1], self._controller, size)
+            self._rehearsal(size, sampled),
+            lambda: draft_seconds(self.target, self.parts[1], self._controller, size, sampled=sampled),
         )
 
-    def _rehearsal(self, size: int) -> str:
-        return f"draft of {self.names[1]} {self._name} for {size} sequences"
+    def _rehearsal(self, size: int, sampled: bool) -> str:
+        kind = "sampled sequences" if sampled else "sequences"
+        return f"draft of {self.names[1]} {self._name} for {size} {kind}"
 
     def _timed(self, asking: Seq[AutoState], seconds: float) -> None:
         """A draft took so long. A recorded time that proves too long was measured while the machine was busy."""
+        if not _greedy(asking):
+            return
         clock, count = self._shared.clock, len(asking)
         clock.read(count, seconds)
         usual = clock.settled(count)
         if usual is not None:
-            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length()), usual)
+            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -249,6 +260,10 @@ def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
     return where.keys() - {ROOT}
 
 
+def _greedy(states: Seq[AutoState]) -> bool:
+    return all(state.sequence.params.greedy for state in states)
+
+
 def _first(tree: TokenTree) -> float:
     """How likely one of the first draft tokens is accepted."""
     return min(1.0, sum(tree.path_acceptance_probs[node] for node in tree.children(ROOT)))
@@ -257,12 +272,3 @@ def _first(tree: TokenTree) -> float:
 def _nominal(budgets: Seq[Budget]) -> tuple[float, ...]:
     """Costs to decide by where the parts' lengths are fixed."""
     return tuple(FixedCosts().seconds(1 + count) for count in range(1 + max(one.max_nodes for one in budgets)))
-
-
-def _after(budget: Budget, steps: float) -> Budget:
-    """The budget of a round in which a draft has already taken ``steps``: all costs are that much higher."""
-    if not steps:
-        return budget
-    costs = tuple(cost + steps for cost in budget.relative_costs)
-    parts = tuple(replace(part, relative_costs=costs) for part in budget.parts)
-    return replace(budget, relative_costs=costs, parts=parts)

@@ -58,6 +58,7 @@ class FeatureMethod(FeatureDrafter):
                 expand=self._settings.expand,
                 heat=self._settings.heat,
                 level=level_cost,
+                open_rows=state.sequence.sampler.open_rows,
             )
         if self._mode in ("sampled", "chain") and not params.greedy:
             return SampledTree(self._builder(state, budget), self._whole_ids, self.net.vocab_size)
