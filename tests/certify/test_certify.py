@@ -349,9 +349,13 @@ def test_honest_methods_pass_the_statistical_level(name: str, settings: Mapping[
     assert f"no bias above {certificate.detectable_bias:.3g}" in certificate.verdict
 
 
+SMALL = ("univer: shares that are not divided by the supply",)
+"""Biases that 6,000 samples find in half of the runs."""
+
+
 @pytest.mark.parametrize("name", [name for name, bias in BIASES.items() if bias.statistical])
 def test_the_statistical_level_catches(name: str) -> None:
-    certificate = statistical(BIASES[name].make(CONTEXT), samples=6000)
+    certificate = statistical(BIASES[name].make(CONTEXT), samples=24_000 if name in SMALL else 6000)
     assert certificate.lossless is False, certificate
     assert certificate.p_value is not None
     assert certificate.p_value < 0.01
@@ -383,7 +387,7 @@ def test_p_values_of_honest_methods_are_not_absurd() -> None:
     assert len(p_values) >= 32
     assert sum(p < 0.05 for p in p_values) <= 5
     assert max(p_values) - min(p_values) > 0.5, "p-values that do not vary mean nothing"
-    assert all(one.lossless for one in found)
+    assert sum(not one.lossless for one in found) <= 1, "one in a hundred is rejected by chance"
 
 
 def test_the_bias_that_can_be_detected_shrinks_with_samples() -> None:

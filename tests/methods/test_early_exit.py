@@ -139,9 +139,9 @@ def test_exits_ask_for_no_states_of_the_prompt() -> None:
     prefilled: list[tuple[int, ...]] = []
     prefill = target.prefill
 
-    def watched(sequences: Any, layers: Any = (), on_chunk: Any = None) -> None:
+    def watched(sequences: Any, layers: Any = (), *rest: Any) -> None:
         prefilled.append((len(sequences[0].tokens) - sequences[0].kv.length - 1, *layers))
-        prefill(sequences, layers, on_chunk)
+        prefill(sequences, layers, *rest)
 
     target.prefill = watched  # type: ignore[method-assign, assignment]
     longer = (*first.sequence.tokens, 5, 6)
