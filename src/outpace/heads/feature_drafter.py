@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
 """The cost of a level where none was measured, in autoregressive steps."""
+_UNREAD = 64
+"""Rounds whose hidden states a request may leave unread: so long the scores of their batches are kept."""
 _LEVELS, _CHILDREN = 3, 4
 """Levels of a draft that is made to measure them, and their rows."""
 
@@ -70,12 +72,22 @@ class CandidateTree(Protocol):
         ...
 
 
+class _RoundStates(NamedTuple):
+    """Hidden states of committed tokens from ``position`` on: ``rows`` of each of ``layers``."""
+
+    position: int
+    layers: list[Tensor]
+    rows: list[int]
+
+
 @dataclass(slots=True)
 class FeatureState(CommittedRows):
     """What a feature drafter keeps of one request. ``candidates``: this round's draft, once it was begun."""
 
     calibration: Calibration = field(kw_only=True)
     candidates: CandidateTree | None = None
+    rounds: list[_RoundStates] = field(default_factory=list)
+    """Rounds whose hidden states have not been read yet: of most requests in a batch nobody asks for a draft."""
 
 
 @dataclass(slots=True)
@@ -135,6 +147,7 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
+        self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
         ready, costs = [], dict[bool, float]()
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
@@ -198,23 +211,36 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     @torch.inference_mode()
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
-        wanted = []
         for state, verdict in zip(states, verdicts, strict=True):
-            scores, rows = verdict.scores, verdict.rows
+            scores = verdict.scores
             layers = [scores.hidden_states[layer] for layer in self.aux_hidden_state_layers]
-            wanted.append(Gathered(layers, rows, state.room(scores.length - 1, len(rows), layers)))
-        gather(wanted)
-        for state, verdict in zip(states, verdicts, strict=True):
-            if state.waiting > CHUNK:
-                make_rows(self.net, [state])
+            state.rounds.append(_RoundStates(scores.length - 1, layers, verdict.rows))
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
+        self._read([state for state in states if len(state.rounds) >= _UNREAD])
+
+    def _read(self, states: Seq[FeatureState]) -> None:
+        """Keep the hidden states of the rounds that have not been read."""
+        wanted = []
+        for state in states:
+            if not state.rounds:
+                continue
+            first = state.rounds[0]
+            room = state.room(first.position, sum(len(one.rows) for one in state.rounds), first.layers)
+            at = 0
+            for one in state.rounds:
+                wanted.append(Gathered(one.layers, one.rows, room[at : at + len(one.rows)]))
+                at += len(one.rows)
+            state.rounds.clear()
+        gather(wanted)
+        make_rows(self.net, [state for state in states if state.waiting > CHUNK])
 
     def observe(self, state: FeatureState, verdict: Verdict) -> None:
         self.observe_batch([state], [verdict])
 
     def rewind(self, state: FeatureState, sequence: Sequence, kept: int) -> FeatureState:
+        self._read([state])
         # The newest token's hidden state is not known, and rows before replaced tokens are wrong.
         known = min(kept, len(sequence.tokens) - 1)
         if known < state.known or state.next >= kept:

@@ -23,6 +23,9 @@ from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
 from outpace.targets.costs import FixedCosts
 
+HOPE = 1.1
+"""Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
+for."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in autoregressive steps, where costs are fixed."""
 
@@ -112,6 +115,10 @@ class Auto(MergedTrees[AutoState]):
         if len(self.parts) == 1:
             for state, tree in zip(states, self.ask(0, states, budgets), strict=True):
                 state.free = state.united = tree
+            return [state.united for state in states]
+        if _hopeless(budgets):
+            for state in states:
+                state.free = state.united = TokenTree()
             return [state.united for state in states]
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         steps = self._drafting(states, budgets[0], 1)
@@ -258,6 +265,15 @@ def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
         if found is not None:
             where[node] = found
     return where.keys() - {ROOT}
+
+
+def _hopeless(budgets: Seq[Budget]) -> bool:
+    """Whether a round of a batch would gain too little even if every draft token in it were accepted."""
+    base = max(budget.base_tokens for budget in budgets)
+    costs = mean_costs([budget.relative_costs for budget in budgets])
+    if base <= 1.0 or not costs:
+        return False
+    return max((base + count) / cost for count, cost in enumerate(costs)) < HOPE * base / costs[0]
 
 
 def _greedy(states: Seq[AutoState]) -> bool:
