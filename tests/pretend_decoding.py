@@ -20,6 +20,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.methods.registry import build
 from outpace.model import Model
+from outpace.targets.costs import FixedCosts
 from outpace.targets.dense.graph_target import GraphTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from pretend_device import DEVICE, moved, pretending
@@ -41,6 +42,7 @@ def refused() -> str:
 def main(methods: list[str]) -> dict[str, Any]:
     with torch.inference_mode():
         target = GraphTarget(moved(read_decoder_spec(tiny_model("llama"))), capture=Again)
+        target.__dict__["costs"] = FixedCosts()  # times of a pretended device say nothing: nothing might be drafted
     nothing: Any = None
     model = Model("tiny", target, nothing, frozenset())
     context, _ = _or_untrained(model.context())
