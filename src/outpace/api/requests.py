@@ -105,7 +105,7 @@ def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str,
             if len(prompts.ids) == 1:
                 raise
             raise BadInput(f"prompt {len(requests) // (n or 1) + 1} of {len(prompts.ids)}: {error}") from error
-        requests += [_sample(request, number) for number in range(n or 1)]
+        requests += [sample(request, number) for number in range(n or 1)]
     return asked
 
 
@@ -185,9 +185,9 @@ def _seeded(params: SamplingParams) -> SamplingParams:
     return replace(params, seed=secrets.randbits(32))
 
 
-def _sample(request: Request, number: int) -> Request:
+def sample(request: Request, number: int) -> Request:
     """The samples of one prompt have consecutive seeds, so that one seed repeats them all."""
-    if number == 0:
+    if number == 0 or request.params.greedy:
         return request
     return replace(request, params=replace(request.params, seed=request.params.fixed_seed + number))
 

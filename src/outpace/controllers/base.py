@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from outpace.controllers.row_allocation import best_count
 from outpace.core.metrics import RequestMetrics
 
 
@@ -59,13 +60,7 @@ class Budget:
         if not self.relative_costs:
             return min(self.max_nodes, len(list(path_acceptance_probs)))
         most = min(self.max_nodes, len(self.relative_costs) - 1)
-        expected = self.base_tokens
-        best, best_rate = 0, expected / self.relative_costs[0]
-        for count, path_acceptance_prob in enumerate(islice(path_acceptance_probs, most), start=1):
-            expected += path_acceptance_prob
-            rate = expected / self.relative_costs[count]
-            if rate > best_rate:
-                best, best_rate = count, rate
+        best, _ = best_count(islice(path_acceptance_probs, most), self.relative_costs, self.base_tokens)
         return best
 
     def wants(self, depth: int, confidence: float = 1.0) -> bool:

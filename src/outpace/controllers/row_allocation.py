@@ -8,8 +8,8 @@ are unlikely gets no row while another one gets several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from itertools import accumulate
+from collections.abc import Iterable, Sequence as Seq
+from itertools import islice
 from typing import NamedTuple
 
 
@@ -38,35 +38,28 @@ def allot(
     are scored in any case. ``spent``: what drafting has cost already, in the unit of ``costs``.
     """
     last = len(costs) - 1
-    if len(candidates) == 1:
-        return _alone(candidates[0], costs, base_tokens, taken, spent)
-    ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))[
-        : max(0, last - taken)
-    ]
-    best, most_rate = 0, base_tokens / (costs[min(taken, last)] + spent)
-    tokens = list(accumulate((-prob for prob, _, _ in ranked), initial=base_tokens))
-    for count in range(1, len(tokens)):
-        rate = tokens[count] / (costs[taken + count] + spent)
-        if rate > most_rate:
-            best, most_rate = count, rate
+    taken = min(taken, last)
+    ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))
+    best, tokens = best_count((-prob for prob, _, _ in ranked), costs, base_tokens, taken=taken, spent=spent)
     counts = [0] * len(candidates)
     for _, _, request in ranked[:best]:
         counts[request] += 1
-    return Allotment(tuple(counts), tokens[best], costs[min(taken + best, last)] + spent)
+    return Allotment(tuple(counts), tokens, costs[taken + best] + spent)
 
 
-def _alone(probs: Seq[float], costs: Seq[float], base_tokens: float, taken: int, spent: float) -> Allotment:
-    """The same for one request, as most often there is one."""
-    last = len(costs) - 1
-    taken = min(taken, last)
+def best_count(
+    probs: Iterable[float], costs: Seq[float], base_tokens: float, *, taken: int = 0, spent: float = 0.0
+) -> tuple[int, float]:
+    """How many of ``probs``, in their order, give the most expected tokens per time, of equal rates the fewest; and
+    the expected tokens. The rest as for :func:`allot`; there must be costs for ``taken``."""
     best, tokens, expected = 0, base_tokens, base_tokens
     most_rate = base_tokens / (costs[taken] + spent)
-    for count in range(1, min(len(probs), last - taken) + 1):
-        expected += probs[count - 1]
+    for count, prob in enumerate(islice(probs, len(costs) - 1 - taken), start=1):
+        expected += prob
         rate = expected / (costs[taken + count] + spent)
         if rate > most_rate:
             best, most_rate, tokens = count, rate, expected
-    return Allotment((best,), tokens, costs[min(taken + best, last)] + spent)
+    return best, tokens
 
 
 def mean_costs(costs: Seq[Seq[float]]) -> tuple[float, ...]:

@@ -111,6 +111,13 @@ class Drafter(ABC, Generic[S]):
         """
         return None
 
+    def may_be_cut(self, tree: TokenTree) -> bool:
+        """Whether nodes of one of its trees may be left out: not where it samples, nor beside auxiliary tokens.
+
+        By what it declares: whether a sampled tree came out deterministic may depend on its draws.
+        """
+        return not self.proposal.sampled and not tree.auxiliary_tokens
+
     def draft_steps(self, states: Seq[S]) -> float:
         """What the drafts just proposed for these sequences took, in autoregressive steps of the round; 0 where that is
         little or not known. Rows are allotted to draft tokens with this time already spent."""

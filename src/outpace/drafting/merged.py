@@ -52,16 +52,12 @@ class MergedTrees(Combined[M], ABC):
 
     def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
         """The trees of the parts as one: deterministic ones cut to what is expected to gain, sampled ones whole."""
-        certain = [index for index, tree in enumerate(trees) if self._may_be_cut(index, tree)]
+        certain = [index for index, tree in enumerate(trees) if self.parts[index].may_be_cut(tree)]
         if not certain:
             return TokenTree.merge(trees)
         whole = cut(TokenTree.merge(trees[index] for index in certain), budget)
         rest = [whole if index == certain[0] else tree for index, tree in enumerate(trees)]
         return TokenTree.merge(tree for index, tree in enumerate(rest) if index not in certain[1:])
-
-    def _may_be_cut(self, index: int, tree: TokenTree) -> bool:
-        """By what the part declares: whether a sampled part's tree came out deterministic may depend on its draws."""
-        return not self.parts[index].proposal.sampled and not tree.auxiliary_tokens
 
     def reusable_forward(self, states: Seq[M]) -> Scores | None:
         """That of a part whose draft the united trees begin with: the first part's, if it has one."""

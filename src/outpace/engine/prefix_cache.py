@@ -151,8 +151,8 @@ def _size(block: Any) -> int:
 
 
 def _rows_of(sequence: Sequence, held: int) -> dict[int, Tensor]:
-    """The first ``held`` rows of hidden states that are kept beside the K/V, by layer; none where some are missing."""
+    """Rows of hidden states kept beside the K/V, by layer; none where some of the first ``held`` are missing."""
     states = sequence.states
     if states is None or states.length(states.layers) < held:
         return {}
-    return states.first(held, states.layers).whole()
+    return states.whole()

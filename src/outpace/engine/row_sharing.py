@@ -36,9 +36,8 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
 
 
 def _may_be_cut(one: Generation, budget: Budget, tree: TokenTree) -> bool:
-    # By what the drafter declares: whether a sampled tree came out deterministic may depend on its draws.
-    whole = one.drafter.proposal.sampled or bool(tree.auxiliary_tokens)
-    return len(tree) > 0 and budget.base_tokens > 1.0 and bool(budget.relative_costs) and not whole
+    shared = budget.base_tokens > 1.0 and bool(budget.relative_costs)
+    return shared and len(tree) > 0 and one.drafter.may_be_cut(tree)
 
 
 def _spent(sharing: Seq[Generation]) -> float:

@@ -16,6 +16,7 @@ The decoder does what the scheduler plans, step by step:
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -97,7 +98,7 @@ class Scheduler:
         self._target = target
         self._clock = clock
         self._service: dict[str, float] = {}
-        self._spent: list[float] = []
+        self._spent: deque[float] = deque(maxlen=32)
         self._chunk: int | None = self.limits.prefill_rows
         self.waiting: list[Ticket] = []
 
@@ -143,7 +144,7 @@ class Scheduler:
 
     def ended(self, ticket: Ticket) -> None:
         """A request ended; how long it took tells when there is room in a full queue."""
-        self._spent = [*self._spent[-31:], self._clock() - ticket.arrived]
+        self._spent.append(self._clock() - ticket.arrived)
 
     def retry_after(self) -> float:
         """Seconds in which about one request leaves."""

@@ -81,6 +81,11 @@ class Job:
         return [one.generation for one in self.tickets if one.generation is not None]
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once, however many choices it has."""
+        return sum({id(one.prompt): len(one.prompt) for one in self.requests}.values())
+
+    @property
     def counted(self) -> RequestMetrics:
         """The counters of all choices."""
         return total(one.metrics for one in self.generations)

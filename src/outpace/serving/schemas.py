@@ -10,6 +10,10 @@ from outpace.serving.fields import Fields
 
 MOST_CHOICES = 128
 _GRAMMAR = "the output cannot be constrained to a grammar or schema; ask for the format in the prompt"
+_CONSTRAINED = dict.fromkeys(
+    ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    _GRAMMAR,
+)
 _NO_AUDIO = "this server reads and writes text only"
 _OF_COMPLETIONS = "it belongs to /v1/completions"
 
@@ -132,12 +136,7 @@ class ChatRequest(Common):
     """The body of POST /v1/chat/completions."""
 
     REFUSED: ClassVar = {
-        "response_format": _GRAMMAR,
-        "guided_json": _GRAMMAR,
-        "guided_regex": _GRAMMAR,
-        "guided_choice": _GRAMMAR,
-        "guided_grammar": _GRAMMAR,
-        "structured_outputs": _GRAMMAR,
+        **_CONSTRAINED,
         "audio": _NO_AUDIO,
         "modalities": _NO_AUDIO,
         "functions": "use tools",
@@ -178,12 +177,7 @@ class CompletionRequest(Common):
 
     REFUSED: ClassVar = {
         "suffix": "the model continues texts and does not fill gaps",
-        "response_format": _GRAMMAR,
-        "guided_json": _GRAMMAR,
-        "guided_regex": _GRAMMAR,
-        "guided_choice": _GRAMMAR,
-        "guided_grammar": _GRAMMAR,
-        "structured_outputs": _GRAMMAR,
+        **_CONSTRAINED,
         "messages": "it belongs to /v1/chat/completions",
         "tools": "it belongs to /v1/chat/completions",
         "max_completion_tokens": "here its name is max_tokens",

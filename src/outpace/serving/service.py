@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
-from outpace.api.requests import ask
+from outpace.api.requests import ask, sample
 from outpace.core.errors import BadInput
 from outpace.core.lru import Lru
 from outpace.core.names import did_you_mean
@@ -157,7 +157,7 @@ class Service:
                 time_limit=self.defaults.time_limit,
                 prefix_owner=asked.tenant.prefix_owner(body.shared_prefix),
             )
-            found += [self._sample(one, number) for number in range(count)]
+            found += [sample(one, number) for number in range(count)]
         limits = offered.decoder.limits
         most = None if limits.max_queue is None else limits.max_queue + limits.max_batch
         if most is not None and len(found) > most:
@@ -170,8 +170,8 @@ class Service:
 
     def admit(self, offered: Offered, tenant: Tenant, requests: Seq[Request], kind: str) -> Job:
         """Start a call. Raises ApiError, QueueFull or Closed where it cannot be taken now. On the event loop."""
-        tenant.admit(sum({id(one.prompt): len(one.prompt) for one in requests}.values()))
         job = Job(f"{kind}-{secrets.token_hex(12)}", offered.id, requests, offered.decoder, self.metrics)
+        tenant.admit(job.prompt_tokens)
         job.start()
         self._jobs.put(job.id, (tenant.name, job))
         return job
@@ -189,7 +189,7 @@ class Service:
             model=job.model,
             status=status,
             method=job.requests[0].method.name,
-            prompt_tokens=sum({id(one.prompt): len(one.prompt) for one in job.requests}.values()),
+            prompt_tokens=job.prompt_tokens,
             cached_tokens=counted.cached_tokens,
             completion_tokens=counted.tokens,
             finish_reasons=[one.finish_reason or "cancelled" for one in generations],
@@ -264,10 +264,3 @@ class Service:
         if given > own:
             raise ApiError(f"'priority' may be {own} at most for this API key", param="priority", code="invalid_value")
         return given
-
-    @staticmethod
-    def _sample(request: Request, number: int) -> Request:
-        """The samples of one prompt have consecutive seeds, so that one seed repeats them all."""
-        if number == 0 or request.params.greedy:
-            return request
-        return replace(request, params=replace(request.params, seed=request.params.fixed_seed + number))

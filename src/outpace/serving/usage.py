@@ -18,9 +18,8 @@ _LEAST = -9999.0
 def usage(job: Job) -> dict[str, Any]:
     """Counts of one call. Prompts count once, however many choices they have."""
     counted = job.counted
-    prompts = {id(one.prompt): len(one.prompt) for one in job.requests}
     cached = {id(one.request.prompt): one.metrics.cached_tokens for one in job.generations}
-    prompt, answer = sum(prompts.values()), sum(len(one.tokens) for one in job.generations)
+    prompt, answer = job.prompt_tokens, sum(len(one.tokens) for one in job.generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answer,
