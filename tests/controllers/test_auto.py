@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -25,7 +26,7 @@ from outpace.controllers.yields import PRIOR, Clock, Yield
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, TokenTree
+from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
@@ -239,13 +240,29 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
     method = of(target, Foresight(target, always))
     sequence = target.sequence((1, 2, 3, 4, 2))
     state = method.drafter.begin(sequence)
-    budget = Budget(6, 6, relative_costs=(1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
-    [tree] = method.drafter.propose_batch([state], [budget])
-    assert tree.child(ROOT, 3) is not None, "what the text says"
-    assert tree.child(ROOT, int(target.table(tuple(sequence.tokens)).argmax())) is not None, "what the head says"
+
+    def drafted(cost: float) -> TokenTree:
+        budget = Budget(6, 6, relative_costs=tuple(1.0 + cost * count for count in range(7)))
+        return method.drafter.propose_batch([state], [budget])[0]
+
+    copied, read = 3, int(target.table(tuple(sequence.tokens)).argmax())
+    tree = drafted(0.01)
+    assert tree.child(ROOT, copied) is not None and tree.child(ROOT, read) is not None
     assert len(tree) <= 6
-    dear = Budget(6, 6, relative_costs=(1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0))
-    assert len(method.drafter.propose_batch([state], [dear])[0]) == 0
+    tree = drafted(0.1)
+    assert tree.child(ROOT, read) is not None
+    assert tree.child(ROOT, copied) is None, "after a short match, beside a head that expects another token"
+    assert len(drafted(4.0)) == 0
+
+
+def test_a_greedy_request_s_drafts_may_be_cut_whatever_the_drafter_does_when_requests_sample() -> None:
+    part = Foresight(wandering(), always)
+    part.proposal = replace(part.proposal, sampled=True)
+    tree = TokenTree.chain([1, 2])
+    assert part.may_be_cut(tree, greedy=True)
+    assert not part.may_be_cut(tree, greedy=False), "whether it came out deterministic may depend on its draws"
+    tree.auxiliary_tokens.append(AuxiliaryToken(0, 1))
+    assert not part.may_be_cut(tree, greedy=True)
 
 
 # --------------------------------------------------------------------------------------------- when it asks again

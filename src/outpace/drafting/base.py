@@ -111,12 +111,15 @@ class Drafter(ABC, Generic[S]):
         """
         return None
 
-    def may_be_cut(self, tree: TokenTree) -> bool:
+    def may_be_cut(self, tree: TokenTree, *, greedy: bool) -> bool:
         """Whether nodes of one of its trees may be left out: not where it samples, nor beside auxiliary tokens.
 
-        By what it declares: whether a sampled tree came out deterministic may depend on its draws.
+        Where the request samples, by what the drafter declares: whether a sampled tree came out deterministic may
+        depend on its draws.
         """
-        return not self.proposal.sampled and not tree.auxiliary_tokens
+        if tree.auxiliary_tokens:
+            return False
+        return tree.is_deterministic if greedy else not self.proposal.sampled
 
     def draft_steps(self, states: Seq[S]) -> float:
         """What the drafts just proposed for these sequences took, in autoregressive steps of the round; 0 where that is

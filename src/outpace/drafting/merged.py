@@ -45,14 +45,14 @@ class MergedTrees(Combined[M], ABC):
     def propose_batch(self, states: Seq[M], budgets: Seq[Budget]) -> list[TokenTree]:
         asked = [self.ask(index, states, budgets) for index in range(len(self.parts))]
         for state, trees, budget in zip(states, zip(*asked, strict=True), budgets, strict=True):
-            state.united = self.unite(trees, budget)
+            state.united = self.unite(trees, budget, greedy=state.sequence.params.greedy)
             for name, tree in zip(self.names, trees, strict=True):
                 state.rounds[name] += contributed(tree, state.united)
         return [state.united for state in states]
 
-    def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+    def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         """The trees of the parts as one: deterministic ones cut to what is expected to gain, sampled ones whole."""
-        certain = [index for index, tree in enumerate(trees) if self.parts[index].may_be_cut(tree)]
+        certain = [index for index, tree in enumerate(trees) if self.parts[index].may_be_cut(tree, greedy=greedy)]
         if not certain:
             return TokenTree.merge(trees)
         whole = cut(TokenTree.merge(trees[index] for index in certain), budget)

@@ -37,7 +37,7 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
 
 def _may_be_cut(one: Generation, budget: Budget, tree: TokenTree) -> bool:
     shared = budget.base_tokens > 1.0 and bool(budget.relative_costs)
-    return shared and len(tree) > 0 and one.drafter.may_be_cut(tree)
+    return shared and len(tree) > 0 and one.drafter.may_be_cut(tree, greedy=one.request.params.greedy)
 
 
 def _spent(sharing: Seq[Generation]) -> float:

@@ -16,6 +16,7 @@ from outpace.controllers.row_allocation import mean_costs
 from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
+from outpace.drafting.agreement import mixture
 from outpace.drafting.base import Drafter
 from outpace.drafting.merged import MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
@@ -167,16 +168,22 @@ class Auto(MergedTrees[AutoState]):
             self._timed(asking, perf_counter() - began)
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
-            state.united = self.unite((state.free, tree), budget.after(state.spent))
+            state.united = self.unite(
+                (state.free, tree), budget.after(state.spent), greedy=state.sequence.params.greedy
+            )
             state.asked = replace(state.asked, learned=tree)
             state.begun = True
 
-    def unite(self, trees: Seq[TokenTree], budget: Budget) -> TokenTree:
+    def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         free, learned = trees
-        if not self.parts[1].proposal.sampled or free.auxiliary_tokens:
-            return super().unite(trees, budget)
+        if not free or not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
+            return super().unite(trees, budget, greedy=greedy)
+        if self.parts[1].may_be_cut(learned, greedy=greedy):
+            whole = TokenTree.merge(trees)
+            whole.path_acceptance_probs = mixture(whole, free, learned)
+            return cut(whole, budget)
         # A draw that is judged before deterministic tokens is accepted most often.
-        return TokenTree.merge([learned, cut(free, budget)])
+        return TokenTree.merge((learned, _beside_draws(free, budget)))
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
         return max((state.spent for state in states), default=0.0)
@@ -265,6 +272,15 @@ def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
         if found is not None:
             where[node] = found
     return where.keys() - {ROOT}
+
+
+def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
+    """What of the free part's draft is worth its rows beside draws, whatever those turn out to be: where the choice
+    depended on them, a draw's chance of being accepted would."""
+    discounted = free.only(range(len(free)))
+    first = _first(free)
+    discounted.path_acceptance_probs = [first * prob for prob in free.path_acceptance_probs]
+    return cut(discounted, budget)
 
 
 def _hopeless(budgets: Seq[Budget]) -> bool:
