@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.auxiliary_token import AuxiliaryToken
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence, Target
 from outpace.targets.sub_graph import SubGraph
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -190,3 +191,22 @@ def test_certain_decisions_do_not_branch() -> None:
         return stream.bernoulli(0.0), stream.bernoulli(1.5), stream.categorical(torch.tensor([0.0, 2.0]))
 
     assert list(Enumeration.outcomes(program)) == [((False, True, 1), 1.0)]
+
+
+def test_a_bound_spares_the_probability_and_changes_no_decision() -> None:
+    asked: list[float] = []
+
+    def p(value: float) -> Callable[[], float]:
+        def ask() -> float:
+            asked.append(value)
+            return value
+
+        return ask
+
+    probs = [0.3, 0.0, 1.0, 0.05] * 50
+    plain, bounded = (SeededChance(5).at(3, "accept") for _ in range(2))
+    decided = [bounded.bernoulli_at_most(min(1.0, 2 * one), p(one)) for one in probs]
+    assert decided == [plain.bernoulli(one) for one in probs]
+    assert len(asked) < 0.6 * len(probs)
+    with pytest.raises(RuntimeError, match="at most"):
+        list(Enumeration.outcomes(lambda chance: chance.at(0, "x").bernoulli_at_most(0.1, lambda: 0.2)))

@@ -395,3 +395,29 @@ def test_half_precision_logits_are_processed_in_float32_and_left_alone() -> None
         distribution.logprobs(0, 1, 3)
         assert distribution.p(0).dtype == torch.float32
         assert torch.equal(logits, before)
+
+
+@given(
+    st.dictionaries(st.integers(0, 11), st.floats(-5, 5), max_size=3),
+    st.lists(st.integers(0, 11), max_size=6),
+    st.lists(st.integers(0, 11), max_size=6),
+    st.lists(st.integers(0, 11), max_size=6),
+)
+def test_changes_of_logits_are_those_of_the_definition(
+    bias: dict[int, float], prompt: list[int], answer: list[int], path: list[int]
+) -> None:
+    params = SamplingParams(0.8, logit_bias=bias, repetition_penalty=1.5, presence_penalty=0.25, frequency_penalty=0.5)
+    row = torch.randn(12, generator=torch.Generator().manual_seed(len(prompt)))
+    expected = []
+    for token, raw in enumerate(row.tolist()):
+        logit = raw + bias.get(token, 0.0)
+        count = (answer + path).count(token)
+        repeated = logit * 1.5 if logit < 0 else logit / 1.5
+        penalised = repeated if token in prompt or count else logit
+        expected.append(penalised - 0.5 * count - (0.25 if count else 0.0))
+    sampler = Sampler(params, prompt, 12)
+    sampler.extend(answer[:2])
+    sampler.extend(answer[2:])
+    changes = sampler.changes(path)
+    assert changes is not None
+    assert changes.apply(row.clone()).tolist() == pytest.approx(expected, abs=1e-5)

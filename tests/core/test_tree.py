@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
-from outpace.core.tree import DETERMINISTIC, ROOT, AuxiliaryToken, Draw, QRow, TokenTree
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
 
 Drawn = list[tuple[int, int]]
 

@@ -23,8 +23,9 @@ from dense_support import (
     target_of,
     threads,
 )
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput, OutpaceError
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from target_suite import near, opened, random_tokens, random_tree, reference

@@ -14,8 +14,9 @@ from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets import choice, rotary
 from outpace.targets.base import Sequence
 from outpace.targets.dense import torch_kv

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from outpace.core.sampling import SamplingParams
+from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.token_distribution import DenseDistribution, TokenDistribution, dense_distributions, warp
 from outpace.targets.dense.native_distribution import NativeDistribution, available, native_distributions
 
@@ -201,6 +201,43 @@ def test_a_row_has_the_same_bits_in_any_company_and_place(params: SamplingParams
         found = native_distributions(room[:, shift : shift + size], [2, 1, 0, 1], params)
         for one in (found[1], found[3]):
             assert one is not None and torch.equal(one.dense(), alone)
+
+
+@settings(max_examples=200)
+@given(rows(), params(), st.data())
+def test_bias_and_penalties_change_a_row_as_plain_pytorch_does_to_the_bit(
+    row: Tensor, params: SamplingParams, data: st.DataObject
+) -> None:
+    """The row itself stays; where no memory is kept for its weights nothing else comes out."""
+    size = len(row)
+    tokens = st.lists(st.integers(0, size - 1), max_size=8)
+    biases = st.floats(-30, 30, width=32) | st.just(-math.inf)
+    changed = replace(
+        params,
+        logit_bias=data.draw(st.dictionaries(st.integers(0, size - 1), biases, max_size=4)),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.7, 1e6])),
+        presence_penalty=data.draw(st.sampled_from([0.0, 0.1, -1.7])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, 0.3, 12.5])),
+    )
+    sampler = Sampler(changed, data.draw(tokens), size)
+    sampler.extend(data.draw(tokens))
+    changes = sampler.changes(data.draw(tokens))
+    expected = row.clone() if changes is None else changes.apply(row.clone())
+    before = row.clone()
+    found = [
+        native_distributions(row[None], [0], changed, [changes])[0] for _ in range(data.draw(st.sampled_from([1, 40])))
+    ]
+    [known] = native_distributions(expected[None], [0], params)
+    assert torch.equal(row, before)
+    for one in found:
+        assert (one is None) == (known is None)
+        if one is not None and known is not None:
+            assert torch.equal(one.dense(), known.dense()) and one.highest() == known.highest()
+    [dense] = dense_distributions(row[None], [0], changed, [changes])
+    [plain] = dense_distributions(expected[None], [0], params)
+    assert torch.equal(row, before)
+    assert (dense is None) == (plain is None) == (known is None)
+    assert dense is None or plain is None or torch.equal(dense.dense(), plain.dense())
 
 
 def test_kept_weights_and_weights_that_are_computed_again_have_the_same_bits() -> None:

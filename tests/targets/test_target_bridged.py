@@ -12,9 +12,10 @@ from torch import Tensor
 
 from outpace.certify.exact import Setting, certify_exact, matrix
 from outpace.certify.letters import Letters
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context, build
 from outpace.model import Model

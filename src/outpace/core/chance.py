@@ -42,6 +42,10 @@ class Chance(Protocol):
         """True with probability ``p`` (clamped to [0, 1])."""
         ...
 
+    def bernoulli_at_most(self, most: float, p: Callable[[], float]) -> bool:
+        """As ``bernoulli(p())``, where ``p()`` is never above ``most``: it is asked only where that leaves it open."""
+        ...
+
     def categorical(self, weights: Tensor | TokenDistribution) -> int:
         """An index with probability proportional to ``weights``, shape (n,), non-negative, not all zero."""
         ...
@@ -93,6 +97,10 @@ class _Stream:
 
     def bernoulli(self, p: float) -> bool:
         return self.uniform() < p
+
+    def bernoulli_at_most(self, most: float, p: Callable[[], float]) -> bool:
+        number = self.uniform()
+        return number < most and number < p()
 
     def categorical(self, weights: Tensor | TokenDistribution) -> int:
         if isinstance(weights, TokenDistribution):
@@ -241,6 +249,12 @@ class _PathStream:
     def bernoulli(self, p: float) -> bool:
         p = min(max(p, 0.0), 1.0)
         return self._choose([p, 1.0 - p]) == 0
+
+    def bernoulli_at_most(self, most: float, p: Callable[[], float]) -> bool:
+        found = p()
+        if found > most:
+            raise RuntimeError(f"a probability of {found} was said to be at most {most}")
+        return self.bernoulli(found)
 
     def categorical(self, weights: Tensor | TokenDistribution) -> int:
         weights = weights.dense() if isinstance(weights, TokenDistribution) else weights

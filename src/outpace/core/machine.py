@@ -12,11 +12,13 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+_GROUPS = Path("/sys/fs/cgroup")
 _BUDGET = 0.6  # seconds a measurement may repeat for; the best of the repetitions counts
 
 
@@ -146,7 +148,26 @@ def _version(package: str) -> str | None:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that programs could have now."""
+    """Bytes of main memory that this program could have now; a container's or service's limit counts (Linux)."""
     import psutil
 
-    return int(psutil.virtual_memory().available)
+    return min([int(psutil.virtual_memory().available), *_left_in_groups(Path("/proc/self/cgroup"), _GROUPS)])
+
+
+def _left_in_groups(own: Path, root: Path) -> list[int]:
+    """What the limits of this process's control groups (version 2) leave; files that are cached give way."""
+    found = []
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        group = root / next(line[4:] for line in own.read_text().splitlines() if line.startswith("0::/"))
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root) and (limit := _number(folder / "memory.max")) is not None:
+                cached = re.search(r"^inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
+                used = (_number(folder / "memory.current") or 0) - (int(cached[1]) if cached else 0)
+                found.append(max(0, limit - used))
+    return found
+
+
+def _number(file: Path) -> int | None:
+    """A file's number; None where there is no file, or no number in it ("max")."""
+    text = file.read_text().strip() if file.is_file() else ""
+    return int(text) if text.isdecimal() else None

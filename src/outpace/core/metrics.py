@@ -85,7 +85,10 @@ class RequestMetrics:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all. ``depth``: of the
         draft's longest path."""
         self.rounds += 1
-        self.drafting += drafted > 0
+        if not drafted:
+            self.committed += committed
+            return
+        self.drafting += 1
         self.drafted += drafted
         self.accepted += accepted
         self.judged += max(accepted, min(accepted + 1, depth))

@@ -50,6 +50,22 @@ def unknown(what: str, name: str, known: Iterable[str] | Mapping[str, str], see:
     return BadInput(f"unknown {what} '{name}'; {hint}" + (f" See: {see}" if see and hint.endswith("?") else ""))
 
 
+def split_outside_brackets(text: str) -> list[str]:
+    """The parts between commas that stand in no brackets, without space around them and without empty ones.
+
+    >>> split_outside_brackets("pld, sam@top-beta(tau=1,beta=2)")
+    ['pld', 'sam@top-beta(tau=1,beta=2)']
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
 def _likeness(one: str, other: str) -> float:
     """Between 0 and 1. Near are also a name that another one begins with, and names with the same first word."""
     short, long = sorted((normalised(one), normalised(other)), key=len)

@@ -1,7 +1,8 @@
 """SamplingParams, and the Sampler that applies their penalties and processors to the history of one sequence.
 
 Order of processing, as in transformers' ``generate``: logit bias, repetition penalty, presence and frequency
-penalties, the user's processors, then (temperature > 0) temperature, top-k, top-p, min-p.
+penalties, the user's processors, what the grammar does not allow, then (temperature > 0) temperature, top-k, top-p,
+min-p.
 
 Repetition penalty (Keskar et al. 2019, arXiv 1909.05858) over prompt and output as in transformers; presence and
 frequency penalties over the output alone as OpenAI and vLLM define them; top-k keeps ties of the k-th logit; top-p
@@ -19,13 +20,13 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from outpace.core.constraint import Bits, Constraint, GrammarState, Masks
 from outpace.core.errors import BadInput, shown
+from outpace.core.penalties import Bias, History, LogitChanges
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
 from outpace.core.token_distribution import OpenRows, dense_distributions
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -58,6 +59,7 @@ class SamplingParams:
     frequency_penalty: taken off a token's logit for each time that the answer holds it; 0 is off.
     logit_bias: token id -> what is added to its logit; -inf bans the token.
     processors: objects with ``begin``, ``advance`` and ``process`` (:class:`outpace.core.processors.LogitsProcessor`).
+    constraint: a grammar over the vocabulary, such as :func:`outpace.constraints.compiled` makes; None: no grammar.
     seed: a whole number repeats a sampled answer. None: ``generate`` and ``chat`` draw a random one and report it;
         ``bench``, ``certify`` and ``train`` take 0.
     logprobs: record log-probabilities of the answer's tokens. A whole number asks for that many alternatives too.
@@ -76,6 +78,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[LogitsProcessor, ...] = ()
+    constraint: Constraint | None = None
     seed: int | None = None
     logprobs: bool | int = False
     top_logprobs: int = 0
@@ -139,6 +142,7 @@ class SamplingParams:
                 *(f"{name.replace('_', '-')} {getattr(self, name):g}" for name in changed),
                 *(f"logit-bias {token}={bias:g}" for token, bias in self.logit_bias.items()),
                 *(["the user's processors"] if self.processors else []),
+                *(["a grammar"] if self.constraint is not None else []),
             ]
         )
 
@@ -150,7 +154,7 @@ class SamplingParams:
     @property
     def path_dependent(self) -> bool:
         """Whether the distribution at a node depends on more than its logits."""
-        return self.penalised or bool(self.processors)
+        return self.penalised or bool(self.processors) or self.constraint is not None
 
 
 def check_logit_bias(params: SamplingParams, vocab_size: int) -> None:
@@ -176,20 +180,16 @@ class Sampler:
         stop_ids: frozenset[int] = frozenset(),
         open_rows: OpenRows = dense_distributions,
     ) -> None:
-        import torch
-
         self.params = params
         self.stop_ids = stop_ids
         self.vocab_size = vocab_size
         self.open_rows = open_rows
-        self.bias: tuple[Tensor, Tensor] | None = None
-        """Token ids (n,) and what is added to their logits (n,)."""
-        if params.logit_bias:
-            check_logit_bias(params, vocab_size)
-            self.bias = (
-                torch.tensor(list(params.logit_bias), dtype=torch.long),
-                torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
-            )
+        check_logit_bias(params, vocab_size)
+        self._bias = Bias(params.logit_bias.items()) if params.logit_bias else None
+        self.changes_logits: bool = params.path_dependent or self._bias is not None
+        """Whether processed logits are others than the raw ones."""
+        self.takes_largest: bool = params.greedy and not self.changes_logits
+        """Whether the next token is that of the largest raw logit."""
         self._history = History()
         """What penalties read: nothing where there are none."""
         if params.repetition_penalty != 1.0:
@@ -197,11 +197,9 @@ class Sampler:
         self.processors = Processors(tuple(params.processors))
         self.states: States = self.processors.begin(prompt)
         """The processors' states after the history; a failure ends the request when the next token is chosen."""
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether processed logits are others than the raw ones."""
-        return self.params.path_dependent or self.bias is not None
+        self.grammar = None if params.constraint is None else Masks(params.constraint, stop_ids, vocab_size)
+        self.place: GrammarState = None if self.grammar is None else self.grammar.begin()
+        """The grammar's state after the answer so far; a failure ends the request like one of a processor."""
 
     def fork(self) -> Sampler:
         """An independent copy."""
@@ -209,63 +207,41 @@ class Sampler:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add committed tokens to the history."""
+        if not self.params.path_dependent:
+            return
         tokens = list(tokens)
         if self.params.penalised:
             self._history = self._history.with_(tokens)
-        for token in tokens:
-            self.states = self.advanced(self.states, token)
+        if self.params.processors or self.grammar is not None:
+            for token in tokens:
+                self.states = self.advanced(self.states, token)
+                self.place = self.moved(self.place, token)
 
     def advanced(self, states: States, token: int) -> States:
         """The processors' states after one more token; None behind a stop token."""
         return None if token in self.stop_ids else self.processors.advance(states, token)
 
-    def penalise(self, row: Tensor, path: Sequence[int], states: States) -> Tensor | ProcessorFailure:
-        """Penalties and the user's processors on float32 logits (V,) after the history and the draft tokens ``path``;
-        ``states``: the processors' states there. Or what a processor did wrong. ``row`` is changed in place."""
-        import torch
+    def moved(self, place: GrammarState, token: int) -> GrammarState:
+        """The grammar's state after one more token; None behind a stop token."""
+        return None if self.grammar is None or token in self.stop_ids else self.grammar.advance(place, token)
 
+    def allowed(self, place: GrammarState) -> Bits | BadInput | None:
+        """The tokens that the grammar lets follow; None: all; or why there is none."""
+        return None if self.grammar is None else self.grammar.allowed(place)
+
+    def changes(self, path: Sequence[int], allowed: Bits | None = None) -> LogitChanges | None:
+        """What bias, penalties and the tokens ``allowed`` (None: all) change of the logits after the history and the
+        draft tokens ``path``; None: nothing.
+
+        The user's processors come between penalties and grammar: :meth:`process`."""
         params = self.params
-        if params.penalised:
-            history = self._history.with_(path)
-            ids, counts = (torch.from_numpy(part).to(row.device) for part in (history.ids, history.counts))
-            values = row[ids]
-            if params.repetition_penalty != 1.0:
-                penalty = params.repetition_penalty
-                values = torch.where(values < 0, values * penalty, values / penalty)
-            values = values - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-            row.index_copy_(0, ids, values)
+        if not params.penalised and self._bias is None and allowed is None:
+            return None
+        counted = self._history.after(path if params.penalised else ())
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        return LogitChanges(self._bias, self._history, counted, *penalties, allowed)
+
+    def process(self, row: Tensor, states: States) -> Tensor | ProcessorFailure:
+        """The user's processors on float32 logits (V,) that bias and penalties have changed; ``states``: the
+        processors' states there. Or what a processor did wrong."""
         return self.processors.process(states, row)
-
-
-class History:
-    """The tokens that penalties change the logits of, and how often the answer holds each. A value: see ``with_``."""
-
-    __slots__ = ("_places", "counts", "ids")
-
-    def __init__(self) -> None:
-        import numpy as np
-
-        self._places: dict[int, int] = {}
-        self.ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        """(n,), each token once."""
-        self.counts: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
-        """(n,)."""
-
-    def with_(self, tokens: Sequence[int], count: int = 1) -> History:
-        """The history with more tokens of the answer (``count`` 1) or of the prompt (0)."""
-        import numpy as np
-
-        if not tokens:
-            return self
-        longer = copy(self)
-        new = [token for token in dict.fromkeys(tokens) if token not in self._places]
-        if new:
-            longer._places = {
-                **self._places,
-                **dict(zip(new, range(len(self.ids), len(self.ids) + len(new)), strict=True)),
-            }
-            longer.ids = np.concatenate([self.ids, np.array(new, dtype=np.int64)])
-        longer.counts = np.concatenate([self.counts, np.zeros(len(new), dtype=np.float32)])
-        for token in tokens:
-            longer.counts[longer._places[token]] += count
-        return longer

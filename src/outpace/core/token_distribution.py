@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outpace.core.penalties import LogitChanges
     from outpace.core.sampling import SamplingParams
 
 _COLDEST = 1e-30
@@ -32,6 +33,14 @@ class TokenDistribution(ABC):
     @abstractmethod
     def __getitem__(self, token: int) -> float:
         """The probability of ``token``."""
+
+    def acceptance(self, q: TokenDistribution | None, token: int, prefix: float = 1.0) -> float:
+        """min(1, ``prefix`` * self / ``q``) of ``token``; ``q`` None is a one-hot at it. Where self is 0, 0."""
+        p_token = prefix * self[token]
+        if p_token <= 0.0:
+            return 0.0
+        q_token = 1.0 if q is None else q[token]
+        return 1.0 if p_token >= q_token else p_token / q_token
 
     @abstractmethod
     def draw(self, number: float) -> int:
@@ -77,9 +86,18 @@ class TokenDistribution(ABC):
         return drawn
 
 
-OpenRows: TypeAlias = "Callable[[Tensor, Sequence[int], SamplingParams], list[TokenDistribution | None]]"
-"""From processed logits (n, V), numbers of rows and sampling parameters to distributions: temperature, top-k, top-p and
-min-p applied. None where no token can follow: no logit is finite, or one is NaN or infinite."""
+class OpenRows(Protocol):
+    """From logits to distributions."""
+
+    def __call__(
+        self, logits: Tensor, rows: Sequence[int], params: SamplingParams, changes: Sequence[LogitChanges | None] = ()
+    ) -> list[TokenDistribution | None]:
+        """Distributions of some ``rows`` of ``logits``, (n, V): temperature, top-k, top-p and min-p applied, and before
+        them ``changes`` (one for each of ``rows``, or none at all). ``logits`` themselves stay as they are.
+
+        None where no token can follow: no logit is finite, or one is NaN or infinite.
+        """
+        ...
 
 
 class DenseDistribution(TokenDistribution):
@@ -164,12 +182,17 @@ def checked_cumsum(weights: Tensor) -> Tensor:
     return cumulative
 
 
-def dense_distributions(logits: Tensor, rows: Sequence[int], params: SamplingParams) -> list[TokenDistribution | None]:
+def dense_distributions(
+    logits: Tensor, rows: Sequence[int], params: SamplingParams, changes: Sequence[LogitChanges | None] = ()
+) -> list[TokenDistribution | None]:
     """:data:`OpenRows` in plain PyTorch, on any device, at any temperature."""
     import torch
 
-    picked = logits[rows[0] : rows[0] + 1] if len(rows) == 1 else logits[list(rows)]
+    picked = logits[rows[0] : rows[0] + 1] if len(rows) == 1 and not changes else logits[list(rows)]
     picked = picked.float()
+    for row, change in zip(picked, changes, strict=False):
+        if change is not None:
+            change.apply(row)
     alive = picked.amax(-1).isfinite().tolist()
     if not all(alive):
         picked = picked.masked_fill(~torch.tensor(alive, device=picked.device)[:, None], 0.0)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
 from outpace.core.token_distribution import TokenDistribution, normalised
 
@@ -74,23 +75,6 @@ class Draw(NamedTuple):
     token: int
     node: int
     q_row: int = DETERMINISTIC
-
-
-@dataclass(frozen=True, slots=True)
-class AuxiliaryToken:
-    """A row in the target's forward that is not a candidate: rules never accept it, commit never writes it.
-
-    ``position`` is relative to the root (root = 0). ``attends`` lists what it sees besides itself and the
-    committed prefix: ``ROOT``, tree nodes ``0..n-1``, and earlier auxiliary tokens as ``n + index``.
-    ``embedding``, shape (hidden,), replaces the token's input embedding. ``owner``: the drafter that asked for it,
-    which finds it again by that when trees are merged.
-    """
-
-    token: int
-    position: int
-    attends: tuple[int, ...] = (ROOT,)
-    embedding: Tensor | None = None
-    owner: object = None
 
 
 @dataclass(slots=True)
@@ -176,6 +160,8 @@ class TokenTree:
 
         Where two drafters disagree a child's estimate may exceed its parent's, which bounds it.
         """
+        if not self.tokens:
+            return [], []
         reachable = list(self.path_acceptance_probs)
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
@@ -220,7 +206,7 @@ class TokenTree:
 
     def check_path(self, nodes: Sequence[int]) -> None:
         """Raise ValueError unless ``nodes`` lead from the root down, each the parent of the next."""
-        if any(self.parents[node] != before for before, node in zip((ROOT, *nodes), nodes, strict=False)):
+        if nodes and any(self.parents[node] != before for before, node in zip((ROOT, *nodes), nodes, strict=False)):
             raise ValueError(f"{list(nodes)} is not a path of the tree")
 
     def leaves(self) -> Iterator[int]:

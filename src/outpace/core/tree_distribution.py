@@ -3,11 +3,11 @@
 Every processor is path-aware: at a node it sees the committed tokens and the draft tokens that lead to the node. The
 order and meaning of the processors are in :mod:`outpace.core.sampling`.
 
-Where no token can follow a node (a user's processor failed there, or every token is banned) the distribution has a
-stand-in, the uniform one, and :meth:`TreeDistribution.failure` says why. Nothing is raised: a batch of requests is
-judged together, and the engine ends those whose next token would come from a stand-in. The others' tokens, and those
-that this one drew before, are what they would be in autoregressive decoding: rules keep the distribution of whatever
-stands at the nodes that they reject.
+Where no token can follow a node (a user's processor failed there, or every token is banned, by a grammar perhaps) the
+distribution has a stand-in, the uniform one, and :meth:`TreeDistribution.failure` says why. Nothing is raised: a batch
+of requests is judged together, and the engine ends those whose next token would come from a stand-in. The others'
+tokens, and those that this one drew before, are what they would be in autoregressive decoding: rules keep the
+distribution of whatever stands at the nodes that they reject.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from outpace.core.constraint import Bits, GrammarState, holds, mask, words
 from outpace.core.errors import BadInput
 from outpace.core.processors import ProcessorFailure, States
 from outpace.core.sampling import Sampler
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 def _dead_end() -> BadInput:
     return BadInput(
-        "no token can follow: logit_bias bans every token, alone or with a processor (or the model's logits are NaN)"
+        "no token can follow: logit_bias bans every token, alone or with a processor or grammar (or the model's logits "
+        "are NaN)"
     )
 
 
@@ -47,6 +49,8 @@ class TreeDistribution:
         self._found: dict[int, TokenDistribution] = {}
         self._states: dict[int, States] = {ROOT: sampler.states}
         self._failures: dict[int, BadInput] = {}
+        self._places: dict[int, GrammarState] = {ROOT: sampler.place}
+        self._allowed: dict[int, Bits | None] = {}
 
     def _states_at(self, node: int) -> States:
         if node not in self._states:
@@ -54,14 +58,36 @@ class TreeDistribution:
             self._states[node] = self.sampler.advanced(before, self.tree.tokens[node])
         return self._states[node]
 
+    def place(self, node: int) -> GrammarState:
+        """The grammar's state after ``node``."""
+        if node not in self._places:
+            before = self.place(self.tree.parents[node])
+            self._places[node] = self.sampler.moved(before, self.tree.tokens[node])
+        return self._places[node]
+
+    def allowed(self, node: int) -> Bits | None:
+        """The tokens that a grammar lets follow ``node``; None: all. An empty set where it lets none."""
+        import numpy as np
+
+        if self.sampler.grammar is None:
+            return None
+        if node not in self._allowed:
+            found = self.sampler.allowed(self.place(node))
+            if isinstance(found, BadInput):
+                self._failures.setdefault(node, found)
+                found = np.zeros(words(self.sampler.vocab_size), np.uint32)
+            self._allowed[node] = found
+        return self._allowed[node]
+
     def failure(self, node: int) -> BadInput | None:
         """Why no token can follow ``node``, of which p or the argmax was asked; None: one can."""
         return self._failures.get(node)
 
     def processed(self, nodes: Sequence[int]) -> Tensor:
-        """Float32 logits after bias, penalties and the user's processors, before temperature: (len(nodes), V).
+        """Float32 logits after bias, penalties, the user's processors and the grammar, before temperature:
+        (len(nodes), V).
 
-        All -inf where a processor failed.
+        All -inf where a processor failed, and where the grammar lets nothing follow.
         """
         import torch
 
@@ -71,20 +97,22 @@ class TreeDistribution:
                 return self.logits[nodes[0] + 1 : nodes[0] + 2].float()
             return self.logits[[node + 1 for node in nodes]].float()
         rows = self.logits[[node + 1 for node in nodes]].float()
-        if sampler.bias is not None:
-            ids, bias = sampler.bias
-            rows[:, ids] += bias.to(rows.device)
-        if not sampler.params.path_dependent:
+        processors = bool(sampler.params.processors)
+        for row, node in zip(rows, nodes, strict=True):
+            changes = sampler.changes(self.tree.path_tokens(node), None if processors else self.allowed(node))
+            if changes is not None:
+                changes.apply(row)
+        if not processors:
             return rows
-        found = [self._penalised(row, node) for row, node in zip(rows, nodes, strict=True)]
-        return torch.stack(found) if sampler.params.processors else rows  # penalties are in place
+        return torch.stack([self._by_processors(row, node) for row, node in zip(rows, nodes, strict=True)])
 
-    def _penalised(self, row: Tensor, node: int) -> Tensor:
+    def _by_processors(self, row: Tensor, node: int) -> Tensor:
         import torch
 
-        found = self.sampler.penalise(row, self.tree.path_tokens(node), self._states_at(node))
+        found = self.sampler.process(row, self._states_at(node))
         if not isinstance(found, ProcessorFailure):
-            return found
+            allowed = self.allowed(node)
+            return found if allowed is None else mask(found.clone(), allowed)
         self._failures.setdefault(node, found)
         return torch.full_like(row, -math.inf)
 
@@ -94,11 +122,14 @@ class TreeDistribution:
         if not missing:
             return
         sampler = self.sampler
-        if sampler.changes_logits:
-            logits, rows = self.processed(missing), list(range(len(missing)))
+        if sampler.params.processors:
+            opened = sampler.open_rows(self.processed(missing), range(len(missing)), sampler.params)
         else:
-            logits, rows = self.logits, [node + 1 for node in missing]
-        for node, one in zip(missing, sampler.open_rows(logits, rows, sampler.params), strict=True):
+            rows = [node + 1 for node in missing]
+            changed = missing if sampler.changes_logits else []
+            changes = [sampler.changes(self.tree.path_tokens(node), self.allowed(node)) for node in changed]
+            opened = sampler.open_rows(self.logits, rows, sampler.params, changes)
+        for node, one in zip(missing, opened, strict=True):
             if one is None:
                 self._failures.setdefault(node, _dead_end())
             self._found[node] = self._stand_in() if one is None else one
@@ -125,20 +156,27 @@ class TreeDistribution:
         """Whether no token can follow ``node``: every one is banned. Drafters do not draw there."""
         if not self.sampler.changes_logits:
             return False
-        return not bool((self.processed([node])[0] > -math.inf).any())
+        if self.sampler.params.processors:
+            return not bool((self.processed([node])[0] > -math.inf).any())
+        if self.sampler.params.greedy:
+            self.argmax(node)
+        else:
+            self.ensure([node])
+        return self.failure(node) is not None
 
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
-        import torch
-
-        row = self.logits[node + 1] if not self.sampler.changes_logits else self.processed([node])[0]
-        if row.device.type == "cpu" and row.dtype == torch.float32:
-            values = row.numpy()  # whose argmax is several times quicker at these sizes
-            token = int(values.argmax())
-            best = float(values[token])
-        else:
-            token = int(row.argmax())
-            best = float(row[token])
+        row, allowed = self.logits[node + 1], None
+        if self.sampler.params.processors:
+            row = self.processed([node])[0]
+        elif self.sampler.changes_logits:
+            allowed = self.allowed(node)
+            changes = self.sampler.changes(self.tree.path_tokens(node))
+            if changes is not None:
+                row = changes.apply(row.float().clone())
+        token, best = _highest(row)
+        if allowed is not None and not holds(allowed, token):
+            token, best = _highest(mask(row.float().clone(), allowed))
         if not best > -math.inf:
             self._failures.setdefault(node, _dead_end())
         return token
@@ -150,3 +188,15 @@ class TreeDistribution:
         best = row.topk(min(top, len(row))) if top else None
         pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return float(row[token]), pairs
+
+
+def _highest(row: Tensor) -> tuple[int, float]:
+    """The first token of the largest logit of a row (V,), and that logit."""
+    import torch
+
+    if row.device.type == "cpu" and row.dtype == torch.float32:
+        values = row.numpy()  # whose argmax is several times quicker at these sizes
+        token = int(values.argmax())
+        return token, float(values[token])
+    token = int(row.argmax())
+    return token, float(row[token])

@@ -26,6 +26,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+_LATIN = str.maketrans({character: chr(value) for character, value in _ALPHABET.items()})
 
 
 class HFTokenizer:
@@ -34,6 +35,8 @@ class HFTokenizer:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self._prefix = _prefix(inner)
+        self._texts: dict[int, str] = {}
+        """Of single tokens, as far as they were asked for."""
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -73,6 +76,14 @@ class HFTokenizer:
         return [_ids(self.inner, text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1:  # a stream of text asks for every token by itself, too
+            known = self._texts.get(ids[0])
+            if known is None:
+                known = self._texts[ids[0]] = self._decoded(ids)
+            return known
+        return self._decoded(ids)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         text: str = self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
@@ -103,8 +114,8 @@ class HFTokenizer:
         return found
 
     def _ordinary(self, index: int, piece: str, decoders: set[str]) -> bytes:
-        if "ByteLevel" in decoders and all(character in _ALPHABET for character in piece):
-            return bytes(_ALPHABET[character] for character in piece)
+        if "ByteLevel" in decoders and _ALPHABET.keys() >= set(piece):
+            return piece.translate(_LATIN).encode("latin-1")
         if "ByteFallback" in decoders and (byte := _BYTE.fullmatch(piece)):
             return bytes([int(byte[1], 16)])
         if decoders & {"Metaspace", "ByteFallback", "Replace"}:
@@ -112,10 +123,11 @@ class HFTokenizer:
         return self.token_text(index).encode()
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, answer: str = ""
     ) -> list[int]:
         """As :class:`~outpace.models.base.ChatTokenizer` describes it. ``tools``: functions that the model may call,
-        for a template that shows them; a message with ``tool_calls`` may then be without content."""
+        for a template that shows them; a message with ``tool_calls`` may then be without content. ``answer``: the
+        beginning of the answer, special tokens as the model writes them."""
         if not messages:
             raise BadInput("the conversation is empty; give at least one message")
         for message in messages:
@@ -135,7 +147,7 @@ class HFTokenizer:
         except Exception as error:  # templates are programs that come with the model and raise what they like
             roles = ", ".join(message["role"] for message in messages)
             raise BadInput(f"the model's chat template refuses roles ({roles}): {one_line(error)}") from error
-        return _ids(self.inner, text)  # the template writes the special tokens itself
+        return _ids(self.inner, text + answer)  # the template writes the special tokens itself
 
 
 def _ids(inner: Any, text: str) -> list[int]:

@@ -82,12 +82,18 @@ class TreeScores:
 
     ``logits``: raw, (1 + nodes + auxiliary tokens, V). ``hidden_states``: (rows, hidden) for each layer that was asked
     for; those of layer ``i`` are the residual stream entering it (0: the embedding; ``num_layers``: what leaves the
-    last layer, before the final norm). ``nodes``: how many nodes the tree had when it was scored; a drafter may have
-    added others since. ``length``: how many tokens were committed then.
+    last layer, before the final norm). ``best``: the place of each row's largest logit, the first of equal ones, -1
+    where it is not known; empty where the target does not tell. ``nodes``: how many nodes the tree had when it was
+    scored; a drafter may have added others since. ``length``: how many tokens were committed then.
     """
 
     def __init__(
-        self, sequence: Sequence, tree: TokenTree, logits: Tensor, hidden_states: Mapping[int, Tensor]
+        self,
+        sequence: Sequence,
+        tree: TokenTree,
+        logits: Tensor,
+        hidden_states: Mapping[int, Tensor],
+        best: Seq[int] = (),
     ) -> None:
         self.sequence = sequence
         self.tree = tree
@@ -95,6 +101,7 @@ class TreeScores:
         self.length = len(sequence.tokens)
         self.logits = logits
         self.hidden_states = hidden_states
+        self._best = best if sequence.sampler.takes_largest else ()
         self._distribution: TreeDistribution | None = None
 
     @property
@@ -113,7 +120,12 @@ class TreeScores:
 
     def argmax(self, node: int) -> int:
         """Greedy choice after ``node``, of the processed logits; see :meth:`TreeDistribution.failure`."""
-        return self.distribution.argmax(node)
+        known = self._best[node + 1] if self._best else -1
+        return known if known >= 0 else self.distribution.argmax(node)
+
+    def failure(self, node: int) -> BadInput | None:
+        """Why no token can follow ``node``, of which p or the argmax was asked; None: one can."""
+        return None if self._distribution is None else self._distribution.failure(node)
 
 
 Trees = Seq[tuple[Sequence, TokenTree]]

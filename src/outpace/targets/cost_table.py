@@ -42,6 +42,8 @@ class CostTable:
         self.path = path
         self._about = json.loads(json.dumps(about or {}))
         self._known: dict[str, float] | None = None
+        self.measured = 0
+        """How many times were measured in this process, and not read."""
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
         """What ``measure`` gave when this was first asked for, with as many threads as forwards use now."""
@@ -54,6 +56,7 @@ class CostTable:
             self._known = self._read()
         if any(name not in self._known for name in names):
             self._known |= self._kept(dict(zip(names, measure(), strict=True)))
+            self.measured += len(names)
         return [self._known[name] for name in names]
 
     def known(self, name: str, default: float) -> float:

@@ -85,6 +85,11 @@ class Costs(ABC):
         """Changes where times that were read before are out of date."""
         return 0
 
+    @property
+    def measurements(self) -> int:
+        """How many times were measured in this process, which takes time of the requests that needed them."""
+        return 0
+
     def steps(self, seconds: Callable[[], float], nominal: float, batch: int = 1, context: int = 0) -> float:
         """A time in autoregressive steps of ``batch`` requests; ``nominal`` where costs are fixed."""
         return nominal if self.fixed else seconds() / self.seconds(batch, context)
@@ -158,6 +163,10 @@ class ForwardCosts(Costs):
     @property
     def version(self) -> int:
         return self._rounds.version
+
+    @property
+    def measurements(self) -> int:
+        return self.table.measured
 
     def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
         forward = self.seconds(rows, context)

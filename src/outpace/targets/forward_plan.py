@@ -57,7 +57,9 @@ class ForwardPlan:
     leaves the last one; behind the final norm where ``normed``). ``states``, (R, hidden), enter layer ``start`` instead
     of embeddings. ``entry_inputs``, (R, inputs), go through a spec's entry, which makes the first states of them.
     ``second``, (R): tokens whose embeddings layer 0 reads beside the residual stream, where a spec says that it does.
-    ``queries``, where it is a mapping, receives the rotated queries (R, heads, width) of every layer that attends.
+    ``best``, where it is a list, receives the place of every row's largest logit, the first of equal ones (-1: not
+    known), or stays empty where the target does not tell. ``queries``, where it is a mapping, receives the rotated
+    queries (R, heads, width) of every layer that attends.
     ``calls`` records (module, extra arguments) of every attention call, for the probe of a transformers model.
     """
 
@@ -72,5 +74,10 @@ class ForwardPlan:
     wanted: frozenset[int] = frozenset()
     normed: bool = False
     hidden_states: dict[int, Tensor] = field(default_factory=dict)
+    best: list[int] | None = None
     queries: dict[int, Tensor] | None = None
     calls: list[tuple[Any, dict[str, Any]]] | None = None
+
+    def is_whole(self, layers: int) -> bool:
+        """Whether all of so many layers run."""
+        return self.start == 0 and self.stop == layers and not self.skip_attention and not self.skip_mlp

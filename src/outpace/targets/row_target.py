@@ -18,6 +18,7 @@ from outpace.core.tree import TokenTree
 from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.branches import Begins, Branches
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.hidden_rows import RowsOf
 from outpace.targets.kv_store import KVStore
 from outpace.targets.sub_graph import FULL, SubGraph
 
@@ -181,14 +182,16 @@ class RowTarget(Target):
         stop = self.num_layers if graph.stop is None else graph.stop
         boundary = graph.first_difference(self.num_layers)
         parts, tokens, embeddings = self._lay_out(batch, graph, resume)
-        kept_for_resume = [boundary] if boundary and graph != FULL else []
+        kept_for_resume = [boundary] if boundary and graph is not FULL and graph != FULL else []
         wanted = frozenset([*aux_hidden_state_layers, *kept_for_resume])
         plan = ForwardPlan(parts, graph.start, stop, graph.skip_attention, graph.skip_mlp, wanted=wanted)
+        if resume is None and any(sequence.sampler.takes_largest for sequence, _ in batch):
+            plan.best = []
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []
         for index, ((sequence, tree), part) in enumerate(zip(batch, parts, strict=True)):
             rows = slice(part.start, part.stop)
-            found = {layer: plan.hidden_states[layer][rows] for layer in plan.hidden_states}
+            found: Mapping[int, Tensor] = RowsOf(plan.hidden_states, part.start, part.stop)
             mine = logits[rows] if logits is not None else None
             before = None if resume is None else resume[index]
             if before is not None:
@@ -200,7 +203,7 @@ class RowTarget(Target):
                 }
             assert mine is not None
             states.append(found.get(boundary))
-            scored.append(TreeScores(sequence, tree, mine, found))
+            scored.append(TreeScores(sequence, tree, mine, found, plan.best[rows] if plan.best else ()))
         kv, lengths = [_side_kv(part) for part in parts], [one.kv.length for one, _ in batch]
         return Scores(scored, _ForwardState(graph, kv, states, lengths))
 
@@ -247,6 +250,12 @@ class RowTarget(Target):
         for index, (sequence, tree) in enumerate(batch):
             length = sequence.kv.length
             done = 0 if resume is None else 1 + resume[index].nodes
+            if not (done or tree or tree.auxiliary_tokens):
+                parts.append(
+                    SequenceRows(sequence.kv, len(tokens), len(tokens) + 1, [length], tree, subset=graph.kv.get(index))
+                )
+                tokens.append(sequence.tokens[length])
+                continue
             rows = tree.row_tokens(sequence.tokens[length])
             start, stop = len(tokens), len(tokens) + len(rows) - done
             for row, auxiliary in enumerate(tree.auxiliary_tokens, stop - len(tree.auxiliary_tokens)):
@@ -269,7 +278,7 @@ class RowTarget(Target):
     @torch.inference_mode()
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
         found: _ForwardState = scores.forward_state
-        if any(path is not None for path in paths) and found.graph != FULL:
+        if found.graph is not FULL and found.graph != FULL and any(path is not None for path in paths):
             raise ValueError("only a full forward can be committed; resume it with graph=FULL first")
         taken = []
         for index, (part, path) in enumerate(zip(scores.parts, paths, strict=True)):
@@ -283,7 +292,7 @@ class RowTarget(Target):
         self.take(taken)
 
     def _check_graph(self, graph: SubGraph) -> None:
-        if graph == FULL:
+        if graph is FULL or graph == FULL:
             return
         stop = self.num_layers if graph.stop is None else graph.stop
         if not 0 <= graph.start <= stop <= self.num_layers:

@@ -23,27 +23,34 @@ class Gathered(NamedTuple):
 def gather(wanted: Seq[Gathered]) -> None:
     """Fill every ``to``: by the compiled kernels where they are loaded and the tensors are plain, else by torch."""
     start, end, width = array("q"), array("q"), 0
+    places: dict[int, tuple[int, int] | None] = {}
+    """By tensor (requests of one forward share them): its address and the bytes of a row; None: not plain."""
     by_kernels = binding.loaded()
+
+    def place(rows: Tensor) -> tuple[int, int] | None:
+        if id(rows) not in places:
+            places[id(rows)] = (rows.data_ptr(), 4 * rows.stride(0)) if _plain(rows) else None
+        return places[id(rows)]
+
     for one in wanted:
-        sources, at = one.sources, one.to.data_ptr()
-        mine = sources[0].shape[1]
-        if not (by_kernels and width in (0, mine) and _plain(one)):
+        bases = [base for source in one.sources if (base := place(source)) is not None]
+        mine = one.sources[0].shape[1]
+        if not (by_kernels and width in (0, mine) and len(bases) == len(one.sources) and _plain(one.to)):
             _by_torch(one)
             continue
-        width = mine
-        bases = [(source.data_ptr(), 4 * source.stride(0)) for source in sources]
+        width, at = mine, one.to.data_ptr()
         for row in one.rows:
-            for base, stride in bases:
-                start.append(base + row * stride)
+            for address, stride in bases:
+                start.append(address + row * stride)
                 end.append(at)
                 at += 4 * width
     if start:
         binding.copy_rows(start, end, width)
 
 
-def _plain(one: Gathered) -> bool:
-    """Whether all of it is float32 in the processor's memory, row by row."""
-    return all(rows.is_cpu and rows.dtype == torch.float32 and rows.stride(1) == 1 for rows in (*one.sources, one.to))
+def _plain(rows: Tensor) -> bool:
+    """Whether it is float32 in the processor's memory, row by row."""
+    return rows.is_cpu and rows.dtype == torch.float32 and rows.stride(1) == 1
 
 
 def _by_torch(one: Gathered) -> None:

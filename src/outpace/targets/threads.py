@@ -20,7 +20,8 @@ def threads() -> int:
     """How many threads a forward uses."""
     import torch
 
-    return _asked() or torch.get_num_threads()
+    asked: int = getattr(_RESTING, "threads", 0)
+    return asked or torch.get_num_threads()
 
 
 def _asked() -> int:

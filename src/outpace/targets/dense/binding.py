@@ -53,7 +53,8 @@ class PartRecord(Structure):
     """outpace_part: one sequence's share of a forward, by addresses."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal", "side_rows")),
+        *((name, c_int32) for name in ("first", "rows", "old", "committed", "capacity", "causal")),
+        *((name, c_int32) for name in ("side_rows", "lays_root")),
         *((name, c_void_p) for name in ("store", "side", "positions", "seen_start", "seen", "subset")),
         *((name, c_int32) for name in ("subset_count", "subset_by_head")),
     ]
@@ -73,6 +74,7 @@ class ForwardRecord(Structure):
         ("queries", c_void_p),
         ("logits", c_void_p),
         ("logit_stride", c_int64),
+        ("best", c_void_p),
     ]
 
 

@@ -26,6 +26,8 @@ class DenseKV(KVStore):
         self.capacity = 0
         self.width = model.kv_row_bytes // dtype.itemsize
         self.data: Tensor = torch.empty(*shape, 0, dtype=dtype)
+        self.laid: Tensor | None = None
+        """K/V of a forward whose first row lies behind the committed ones already; None: of none."""
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` more."""
@@ -35,7 +37,7 @@ class DenseKV(KVStore):
         grown = torch.empty(*self.data.shape[:3], capacity * self.width, dtype=self.data.dtype)
         used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
-        self.data, self.capacity = grown, capacity
+        self.data, self.capacity, self.laid = grown, capacity, None
 
     def _capacity_with(self, rows: int) -> int:
         needed = self.length + rows
@@ -56,7 +58,15 @@ class DenseKV(KVStore):
         check_block(self.length, self.length + rows, self.length + rows)
         self.reserve(rows)
         self.data[..., self.length * self.width : (self.length + rows) * self.width] = block
-        self.length += rows
+        self.advance(rows)
+
+    def advance(self, rows: int) -> None:
+        self.laid = None
+        super().advance(rows)
+
+    def truncate(self, length: int) -> None:
+        self.laid = None
+        super().truncate(length)
 
     def keys(self, start: int, stop: int) -> Tensor:
         layers, _, heads, _ = self.data.shape
@@ -69,10 +79,20 @@ class DenseKV(KVStore):
 
         Raises ValueError for K/V that was made elsewhere where the store keeps 8 bits, which only forwards make.
         """
-        self.model.commit([self.taking(side_kv, rows)])
+        rows = self.take_laid(side_kv, rows)
+        if rows:
+            self.model.commit([self.taking(side_kv, rows)])
+
+    def take_laid(self, side_kv: Tensor, rows: Sequence[int]) -> Sequence[int]:
+        """Commit a first row that its forward has laid behind the committed ones; returns the other rows."""
+        if self.laid is not side_kv or not rows or rows[0] != 0:
+            return rows
+        self.length, self.laid = self.length + 1, None
+        return rows[1:]
 
     def taking(self, side_kv: Tensor, rows: Sequence[int]) -> Commitment:
         """What the kernels are to copy for :meth:`take`; from now on these rows count as committed."""
+        self.laid = None
         if side_kv.dtype != self.data.dtype and not self.data.is_floating_point():
             raise ValueError("a store of K/V in 8 bits takes rows of its own target's forwards only")
         self.reserve(len(rows))
@@ -80,8 +100,8 @@ class DenseKV(KVStore):
             side_kv = pad(side_kv, (0, self.width - side_kv.shape[-1]))
         # A resumed pass may leave a part of an earlier one's, with gaps between its heads.
         side_kv = side_kv.to(self.data.dtype).contiguous()
-        self.length += len(rows)
-        return Commitment(self.data, self.capacity, self.length - len(rows), side_kv, rows)
+        start, self.length = self.length, self.length + len(rows)
+        return Commitment(self.data, self.capacity, start, side_kv, rows)
 
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
@@ -93,5 +113,5 @@ class DenseKV(KVStore):
         return twin
 
     def clear(self) -> None:
-        self.length = self.capacity = 0
+        self.length, self.capacity, self.laid = 0, 0, None
         self.data = self.data.new_empty(*self.data.shape[:3], 0)

@@ -11,7 +11,8 @@ precision the scores of a tree's node equal, bit for bit, those of autoregressiv
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence as Seq
+from array import array
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from pathlib import Path
@@ -38,6 +39,8 @@ _FIRST_POSITIONS = 2048
 _UNITS = 64
 _BLOCK = 32
 """Inputs that the kernels read at once."""
+_ROOT_ALONE = [[0]]
+"""What the rows of an empty tree see."""
 
 
 class DenseTarget(RowTarget):
@@ -102,7 +105,12 @@ class DenseTarget(RowTarget):
         return DenseKV(self.native, self._kv_shape, self._element)
 
     def take(self, rows: Seq[tuple[DenseKV, Tensor, Seq[int]]]) -> None:
-        self.native.commit([store.taking(side_kv, chosen) for store, side_kv, chosen in rows])
+        copied = []
+        for store, side_kv, chosen in rows:
+            if left := store.take_laid(side_kv, chosen):  # a round without accepted draft tokens copies nothing
+                copied.append(store.taking(side_kv, left))
+        if copied:
+            self.native.commit(copied)
 
     def embed(self, tokens: Tensor) -> Tensor:
         rows = torch.empty(len(tokens), self.hidden_size)
@@ -144,8 +152,12 @@ class DenseTarget(RowTarget):
         inputs = None if plan.entry_inputs is None else plan.entry_inputs.float().contiguous()
         kept: list[Any] = []  # what the kernels read must live until they are done
         parts = (PartRecord * max(len(plan.parts), 1))()
+        lays_roots = states is None and inputs is None and plan.is_whole(self.num_layers)
+        self._rotate_up_to(1 + max([position for part in plan.parts for position in part.positions], default=-1))
+        numbers = _Numbers()
         for record, part in zip(parts, plan.parts, strict=False):
-            self._fill(record, part, kept)
+            self._fill(record, part, numbers, kept, lays_root=lays_roots)
+        numbers.place()
         plan.hidden_states = {layer: torch.empty(rows, self.hidden_size) for layer in sorted(plan.wanted)}
         pointers = (ctypes.c_void_p * max(len(plan.hidden_states), 1))(
             *(one.data_ptr() for one in plan.hidden_states.values())
@@ -175,9 +187,15 @@ class DenseTarget(RowTarget):
             logits=None if out is None else out.data_ptr(),
             logit_stride=width,
         )
+        best = None
+        if plan.best is not None and logits and not self._final_softcap:  # a cap may round different logits to one
+            best = (ctypes.c_int32 * rows)()
+            record.best = ctypes.addressof(best)
         self.native.run(record)
         if out is None:
             return None
+        if best is not None:
+            plan.best = list(best)
         out = out[:, : self.vocab_size]
         return self._final_softcap * torch.tanh(out / self._final_softcap) if self._final_softcap else out
 
@@ -193,25 +211,30 @@ class DenseTarget(RowTarget):
             rotate_up_to=self._rotate_up_to,
         )
 
-    def _fill(self, record: PartRecord, part: SequenceRows, kept: list[Any]) -> None:
+    def _fill(
+        self, record: PartRecord, part: SequenceRows, numbers: _Numbers, kept: list[Any], *, lays_root: bool
+    ) -> None:
         store: DenseKV = part.store
-        earlier = part.earlier_rows
-        self._rotate_up_to(max(part.positions, default=0) + 1)
+        earlier, rows = part.earlier_rows, len(part.positions)
         record.first, record.rows, record.old = part.start, part.new_rows, earlier
         record.committed = store.length
-        record.positions = _integers(part.positions, kept)
+        numbers.add(record, "positions", part.positions)
         if part.tree is None:
             store.reserve(part.new_rows)
             record.causal = 1
         else:
-            paths = part.tree.seen()[earlier:]
-            starts = [0, *accumulate(map(len, paths))]
-            seen = list(chain.from_iterable(paths))
-            record.seen_start, record.seen = _integers(starts, kept), _integers(seen, kept)
-            part.side_kv = torch.empty(*self._kv_shape, len(part.positions), store.width, dtype=self._element)
+            paths = _ROOT_ALONE if rows == 1 and not earlier else part.tree.seen()[earlier:]
+            numbers.add(record, "seen_start", accumulate(map(len, paths), initial=0))
+            numbers.add(record, "seen", chain.from_iterable(paths))
+            part.side_kv = torch.empty(*self._kv_shape, rows, store.width, dtype=self._element)
             if part.earlier_kv is not None:
                 part.side_kv[:, :, :, :earlier] = part.earlier_kv
-            record.side, record.side_rows = part.side_kv.data_ptr(), len(part.positions)
+            record.side, record.side_rows = part.side_kv.data_ptr(), rows
+            if lays_root and not earlier and part.subset is None:
+                # What nearly every round commits is written while the caches hold its place.
+                store.reserve(1)
+                store.laid = part.side_kv
+                record.lays_root = 1
         record.store, record.capacity = store.data.data_ptr(), store.capacity
         if part.subset is not None:
             chosen = part.subset.to(torch.int32).contiguous()
@@ -234,6 +257,25 @@ class DenseTarget(RowTarget):
             return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of, and its own K/V is small.
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
+
+
+class _Numbers:
+    """int32 numbers of all parts of a forward, in one block of memory."""
+
+    def __init__(self) -> None:
+        self._numbers = array("i")
+        self._places: list[tuple[PartRecord, str, int]] = []
+
+    def add(self, record: PartRecord, field: str, numbers: Iterable[int]) -> None:
+        """Let ``field`` of ``record`` be the address of these, once all were added."""
+        self._places.append((record, field, len(self._numbers)))
+        self._numbers.extend(numbers)
+
+    def place(self) -> None:
+        """Write the addresses. They hold as long as this object lives."""
+        base = self._numbers.buffer_info()[0]
+        for record, field, at in self._places:
+            setattr(record, field, base + at * self._numbers.itemsize)
 
 
 def _kv_format(precision: str, kv_dtype: str) -> str:

@@ -13,16 +13,15 @@ it, on however many threads.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from outpace.core.penalties import LogitChanges
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import DenseDistribution, TokenDistribution, dense_distributions, normalised
 from outpace.targets.dense.kernel_build import NotAvailable, library
@@ -32,16 +31,33 @@ class _Truncation(Structure):
     _fields_ = [("temperature", c_double), ("top_k", c_int64), ("top_p", c_double), ("min_p", c_double)]
 
 
+class _Logits(Structure):
+    _fields_ = [("count", c_int64), ("ids", c_void_p), ("values", c_void_p)]
+
+
+class _Changes(Structure):
+    _fields_ = [
+        ("bias", _Logits),
+        ("history", _Logits),
+        ("path", _Logits),
+        ("repetition", c_double),
+        ("presence", c_double),
+        ("frequency", c_double),
+        ("allowed", c_void_p),
+    ]
+
+
 @cache
 def _calls() -> Any:
     lib = library()
     lib.outpace_distributions.restype = None
-    lib.outpace_distributions.argtypes = [c_void_p, c_int64, c_void_p, c_int, c_int64, c_void_p, c_void_p]
+    lib.outpace_distributions.argtypes = [c_void_p, c_int64, c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p]
     for name, result, arguments in (
         ("weighted", c_void_p, [c_void_p, c_int64]),
         ("widened", c_void_p, [c_void_p, c_void_p, c_int64]),
         ("residual", c_void_p, [c_void_p, c_void_p, c_double, c_void_p, c_int, POINTER(c_double)]),
         ("probability", c_double, [c_void_p, c_int64]),
+        ("acceptance", c_double, [c_void_p, c_void_p, c_int64, c_double]),
         ("highest", c_double, [c_void_p]),
         ("drawn", c_int64, [c_void_p, c_double]),
         ("probabilities", None, [c_void_p, c_void_p]),
@@ -81,6 +97,12 @@ class NativeDistribution(TokenDistribution):
         found: float = self._lib.outpace_probability(self._handle, token)
         return found
 
+    def acceptance(self, q: TokenDistribution | None, token: int, prefix: float = 1.0) -> float:
+        if not isinstance(q, NativeDistribution):
+            return super().acceptance(q, token, prefix)
+        found: float = self._lib.outpace_acceptance(self._handle, q._handle, token, prefix)
+        return found
+
     def draw(self, number: float) -> int:
         found: int = self._lib.outpace_drawn(self._handle, number)
         return found
@@ -96,11 +118,9 @@ class NativeDistribution(TokenDistribution):
             subtracted, kept = q._handle, (*self._kept, *q._kept)
         else:
             return DenseDistribution(self.dense()).residual(q, tokens, prefix)
-        total = c_double()
-        zeros = np.array(tokens, dtype=np.int32)
-        handle = self._lib.outpace_residual(
-            self._handle, subtracted, prefix, zeros.ctypes.data, len(zeros), byref(total)
-        )
+        total, count = c_double(), len(tokens)
+        zeros = (c_int32 * count)(*tokens) if count else None
+        handle = self._lib.outpace_residual(self._handle, subtracted, prefix, zeros, count, byref(total))
         return (NativeDistribution(handle, self.size, kept), total.value) if handle else (self, 0.0)
 
     def of_weights(self, weights: Tensor) -> TokenDistribution:
@@ -127,15 +147,36 @@ class NativeDistribution(TokenDistribution):
         return found
 
 
-def native_distributions(logits: Tensor, rows: Sequence[int], params: SamplingParams) -> list[TokenDistribution | None]:
-    """:data:`~outpace.core.token_distribution.OpenRows` by the kernels; in plain PyTorch at temperature 0 and for
+def native_distributions(
+    logits: Tensor, rows: Sequence[int], params: SamplingParams, changes: Sequence[LogitChanges | None] = ()
+) -> list[TokenDistribution | None]:
+    """:class:`~outpace.core.token_distribution.OpenRows` by the kernels; in plain PyTorch at temperature 0 and for
     logits that are not float32 on the CPU."""
     plain = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
     if params.greedy or not plain:
-        return dense_distributions(logits, rows, params)
+        return dense_distributions(logits, rows, params, changes)
     count, size = len(rows), logits.shape[-1]
     truncation = _Truncation(params.temperature, params.top_k, params.top_p, params.min_p)
-    found, numbers = (c_void_p * count)(), (ctypes.c_int32 * count)(*rows)
-    _calls().outpace_distributions(logits.data_ptr(), logits.stride(0), numbers, count, size, byref(truncation), found)
+    found, numbers = (c_void_p * count)(), (c_int32 * count)(*rows)
+    changed = (_Changes * count)(*map(_changes, changes)) if changes else None
+    _calls().outpace_distributions(
+        logits.data_ptr(), logits.stride(0), numbers, count, size, byref(truncation), changed, found
+    )
     kept = (logits,)
     return [None if handle is None else NativeDistribution(handle, size, kept) for handle in found]
+
+
+def _changes(given: LogitChanges | None) -> _Changes:
+    """As the kernels read them, from the memory of ``given``."""
+    if given is None:
+        return _Changes(repetition=1.0)
+    bias, history, path = given.bias, given.history.tokens, given.path
+    return _Changes(
+        _Logits() if bias is None else _Logits(len(bias.ids), bias.ids.ctypes.data, bias.values.ctypes.data),
+        _Logits(len(history.ids), history.ids.ctypes.data, history.counts.ctypes.data),
+        _Logits(len(path.ids), path.ids.ctypes.data, path.counts.ctypes.data),
+        given.repetition,
+        given.presence,
+        given.frequency,
+        None if given.allowed is None else given.allowed.ctypes.data,
+    )

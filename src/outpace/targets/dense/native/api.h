@@ -27,6 +27,7 @@ struct outpace_part {
     int32_t first, rows, old;                   // its rows among all; rows of its tree that an earlier pass has run
     int32_t committed, capacity, causal;        // causal: a piece of prompt, whose K/V goes straight to the store
     int32_t side_rows;                          // that `side` has room for, at least old + rows
+    int32_t lays_root;                          // not causal: row 0's K/V also goes to the store, behind the committed ones
     void* store;                                // (layers, 2, kv_heads, capacity) rows, laid as key_values.h says
     void* side;                                 // (layers, 2, kv_heads, side_rows) rows, of which old + rows are used; null when causal
     const int32_t* positions;                   // (old + rows)
@@ -51,6 +52,8 @@ struct outpace_forward {
     float* queries;                             // (layers, rows, heads, width) rotated queries of layers that run; or null
     float* logits;                              // (rows, logit_stride) or null
     int64_t logit_stride;
+    int32_t* best;                              // (rows) where each row's largest logit is, the first of equal ones; -1
+                                                // where none is above -infinity, or one is NaN. Null: nobody asks
 };
 
 // Rows of a forward's K/V that become a sequence's next committed ones.

@@ -120,6 +120,10 @@ class AttentionPass {
     Shape shape() const { return {m.head_size, m.width, m.attention_scale, m.softcap}; }
     size_t part_size() const { return size_t(tile_rows) * group * part_stride(shape()); }
 
+    // Whether a row's K/V goes to the store: of a tree the root's, while attention has that block at hand. No row counts
+    // as committed by it, and nothing reads it there before it does.
+    static bool stored(const outpace_part& part, int local) { return part.causal || (part.lays_root && local == 0); }
+
     static int visible(const outpace_part& part) { return part.subset ? part.subset_count : part.committed; }
 
     uint8_t* slab(const outpace_part& part, int index, int which, int kv) const {
@@ -172,8 +176,8 @@ class AttentionPass {
         uint8_t* at = part.causal ? mine.row.data() : side(part, index, 0, kv, part.old + local);
         rotate(l, from, l.norms[OUTPACE_KEY_NORM], part.positions[part.old + local], mine.room.data());
         Kept<T>::write_key(at, mine.room.data(), m.width);
-        if (part.causal) Kept<T>::place_key(slab(part, index, 0, kv), part.committed + local, at, m.width);
-        else Kept<T>::place_key(tree_keys(p, kv), part.old + local, at, m.width);
+        if (stored(part, local)) Kept<T>::place_key(slab(part, index, 0, kv), part.committed + local, at, m.width);
+        if (!part.causal) Kept<T>::place_key(tree_keys(p, kv), part.old + local, at, m.width);
     }
 
     void place_value(int thread, int index, int p, int local, int kv, const float* from) {
@@ -184,7 +188,7 @@ class AttentionPass {
         std::memcpy(room, from, sizeof(float) * m.head_size);
         for (int d = m.head_size; d < m.width; ++d) room[d] = 0.f;
         Kept<T>::write_value(at, room, m.width);
-        if (part.causal) Kept<T>::place_value(slab(part, index, 1, kv), part.committed + local, at, m.width);
+        if (stored(part, local)) Kept<T>::place_value(slab(part, index, 1, kv), part.committed + local, at, m.width);
     }
 
     // Lay the chosen committed K/V as if they were all there is.

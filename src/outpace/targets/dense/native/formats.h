@@ -20,7 +20,7 @@ constexpr int BLOCK = 32;  // inputs are padded with zeros to a multiple of this
 template <int Bits, bool Minimum>
 struct Blocks {
     static constexpr int bits = Bits, high = 0, parts = 1;  // high: bits apart; parts: scales in a block of 32 inputs
-    static constexpr bool minimum = Minimum, super = false;
+    static constexpr bool minimum = Minimum, super = false, bytes = false;
     static constexpr int inputs = BLOCK;                  // of what a file keeps together
     using scale = fp16;
     static constexpr size_t payload = size_t(LANES) * BLOCK * Bits / 8;

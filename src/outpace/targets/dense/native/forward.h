@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "attention_pass.h"
+#include "largest.h"
 #include "linear.h"
 #include "model.h"
 #include "pool.h"
@@ -52,7 +53,7 @@ class Forward {
         grow(s.qkv, rows * qkv_stride);
         grow(s.mixed, size_t(rows) * heads);
         grow(s.hidden, size_t(rows) * inner);
-        if (int(s.threads.size()) < pool->active) s.threads.resize(pool->active);
+        if (int(s.threads.size()) < pool->active) s.threads.resize(pool->active), s.largest.resize(pool->active);
         stages = std::vector<std::atomic<int>>(size_t(job.stop - job.start) * 7 + 2);
         group_tiles = 2;
         while (group_tiles * LANES % m.head_size) group_tiles += 2;
@@ -76,6 +77,7 @@ class Forward {
         Inputs entering, normed, attended, inner, last;
         std::vector<float> x, delta, qkv, mixed, hidden;
         std::vector<std::vector<float>> threads;  // a row for each
+        std::vector<std::vector<Largest>> largest;  // of each thread, what it has seen of all rows' logits
     };
 
     // Kept between forwards, under the lock that lets one run at a time.
@@ -183,8 +185,26 @@ class Forward {
         }
         if (job.logits) {
             pool->barrier(thread);
-            multiply_all(thread, stage, m.head, s.last, {job.logits, size_t(job.logit_stride)}, 8, nullptr, [](int, int) {});
+            score(thread, stage);
         }
+    }
+
+    // All rows' logits, and where the largest of each is: looked up in every piece while the caches hold it.
+    void score(int thread, int stage) {
+        auto& s = space();
+        auto& mine = s.largest[thread];
+        mine.assign(job.best ? job.rows : 0, {});
+        multiply_all(thread, stage, m.head, s.last, {job.logits, size_t(job.logit_stride)}, 8, nullptr, [&](int first, int last) {
+            const int end = std::min(last * LANES, m.head.outputs);
+            for (size_t row = 0; row < mine.size(); ++row) mine[row].look(job.logits + row * job.logit_stride, first * LANES, end);
+        });
+        if (!job.best) return;
+        pool->barrier(thread);
+        my_rows(thread, [&](int row) {
+            Largest found = mine[row];
+            for (int other = 0; other < pool->active; ++other) found.join(s.largest[other][row]);
+            job.best[row] = found.at();
+        });
     }
 
     void take_tap(int tap, bool normed, int row) {

@@ -4,6 +4,7 @@
 // bit for bit what scoring its tokens one at a time gives.
 #pragma once
 
+#include "block_scales.h"
 #include "inputs.h"
 
 namespace outpace {
@@ -97,6 +98,15 @@ void product_bf16(const Linear& w, const Inputs& x, const Outputs& out, const Ah
     finish<M, N>(w, out, tile, row, acc);
 }
 
+// One number of each row.
+struct EachRow {
+    const float* first;
+    size_t stride;
+
+    INLINE EachRow(const float* first, size_t stride) : first(first), stride(stride) {}
+    INLINE float operator[](int row) const { return first[row * stride]; }
+};
+
 // A tile of a quantised matrix: the payloads of its blocks, then their scales, then their minima.
 template <Format F, int M, int N>
 void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, const Ahead& ahead, int tile, int row) {
@@ -104,11 +114,8 @@ void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, con
     constexpr int QUADS = BLOCK / 4 / B::parts;
     const int blocks = w.depth / BLOCK, stride = x.depth / BLOCK;
     vf acc[N][M] = {};
-    const uint8_t *payload[N], *scales[N];
-    for (int j = 0; j < N; ++j) {
-        payload[j] = w.tile(tile + j);
-        scales[j] = payload[j] + blocks * B::payload;
-    }
+    const uint8_t* payload[N];
+    for (int j = 0; j < N; ++j) payload[j] = w.tile(tile + j);
     const int8_t* values = &x.q[size_t(row) * x.depth];
     const float* steps = &x.scale[size_t(row) * stride];
     const float* scaled_sums = &x.scaled_sum[size_t(row) * stride];
@@ -154,17 +161,9 @@ void product_quantised(const Linear& w, const Inputs& x, const Outputs& out, con
                     }
                 }
             }
-            for (int j = 0; j < N; ++j) {
-                using S = typename B::scale;
-                vf scale = load((const S*)(scales[j] + b * B::scales) + part * LANES);
-                for (int i = 0; i < M; ++i)
-                    acc[j][i] = fma(to_float(whole[j][i]), scale * steps[size_t(i) * stride + b], acc[j][i]);
-                if constexpr (B::minimum) {
-                    vf least = load((const S*)(scales[j] + (blocks + b) * B::scales));
-                    for (int i = 0; i < M; ++i)
-                        acc[j][i] = fma(least, splat(scaled_sums[size_t(i) * stride + b]), acc[j][i]);
-                }
-            }
+            for (int j = 0; j < N; ++j)
+                TileScales<F>(payload[j], blocks, b)
+                    .template add<M, EachRow>(0, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
         }
     }
     finish<M, N>(w, out, tile, row, acc);

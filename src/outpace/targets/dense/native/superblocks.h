@@ -1,7 +1,6 @@
 // The product of a few rows with a few tiles whose high bits lie apart, or whose scales are bytes of a super-block.
 //
-// Bits are put together and scales multiplied out in registers, once for all rows of a pass; the arithmetic then is that
-// of the other quantised products, in the same order.
+// Bits are put together and scales multiplied out in registers, once for all rows of a pass.
 #pragma once
 
 #include "products.h"
@@ -39,14 +38,8 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
     const int32_t* sums = &x.sum16[size_t(row) * stride * 2];
     for (int s = 0; s < count; ++s) {
         ahead.fetch(s * S::body, S::head);
-        vf unit[N], least_unit[N];
-        for (int j = 0; j < N; ++j) {
-            unit[j] = load((const fp16*)(body[j] + s * S::body));
-            if constexpr (S::minimum) {
-                least_unit[j] = load((const fp16*)(body[j] + s * S::body) + LANES);
-                if (S::bytes) least_unit[j] = -least_unit[j];  // a file keeps what is subtracted
-            }
-        }
+        TileScales<F> scales[N];
+        for (int j = 0; j < N; ++j) scales[j] = {body[j], w.depth / BLOCK, s};
         for (int in = 0; in < S::inputs / BLOCK; ++in) {
             const int b = s * (S::inputs / BLOCK) + in;
             const size_t at = s * S::body + S::head + in * S::block;
@@ -74,24 +67,9 @@ void product_superblocks(const Linear& w, const Inputs& x, const Outputs& out, c
                         for (int j = 0; j < N; ++j) whole[j][i] = dot(whole[j][i], second[j], x1);
                     }
                 }
-                for (int j = 0; j < N; ++j) {
-                    vf scale = unit[j];
-                    if constexpr (S::bytes) {
-                        const uint8_t* from = body[j] + s * S::body + S::ends + (in * S::parts + part) * LANES;
-                        if constexpr (S::signed_bytes) scale *= load((const int8_t*)from);
-                        else scale *= load(from);
-                    }
-                    for (int i = 0; i < M; ++i)
-                        acc[j][i] = fma(to_float(whole[j][i]), scale * steps[size_t(i) * stride + b], acc[j][i]);
-                }
+                for (int j = 0; j < N; ++j)
+                    scales[j].template add<M, EachRow>(in, part, whole[j], steps + b, scaled_sums + b, stride, acc[j]);
             }
-            if constexpr (S::minimum)
-                for (int j = 0; j < N; ++j) {
-                    vf least = least_unit[j];
-                    if constexpr (S::bytes) least *= load(body[j] + s * S::body + S::minima + in * LANES);
-                    for (int i = 0; i < M; ++i)
-                        acc[j][i] = fma(least, splat(scaled_sums[size_t(i) * stride + b]), acc[j][i]);
-                }
         }
     }
     finish<M, N>(w, out, tile, row, acc);

@@ -1,11 +1,8 @@
 // Products by matrix tiles: up to 32 rows at a time.
 //
 // Bfloat16: the instruction sums in an order of its own, so where tiles are used every number of rows uses them, and a
-// row still gets one order. Quantised formats: a block's sum of whole numbers is exact in any order, and what follows is
-// what product_quantised does, so few rows and many may take different products and get the same bits.
+// row still gets one order. Quantised formats: a block's sum of whole numbers is exact in any order (block_scales.h).
 #pragma once
-
-#include <utility>
 
 #include "linear.h"
 #include "superblocks.h"
@@ -67,43 +64,6 @@ TILE_CODE void tile_product_bf16(const Linear& w, const Inputs& x, const Outputs
     if constexpr (A > 1) finish_rows<N>(w, out, tile, other, rows, sums + N);
 }
 
-// Where a tile's blocks and their scales lie.
-template <Format F>
-struct TileScales {
-    using S = Quantised<F>;
-
-    static const uint8_t* block(const uint8_t* tile, int b) {
-        if constexpr (S::super) return tile + b / EACH * S::body + S::head + b % EACH * S::block;
-        else return tile + b * S::payload;
-    }
-    // Of a part of block b, and its minimum; both as the products by registers multiply them out.
-    static vf scale(const uint8_t* tile, int blocks, int b, int part) {
-        if constexpr (S::super) {
-            const uint8_t* head = tile + b / EACH * S::body;
-            const vf unit = load((const fp16*)head);
-            if constexpr (!S::bytes) return unit;
-            const uint8_t* from = head + S::ends + (b % EACH * S::parts + part) * LANES;
-            if constexpr (S::signed_bytes) return unit * load((const int8_t*)from);
-            else return unit * load(from);
-        } else {
-            return load((const fp16*)(tile + blocks * S::payload + b * S::scales));
-        }
-    }
-    static vf minimum(const uint8_t* tile, int blocks, int b) {
-        if constexpr (S::super) {
-            const uint8_t* head = tile + b / EACH * S::body;
-            const vf unit = load((const fp16*)head + LANES);
-            if constexpr (!S::bytes) return unit;
-            return -unit * load(head + S::minima + b % EACH * LANES);
-        } else {
-            return load((const fp16*)(tile + blocks * S::payload + (blocks + b) * S::scales));
-        }
-    }
-
-   private:
-    static constexpr int EACH = S::inputs / BLOCK;  // blocks that a file keeps together
-};
-
 // A quantised tile's whole numbers as B wants them: a byte for each, around zero where the format has no minimum.
 template <Format F>
 void to_bytes(const uint8_t* tile, int blocks, uint8_t* to) {
@@ -128,12 +88,6 @@ void to_bytes(const uint8_t* tile, int blocks, uint8_t* to) {
         }
     }
 }
-
-// run(0), ..., run(N - 1), each with its own number at compile time: only so does the compiler keep 16 sums in registers.
-template <class Do, int... I>
-INLINE void each_of(std::integer_sequence<int, I...>, Do&& run) { (run(std::integral_constant<int, I>{}), ...); }
-template <int N, class Do>
-INLINE void each(Do&& run) { each_of(std::make_integer_sequence<int, N>{}, run); }
 
 // One number of each of 16 rows. Four pointers reach them all; the compiler would keep sixteen.
 struct Column {
@@ -186,14 +140,9 @@ TILE_CODE void tile_column(const Linear& w, const Inputs& x, const Ahead& ahead,
         if (done < 0) continue;
         if (done % B::parts == 0) ahead.fetch(w.tile_bytes / blocks * b, w.tile_bytes / blocks);
         const vi* whole = sums[done % 4];
-        const vf scale = TileScales<F>::scale(tile, blocks, b, done % B::parts);
-        const Column step(steps + b, stride);
-        each<M>([&](auto i) { acc[i] = fma(to_float(whole[i]), scale * step[i], acc[i]); });
-        if constexpr (B::minimum) {
-            const vf least = TileScales<F>::minimum(tile, blocks, b);
-            const Column scaled_sum(scaled_sums + b, stride);
-            each<M>([&](auto i) { acc[i] = fma(least, splat(scaled_sum[i]), acc[i]); });
-        }
+        using Scales = TileScales<F>;
+        Scales(tile, blocks, b / Scales::EACH)
+            .template add<M, Column>(b % Scales::EACH, done % B::parts, whole, steps + b, scaled_sums + b, stride, acc);
     }
 #undef BEGIN
     each<M>([&](auto i) { result[i] = acc[i]; });
