@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.controllers.base import Budget
 from outpace.core.tree import TokenTree
+from outpace.drafting.candidate_tree import CandidateTree
 from outpace.engine.method import Method
 from outpace.heads.feature_drafter import FeatureState
 from outpace.heads.untrained import random_head
@@ -99,9 +100,7 @@ def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tens
     """What the drafter's runtime makes of a chain of given tokens: (1 + drafted, Vd)."""
     seen: list[Tensor] = []
 
-    class Given:
-        ranking = None
-
+    class Given(CandidateTree):
         def take(self, logits: Tensor) -> list[tuple[int, int]]:
             seen.append(logits.clone())
             at = len(seen) - 1
@@ -109,9 +108,6 @@ def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tens
 
         def tree(self) -> TokenTree:
             return TokenTree.chain(drafted)
-
-        def learn(self, committed: Seq[int], target_row: Callable[[int], Tensor] | None = None) -> None:
-            pass
 
     drafter.start = lambda *_: Given()
     drafter.propose_batch([state], [Budget(len(drafted) + 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.metrics import RequestMetrics
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.best_first import FLOOR, BestFirst, CandidateState, Grown, Successor
-from outpace.drafting.calibration import MEMORY, WEIGHT, Calibration, Kind
+from outpace.drafting.calibration import MEMORY, WEIGHT, Calibration, Kind, PooledCalibration
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -49,6 +50,28 @@ def test_what_was_learned_fades_when_the_text_changes(share: float) -> None:
     for count in range(int(2 * MEMORY)):
         calibration.learn("kind", count % 10 >= 10 * share)
     assert calibration.rate("kind") == pytest.approx(1 - share, abs=0.2), "old text does not outvote new text"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_where_kinds_are_pooled_one_teaches_all(right: bool) -> None:
+    pooled = PooledCalibration({"short": 0.2, "long": 0.7, "other": 0.7}.__getitem__, lambda kind: kind == "other")
+    before = pooled.rate("long")
+    for _ in range(4):
+        pooled.learn("short", right)
+    assert (pooled.rate("long") > before) == right
+    assert pooled.rate("long") > pooled.rate("short")
+    assert pooled.rate("other") == 0.7, "of another pool"
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.integers(0, 2**32 - 1))
+def test_pooled_rates_come_to_be_each_kind_s_own(first: float, second: float, seed: int) -> None:
+    truth, random = {"a": first, "b": second}, Random(seed)
+    pooled = PooledCalibration(lambda kind: 0.5, lambda kind: None)
+    for _ in range(1500):
+        kind = random.choice("ab")
+        pooled.learn(kind, random.random() < truth[kind])
+        assert 0.0 < pooled.rate(kind) < 1.0
+    assert all(pooled.rate(kind) == pytest.approx(rate, abs=0.15) for kind, rate in truth.items())
 
 
 def test_a_tree_teaches_along_the_tokens_that_came() -> None:

@@ -14,6 +14,7 @@ from outpace.certify.exact import certify_exact, matrix, rotating_slice, tiny_co
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
 from outpace.datastore.store import Datastore
+from outpace.drafting.copying import CopyKind
 from outpace.drafting.static_automaton import StaticAutomaton, shared_automaton
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -122,11 +123,11 @@ def test_matches_in_the_corpus_have_rates_of_their_own() -> None:
     one = TableTarget(200).sequence(CORPUS[:3])
     state = drafter.begin(one)
     rate = state.calibration.rate
-    before = rate(("corpus", 3)), rate(("", 3))
+    before = rate(CopyKind("corpus", 3)), rate(CopyKind("", 3))
     drafter.propose(state, Budget(4))
     one.tokens.append(199)
     drafter.observe(state, Verdict((), 199, committed=(199,)))
-    after = rate(("corpus", 3)), rate(("", 3))
+    after = rate(CopyKind("corpus", 3)), rate(CopyKind("", 3))
     assert after[0] < before[0] and after[1] == before[1]
 
 

@@ -21,6 +21,8 @@ from outpace.methods.registry import canonical, find
         *((one, "draft-model") for one in ("draft_model", "assisted", "assisted-generation", "speculative")),
         ("jacobi_decoding", "jacobi"),
         ("sam_decoding", "sam"),
+        ("faser", "auto"),
+        ("SPECTRE", "draft-model"),
     ],
 )
 def test_common_names_and_spellings(written: str, name: str) -> None:

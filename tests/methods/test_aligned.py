@@ -18,6 +18,7 @@ from outpace.controllers.base import Budget
 from outpace.core.sampling import SamplingParams
 from outpace.drafting.alignment import SURE, Alignment
 from outpace.drafting.base import Drafter
+from outpace.drafting.copying import CopyKind
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -316,12 +317,12 @@ def test_guesses_have_a_rate_of_their_own() -> None:
     state = drafter.begin(sequence)
     sequence.tokens.extend([1, 2, 99])
     rates = state.calibration.rate
-    before = rates(("guess", 0)), rates(("", 1))
+    before = rates(CopyKind("guess", 0)), rates(CopyKind("", 1))
     for _ in range(5):
         drafter.propose(state, Budget(1))
         sequence.tokens.append(99)
         drafter.observe(state, Verdict((), 99, committed=(99,)))
-    assert rates(("guess", 0)) < before[0] and rates(("", 1)) == before[1]
+    assert rates(CopyKind("guess", 0)) < before[0] and rates(CopyKind("", 1)) == before[1]
 
 
 @pytest.mark.parametrize("name", ["sad", "llma"])
@@ -329,7 +330,7 @@ def test_exactly_lossless(name: str) -> None:
     def make(context: Context) -> Method:
         return registry.build(name, context, {"num_draft_tokens": 2})
 
-    certificate = certify_exact(name, make, rotating_slice(matrix(3), 3, 6))
+    certificate = certify_exact(name, make, rotating_slice(matrix(3), 4, 6))
     assert certificate.lossless is True, certificate.verdict
 
 

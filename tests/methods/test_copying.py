@@ -196,6 +196,23 @@ def test_the_match_is_the_longest_repeated_suffix(prefer: Prefer, text: list[int
                 assert sam.match_end + 1 == min(ends)
 
 
+@given(TEXT.filter(bool))
+@SMALL
+def test_rivals_are_the_other_tokens_that_followed_the_match(text: list[int]) -> None:
+    sam = SuffixAutomaton()
+    sam.extend(text)
+    length, places = longest_repeated_suffix(text)
+    assert sam.rivals == (len({text[at] for at in places}) - 1 if length else 0)
+
+
+def test_a_copy_after_an_ambiguous_match_is_expected_to_be_right_less_often() -> None:
+    def stated(tokens: list[int]) -> float:
+        drafter = SuffixLookup()
+        return drafter.propose(drafter.begin(sequence(tokens)), Budget(1)).path_acceptance_probs[0]
+
+    assert stated([7, 1, 8, 1]) > 1.5 * stated([7, 1, 8, 1, 9, 1]) > 1.5 * 1.1 * stated([1, 6, 1, 8, 1, 9, 1, 5, 1])
+
+
 def test_the_latest_match_is_the_latest_in_random_text() -> None:
     rng = random.Random(0)
     text = [rng.randrange(4) for _ in range(150)]

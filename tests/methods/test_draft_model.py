@@ -16,6 +16,7 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import QRow, TokenTree
+from outpace.drafting.mixed_drafter import MixedDraftModel
 from outpace.drafting.model_drafter import CATCH_UP, DraftModel, ModelDraftState, top_k_tree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -125,6 +126,14 @@ def test_a_confidence_threshold_keeps_the_law(confidence: float) -> None:
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_a_top_k_tree_keeps_the_law(name: str, nodes: int) -> None:
     method = draft_method(other(), tree=True, length=2, topk=2, max_nodes=nodes)
+    assert law_error(method, PARAMS[name]) < 1e-6
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_mixed_tree_keeps_the_law(name: str, topk: int) -> None:
+    controller = Fixed(length=2, topk=topk, max_nodes=3)
+    method = Method("draft-model", MixedDraftModel(other(), topk), RecursiveRejection(), controller)
     assert law_error(method, PARAMS[name]) < 1e-6
 
 
@@ -266,6 +275,19 @@ def test_a_chain_carries_the_rows_it_was_drawn_from() -> None:
         naive = autoregressive_distribution(draft.table, params, (0, 1), draw.node + 1, start=path[2:])
         row = torch.tensor([naive.get((*path[2:], token), 0.0) for token in range(4)])
         torch.testing.assert_close(tree.q_rows[draw.q_row].probs, row, atol=1e-6, rtol=0)
+
+
+def test_a_mixed_tree_has_one_draw_beside_likely_tokens_and_its_row_leaves_them_out() -> None:
+    draft, params = other(4), SamplingParams(temperature=1.0, repetition_penalty=1.4)
+    drafter = MixedDraftModel(draft, 3)
+    tree = drafter.propose_batch([drafter.begin(TableTarget(4).sequence([0, 1], params))], [Budget(2, 9, 3)])[0]
+    drawn = [draw for draw in tree.draws if draw.q_row >= 0]
+    assert drawn and len(drawn) < len(tree.draws)
+    for draw in drawn:
+        naive = autoregressive_distribution(draft.table, params, (0, 1, *tree.path_tokens(draw.parent)), 1)
+        known = {one.token for one in tree.draws_at(draw.parent) if one.q_row < 0}
+        row = torch.tensor([0.0 if token in known else naive.get((token,), 0.0) for token in range(4)])
+        torch.testing.assert_close(tree.q_rows[draw.q_row].dense(4), row / row.sum(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

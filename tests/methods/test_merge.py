@@ -12,9 +12,10 @@ from outpace.certify.exact import certify_exact
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
-from outpace.core.tree import ROOT, AuxiliaryToken, QRow, TokenTree
+from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.merged import Merge, cut
 from outpace.methods.registry import build
 from outpace.targets.base import Scores, Sequence, TreeScores

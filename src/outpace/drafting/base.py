@@ -56,6 +56,10 @@ class Drafter(ABC, Generic[S]):
     """Names its stream of random numbers; parts of a combination have one each."""
     learns_from_rejected: bool = False
     """Whether it learns from every row that was scored, those of other drafters' rejected draft tokens included."""
+    asks_policy: bool = False
+    """Whether it asks the budget's policy before each draw, with the row that it would draw from."""
+    weighs_costs: bool = False
+    """Whether it estimates how likely its draft tokens are accepted, and drafts by the budget's relative costs."""
     needs_target_internals: bool = False
     """Whether it needs more of the target than scores of trees: sub-graphs, auxiliary tokens, hidden states."""
     aux_hidden_state_layers: tuple[int, ...] = ()
@@ -126,6 +130,9 @@ class Drafter(ABC, Generic[S]):
         little or not known. Rows are allotted to draft tokens with this time already spent."""
         return 0.0
 
+    def measure(self, batch: int) -> None:
+        """Measure now what it would measure when ``batch`` requests first draft together."""
+
     def caches(self, state: S) -> tuple[CacheUse, ...]:
         """What it keeps for this request's namespace, and how much of it. Asked before ``end``."""
         return ()
@@ -133,6 +140,11 @@ class Drafter(ABC, Generic[S]):
     def drafting(self, state: S) -> dict[str, int]:
         """In how many rounds of this request each of its parts drafted, where it has parts. Asked before ``end``."""
         return {}
+
+    def drafted_by(self, state: S, path: Seq[int]) -> list[str | None]:
+        """Which part drafted each token of ``path``, tokens from the root of the round's tree down; None: no part, but
+        the drafter itself. Asked before ``observe``, for requests with ``sources``."""
+        return [None] * len(path)
 
     def end(self, state: S) -> None:
         """The request left: release what the garbage collector does not (K/V, a place in a namespace)."""

@@ -13,6 +13,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
@@ -122,6 +123,9 @@ class BestFirst(Drafter[S], ABC):
     """Grows trees from successors and learns how often each kind of candidate is right."""
 
     proposal = Proposal(tree=True)
+    weighs_costs = True
+    single_path: bool = False
+    """Whether to draft the likeliest path alone, for engines that verify no more."""
 
     @abstractmethod
     def root(self, state: S) -> Any:
@@ -138,7 +142,8 @@ class BestFirst(Drafter[S], ABC):
             return TokenTree()
 
         def rated(place: Any) -> Rated:
-            return [(rate(one.kind), one) for one in self.successors(state, place)]
+            found = [(rate(one.kind), one) for one in self.successors(state, place)]
+            return [max(found, key=itemgetter(0))] if self.single_path and found else found
 
         return state.draft(grow(place, rated, budget.depth, budget.max_nodes, FLOOR), budget)
 

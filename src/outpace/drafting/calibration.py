@@ -7,7 +7,9 @@ whether they would have been accepted. So a kind that is not drafted now is draf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.tree import ROOT, TokenTree
@@ -18,6 +20,10 @@ WEIGHT = 8.0
 """The prior counts as this many observations."""
 MEMORY = 400.0
 """Above this many observations of a kind, their weights are halved."""
+POOLED_WEIGHT = 16.0
+"""What all kinds show together counts for each of them as this many observations."""
+FACTOR_PRECISION, MOST_PRECISION = 1.0, 25.0
+"""Of the factor's logarithm: before anything was observed (its standard deviation is 1 over the root), and at most."""
 
 
 class Calibration:
@@ -64,3 +70,70 @@ class Calibration:
             if right is None:
                 return
             node = right
+
+
+class PooledCalibration(Calibration):
+    """The same where kinds differ less than texts do: what one kind shows counts for all of its pool.
+
+    A text that repeats itself more than others does so after short and long matches alike. So the odds of a pool's
+    priors are multiplied by one factor, which every observation moves (online logistic regression of its logarithm),
+    and kinds keep counts of their own beside it. ``pool(kind)``: which pool a kind is in.
+    """
+
+    def __init__(self, prior: Prior, pool: Callable[[Any], Hashable]) -> None:
+        super().__init__(prior)
+        self._pool = pool
+        self._factors: dict[Hashable, _Factor] = {}
+        self._kinds: dict[Kind, _Pooled] = {}
+
+    def rate(self, kind: Kind) -> float:
+        one = self._kinds.get(kind) or self._new(kind)
+        pooled = one.rate()
+        return (POOLED_WEIGHT * pooled + one.hits) / (POOLED_WEIGHT + one.seen) if one.seen else pooled
+
+    def learn(self, kind: Kind, hit: float) -> None:
+        one = self._kinds.get(kind) or self._new(kind)
+        one.factor.value = one.factor.value or 1.0
+        one.factor.learn(one.rate(), hit)
+        one.hits += hit
+        one.seen += 1.0
+        if one.seen > MEMORY:
+            one.hits *= 0.5
+            one.seen *= 0.5
+
+    def _new(self, kind: Kind) -> _Pooled:
+        factor = self._factors.setdefault(self._pool(kind), _Factor())
+        one = self._kinds[kind] = _Pooled(self._prior(kind), factor)
+        return one
+
+
+@dataclass(slots=True)
+class _Factor:
+    """What multiplies the odds of a pool's priors: ``value``, None before anything was observed."""
+
+    value: float | None = None
+    logarithm: float = 0.0
+    precision: float = FACTOR_PRECISION
+
+    def learn(self, pooled: float, hit: float) -> None:
+        self.precision = min(MOST_PRECISION, self.precision + pooled * (1.0 - pooled))
+        self.logarithm += (hit - pooled) / self.precision
+        self.value = math.exp(self.logarithm)
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """A kind: its prior, the factor of its pool, and what was observed of it."""
+
+    prior: float
+    factor: _Factor
+    hits: float = 0.0
+    seen: float = 0.0
+
+    def rate(self) -> float:
+        """What the prior and all kinds of the pool show."""
+        value = self.factor.value
+        if value is None:
+            return self.prior
+        odds = self.prior / (1.0 - self.prior) * value
+        return odds / (1.0 + odds)

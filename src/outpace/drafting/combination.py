@@ -109,6 +109,10 @@ class Combined(Drafter[C], ABC):
     def remembers(self) -> bool:
         return super().remembers or any(part.remembers for part in self.parts)
 
+    def measure(self, batch: int) -> None:
+        for part in self.parts:
+            part.measure(batch)
+
     def begin(self, sequence: Sequence) -> C:
         return self.opened(sequence, [part.begin(sequence) for part in self.parts])
 
@@ -139,17 +143,24 @@ class Combined(Drafter[C], ABC):
         for part, mine in zip(self.parts, state.parts, strict=True):
             part.end(mine)
 
+    def part_drafted_by(self, state: C, index: int, path: Seq[int]) -> list[str | None]:
+        """:meth:`drafted_by` for a path that part ``index`` drafted."""
+        return [inner or self.names[index] for inner in self.parts[index].drafted_by(state.parts[index], path)]
+
     def ask(self, index: int, states: Seq[C], budgets: Seq[Budget]) -> list[TokenTree]:
         """The trees of part ``index`` for those of the sequences that its budgets let it draft for."""
-        mine = [part_budget(budget, index) for budget in budgets]
-        wanted = [at for at, budget in enumerate(mine) if budget.depth > 0]
-        trees = [TokenTree() for _ in states]
-        if wanted:
-            asked = [states[at].parts[index] for at in wanted]
-            proposed = self.parts[index].propose_batch(asked, [mine[at] for at in wanted])
-            for at, tree in zip(wanted, proposed, strict=True):
-                trees[at] = tree
-        return trees
+        return self.ask_within(index, states, [part_budget(budget, index) for budget in budgets])
+
+    def ask_within(self, index: int, states: Seq[C], budgets: Seq[Budget]) -> list[TokenTree]:
+        """The same by the part's own budgets."""
+        wanted = [at for at, budget in enumerate(budgets) if budget.depth > 0]
+        if not wanted:
+            return [TokenTree() for _ in states]
+        asked = [states[at].parts[index] for at in wanted]
+        proposed = iter(self.parts[index].propose_batch(asked, [budgets[at] for at in wanted]))
+        if len(wanted) == len(states):
+            return list(proposed)
+        return [next(proposed) if budget.depth > 0 else TokenTree() for budget in budgets]
 
 
 def part_budget(budget: Budget, index: int) -> Budget:
@@ -167,6 +178,11 @@ class OneAtATime(Combined[C], ABC):
         chosen = {state.drafting for state in states}
         index = chosen.pop() if len(chosen) == 1 else None
         return None if index is None else self.parts[index].reusable_forward([state.parts[index] for state in states])
+
+    def drafted_by(self, state: C, path: Seq[int]) -> list[str | None]:
+        if state.drafting is None:
+            return super().drafted_by(state, path)
+        return self.part_drafted_by(state, state.drafting, path)
 
     def observe_batch(self, states: Seq[C], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)

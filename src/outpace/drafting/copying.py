@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -66,8 +66,17 @@ INDEX_BYTES_PER_TOKEN = 600
 
 LONGEST = 16
 """Matches of this length and longer are all of one kind."""
-CopyKind = tuple[str, int]
-"""The origin of the match that a token is copied from, and the length of the match behind the token."""
+SHARES = (1.0, 0.56, 0.44, 0.35)
+"""How often a copied token is right that has so many rivals, beside one that has none."""
+
+
+class CopyKind(NamedTuple):
+    """The ``origin`` of the match that a token is copied from, the ``length`` of the match behind the token, and how
+    many ``rivals`` the token has: other tokens that have followed the match. None where that is not known."""
+
+    origin: str
+    length: int
+    rivals: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +90,8 @@ class Match:
     """Whether ``text`` ends where the model is writing."""
     origin: str = ""
     """Copies of different origins have acceptance rates of their own."""
+    rivals: int | None = None
+    """How many other tokens have followed the matched tokens; None where that is not known."""
 
 
 @dataclass(slots=True)
@@ -110,6 +121,8 @@ class CopyDrafter(Drafter[S], ABC):
     included; every request learns these rates for itself.
     """
 
+    weighs_costs = True
+
     @abstractmethod
     def match(self, state: S) -> Match | None:
         """The match to copy from, if any, once the tokens that arrived (``state.fresh()``) are taken in."""
@@ -120,7 +133,9 @@ class CopyDrafter(Drafter[S], ABC):
 
     def prior(self, kind: CopyKind) -> float:
         """The acceptance rate of a kind before anything was observed (``benchmarks/priors.py``)."""
-        return 1.0 - 0.77 / math.pow(kind[1], 0.8)
+        if kind.rivals is None:
+            return 1.0 - 0.77 / math.pow(kind.length, 0.8)
+        return (1.0 - 0.68 / math.pow(kind.length, 0.75)) * SHARES[min(kind.rivals, len(SHARES) - 1)]
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
         state.copied = []
@@ -128,8 +143,13 @@ class CopyDrafter(Drafter[S], ABC):
         if depth <= 0 or (match := self.match(state)) is None:
             return TokenTree()
         count = depth if budget.relative_costs else min(depth, self.most(match))
+        first = _first_kind(match)
+        if state.calibration.rate(first) <= budget.price:  # later tokens are no likelier: none is worth a row
+            state.copied = [(first, token) for token in continuation(match.text, match.start, 1, periodic=False)]
+            return TokenTree()
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
-        kinds = [(match.origin, min(match.length + index, LONGEST)) for index in range(len(tokens))]
+        kinds = [first] if tokens else []
+        kinds += [CopyKind(match.origin, min(match.length + index, LONGEST)) for index in range(1, len(tokens))]
         state.copied = list(zip(kinds, tokens, strict=True))
         path_acceptance_probs = list(accumulate(map(state.calibration.rate, kinds), mul))
         tree = TokenTree()
@@ -141,8 +161,15 @@ class CopyDrafter(Drafter[S], ABC):
 
     def observe(self, state: S, verdict: Verdict) -> None:
         """All that could have been copied teaches, drafted or not."""
+        if not state.copied:
+            return
         for (kind, token), committed in zip(state.copied, verdict.committed, strict=False):
             state.calibration.learn(kind, token == committed)
             if token != committed:
                 break
         state.copied = []
+
+
+def _first_kind(match: Match) -> CopyKind:
+    rivals = None if match.rivals is None else min(match.rivals, len(SHARES) - 1)
+    return CopyKind(match.origin, min(match.length, LONGEST), rivals)

@@ -1,4 +1,4 @@
-"""Deterministic draft trees by marginal cost, and sampled ones behind the same interface.
+"""Deterministic draft trees by marginal cost.
 
 :class:`DynamicTree` follows EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the probability that a path is accepted is the
 product of its tokens' probabilities, the most promising nodes are expanded a level at a time, and the best of all
@@ -15,13 +15,15 @@ from __future__ import annotations
 import math
 from bisect import bisect, insort
 from collections.abc import Callable, Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget
+from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
+from outpace.drafting.candidate_tree import CandidateTree, RankedTree, Ranking
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
 
@@ -52,14 +54,7 @@ def by_rank(kind: Kind) -> float:
     return RANKS[min(kind[1], len(RANKS) - 1)]
 
 
-class Ranking(NamedTuple):
-    """What a draft reads of a row of logits: the ``topk`` largest, and what normalises them at a temperature."""
-
-    topk: int
-    inverse_temperature: float
-
-
-class DynamicTree:
+class DynamicTree(RankedTree):
     """One deterministic draft of one request. ``ids``: the target's token id of each column of the logits.
 
     ``calibration``: acceptance rates by kind; None takes probabilities as they are. ``confident``: kinds are buckets of
@@ -103,19 +98,7 @@ class DynamicTree:
         self._open: set[int] = set()
         """Candidates that may be expanded."""
 
-    def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        """Read the logits, (n, columns), of the rows asked for last (the root's at first) and ask for more.
-
-        Returns (row that it follows, token) for each row to run next; rows count from 1 in the order in which they
-        were asked for, the root is 0. Empty where the draft is complete.
-        """
-        from outpace.targets.top import top_and_totals
-
-        return self.take_best(list(top_and_totals(logits, *self.ranking)))
-
     def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
-        """As :meth:`take`, of the ``ranking`` of each row: values, their columns, and the log of the sum of the
-        exponentials of all, times the inverse temperature. There may be more than are asked for."""
         for node, (values, columns, total) in zip(self._running, best, strict=True):
             self._add(node, total, values, columns)
         found = self._running = self._next()
@@ -139,6 +122,11 @@ class DynamicTree:
             depth, before = 1 + self._depths[node], self._probs[node]
         if budget.confidence > 0.0 and not budget.wants(depth, math.exp(min(0.0, values[0] * scale - total))):
             return
+        if budget.policy is not None:
+            likely = [math.exp(min(0.0, value * scale - total)) for value in values if value > -math.inf]
+            above = None if node == ROOT else self._parents[node]
+            if not budget.draws(node, above, depth, RankedRow(likely), budget.topk):
+                return
         first = number = len(self._tokens)
         calibrated, ids, best, most = self._calibration is not None, self._ids, self._best, budget.max_nodes
         deeper, level = depth < budget.depth, min(depth, DEEP)
@@ -211,6 +199,8 @@ class DynamicTree:
         for key, node in self._best[:size]:
             parent, token = where[self._parents[node]], self._tokens[node]
             where[node] = tree.add(parent, token, path_acceptance_prob=-key)
+        if self._budget.policy is not None:
+            self._budget.policy.placed(where)
         return tree
 
     def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
@@ -244,12 +234,17 @@ class DynamicTreeBuilder(TreeBuilder):
     Miao et al. 2024, arXiv 2305.09781, expands by top-k), deterministic at every temperature.
     """
 
+    asks_policy = True
+    weighs_costs = True
+
     def __init__(
-        self, sequence: Sequence, budget: Budget, chance: Chance, candidates: DynamicTree | None = None
+        self, sequence: Sequence, budget: Budget, chance: Chance, candidates: CandidateTree | None = None
     ) -> None:
         super().__init__(sequence, budget, chance)
         whole = range(sequence.sampler.vocab_size)
-        self._candidates = candidates or DynamicTree(budget, None, whole, expand=budget.max_nodes)
+        self._candidates = candidates or DynamicTree(
+            budget, None, whole, expand=budget.max_nodes, level=budget.level_steps
+        )
         self._asked = [ROOT]
         """The nodes of ``_drafted`` that ran last."""
 
@@ -265,42 +260,5 @@ class DynamicTreeBuilder(TreeBuilder):
     def proposal(self) -> TokenTree:
         return self._candidates.tree()
 
-    def learn(self, committed: Seq[int]) -> None:
-        self._candidates.learn(committed)
-
-
-class SampledTree:
-    """Lets ``builder`` draw over the target's vocabulary, for drafters that ask with ``take`` as for a DynamicTree.
-
-    ``ids`` (Vd,): the target's id of each column of the logits; other tokens of the ``vocab_size`` have probability
-    zero, before the request's own processors.
-    """
-
-    def __init__(self, builder: TreeBuilder, ids: Tensor, vocab_size: int) -> None:
-        self._builder, self._ids, self._vocab_size = builder, ids, vocab_size
-        self._logits: Tensor | None = None
-        self.ranking: Ranking | None = None
-
-    def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
-        """Never: it reads logits."""
-        raise NotImplementedError
-
-    def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        """As :meth:`DynamicTree.take`."""
-        import torch
-
-        whole = logits.new_full((len(logits), self._vocab_size), -torch.inf, dtype=torch.float32)
-        whole[:, self._ids.to(logits.device)] = logits.float()
-        self._logits = whole if self._logits is None else torch.cat([self._logits, whole])
-        run = self._builder.run
-        before = len(run)
-        if not self._builder.grow(self._logits):
-            return []
-        return [(run.parents[node] + 1, run.tokens[node]) for node in range(before, len(run))]
-
-    def tree(self) -> TokenTree:
-        """The draft."""
-        return self._builder.proposal()
-
     def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
-        """Nothing: draws are made from the drafter's own distribution, whatever became of earlier ones."""
+        self._candidates.learn(committed)  # by what was committed, at every temperature

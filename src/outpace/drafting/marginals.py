@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
 from outpace.core.tree import ROOT, QRow, TokenTree
@@ -148,6 +149,16 @@ def draw_chain(sequence: Sequence, logits: Tensor, ids: Tensor, length: int, cha
     return tree
 
 
+def _wanted(levels: Seq[Level], budget: Budget) -> list[Level]:
+    """The first levels of a chain, as far as the budget's policy wants draws from them."""
+
+    def wanted(depth: int) -> bool:
+        row = RankedRow([math.exp(log) for log in levels[depth].logs])
+        return budget.draws(depth - 1, depth - 2 if depth else None, depth + 1, row)
+
+    return [levels[depth] for depth in takewhile(wanted, range(len(levels)))]
+
+
 @dataclass(slots=True)
 class MarginalState(CandidateState):
     """What :class:`FromMarginals` keeps of one request; subclasses add what their rows are made from."""
@@ -166,10 +177,13 @@ class FromMarginals(Drafter[S], ABC):
     A subclass's ``begin`` returns its own state, with ``self.calibration_of(sequence)`` in it.
     """
 
+    weighs_costs = True
+
     def __init__(self, ids: Tensor, topk: int = 1, *, sampled: bool = False) -> None:
         self.proposal = Proposal(tree=topk > 1, sampled=sampled, shares_noise=sampled)
         self.topk = topk
         self.sampled = sampled
+        self.asks_policy = topk == 1
         self._ids = ids
         self._id_list: list[int] = ids.tolist()
         self._calibrations = Namespaces(lambda: Calibration(self.prior))
@@ -208,6 +222,8 @@ class FromMarginals(Drafter[S], ABC):
         drawn = self.sampled and not params.greedy
         levels = levels_of(logits[: budget.depth], self._id_list, 1 if drawn else self.topk, params.temperature)
         levels = list(takewhile(lambda level: math.exp(level.logs[0]) >= budget.confidence, levels))
+        if budget.policy is not None:
+            levels = _wanted(levels, budget)
         if drawn:
             return self._drawn(state, budget, logits, levels)
         return state.draft(likeliest_prefixes(levels, state.calibration.rate, budget), budget)

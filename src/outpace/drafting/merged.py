@@ -23,14 +23,19 @@ def cut(tree: TokenTree, budget: Budget) -> TokenTree:
 
 def contributed(part: TokenTree, whole: TokenTree) -> bool:
     """Whether anything of a part's tree is in the tree that was made of several."""
-    return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
+    return bool(part.tokens) and any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
+
+
+NO_DRAFT = TokenTree()
+"""What stands for the tree of a round in which there is none: nobody adds to it, or proposes it."""
 
 
 @dataclass(slots=True)
 class MergeState(CombinedState):
-    """``united``: the tree that was proposed in the round under way."""
+    """``united``: the tree that was proposed in the round under way. ``drafts``: the trees of the parts."""
 
-    united: TokenTree = field(default_factory=TokenTree)
+    united: TokenTree = field(default_factory=lambda: NO_DRAFT)
+    drafts: tuple[TokenTree, ...] = ()
 
 
 M = TypeVar("M", bound=MergeState)
@@ -46,6 +51,7 @@ class MergedTrees(Combined[M], ABC):
         asked = [self.ask(index, states, budgets) for index in range(len(self.parts))]
         for state, trees, budget in zip(states, zip(*asked, strict=True), budgets, strict=True):
             state.united = self.unite(trees, budget, greedy=state.sequence.params.greedy)
+            state.drafts = trees
             for name, tree in zip(self.names, trees, strict=True):
                 state.rounds[name] += contributed(tree, state.united)
         return [state.united for state in states]
@@ -67,10 +73,22 @@ class MergedTrees(Combined[M], ABC):
                 return scores
         return None
 
+    def part_trees(self, state: M) -> Seq[TokenTree]:
+        """What the parts, in order, have drafted in the round under way."""
+        return state.drafts
+
+    def drafted_by(self, state: M, path: Seq[int]) -> list[str | None]:
+        found: list[str | None] = []
+        for index, tree in enumerate(self.part_trees(state)):
+            reached = len(tree.follow(path))
+            if reached > len(found):
+                found += self.part_drafted_by(state, index, path[:reached])[len(found) :]
+        return [*found, *[None] * (len(path) - len(found))]
+
     def observe_batch(self, states: Seq[M], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         for state in states:
-            state.united = TokenTree()
+            state.united, state.drafts = NO_DRAFT, ()
 
 
 class Merge(MergedTrees[MergeState]):

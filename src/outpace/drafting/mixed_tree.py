@@ -20,12 +20,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
+from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, dense_distributions
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.drafting.calibration import Calibration
-from outpace.drafting.dynamic_tree import CENTRES, EDGES, Ranking
+from outpace.drafting.candidate_tree import CandidateTree
+from outpace.drafting.dynamic_tree import CENTRES, EDGES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,10 +105,11 @@ class _Node:
         return count - 1 < len(self.draws) and self.values[count] > sum(self.rates[:count])
 
 
-class MixedTree:
-    """One draft of one request, for drafters that ask with ``take`` as for a DynamicTree.
+class MixedTree(CandidateTree):
+    """One draft of one request.
 
-    ``ids`` (Vd): the target's token of each column of the logits, ``row`` the same as a tensor. ``heat`` multiplies the
+    ``ids`` (Vd): the target's token of each column of the logits, ``row`` the same as a tensor, None
+    where the columns are the tokens themselves. ``heat`` multiplies the
     drafter's logits beside 1 / temperature. ``level``: cost of running another level, in autoregressive steps.
     ``open_rows``: from logits to distributions.
     """
@@ -117,7 +120,7 @@ class MixedTree:
         budget: Budget,
         calibration: Calibration,
         ids: Seq[int],
-        row: Tensor,
+        row: Tensor | None,
         chance: Chance,
         *,
         expand: int = 4,
@@ -137,14 +140,8 @@ class MixedTree:
         self._rows = {ROOT: 0}
         self._levels = 0
         self._expected = budget.base_tokens
-        self.ranking: Ranking | None = None
-
-    def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
-        """Never: it reads logits."""
-        raise NotImplementedError
 
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        """As :meth:`outpace.drafting.dynamic_tree.DynamicTree.take`."""
         rows = self._distributions(logits)
         for node, row in zip(self._running, rows, strict=True):
             self._read(node, row)
@@ -182,6 +179,9 @@ class MixedTree:
         depth = 1 if node == ROOT else 1 + self._tree.depths[node]
         probs, columns = row.probs, row.columns
         if not probs or not probs[0] > 0.0 or not self._budget.wants(depth, probs[0]):
+            return
+        above = None if node == ROOT else self._tree.parents[node]
+        if self._budget.policy is not None and not self._budget.draws(node, above, depth, RankedRow(probs)):
             return
         heat = min(_HOT, round(10 * self._params.temperature))
         kinds, rates, draws, beyond = [], [], [], 1.0
@@ -265,7 +265,6 @@ class MixedTree:
         return found[: len(gains)] if sum(gains) > self._pace(count) * self._level else []
 
     def tree(self) -> TokenTree:
-        """The draft."""
         return self._tree
 
     def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:

@@ -79,6 +79,9 @@ class DraftModel(Drafter[ModelDraftState]):
         self.draft = draft
         self.proposal = proposal
         self._builder = builder
+        kind = getattr(builder, "func", builder)  # of a partial
+        self.asks_policy = getattr(kind, "asks_policy", False)
+        self.weighs_costs = getattr(kind, "weighs_costs", False)
 
     def begin(self, sequence: Sequence) -> ModelDraftState:
         # The prompt is prefilled with the first proposal: for all requests that join together, in one forward.
@@ -115,7 +118,7 @@ class DraftModel(Drafter[ModelDraftState]):
         runs = []
         for state, verdict in zip(states, verdicts, strict=True):
             if state.builder is not None:
-                state.builder.learn(verdict.committed)
+                state.builder.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
             if state.run is not None:
                 # The last token stays out of the K/V.
                 tokens = state.sequence.tokens[self.draft.length(state.draft_sequence.kv) + 1 : -1]

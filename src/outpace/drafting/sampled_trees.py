@@ -17,6 +17,7 @@ from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.tree_builder import TreeBuilder
 from outpace.targets.base import Sequence
 
@@ -41,6 +42,7 @@ class SampledTreeBuilder(TreeBuilder):
 
     replacement = True
     deterministic = False
+    asks_policy = True
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance, branching: tuple[int, ...] = ()) -> None:
         super().__init__(sequence, budget, chance)
@@ -60,7 +62,7 @@ class SampledTreeBuilder(TreeBuilder):
         else:
             distribution.ensure([node for node, _ in self._frontier])  # one vectorised pass
             born = self._level(distribution)
-        if not born or not self.budget.wants(self._depth + 1):
+        if not born or not self.budget.runs(self._depth + 1):
             return False
         self._frontier = [(self._run_after(node, self._tree.tokens[child]), child) for node, child in born]
         return True
@@ -83,7 +85,7 @@ class SampledTreeBuilder(TreeBuilder):
             if distribution.dead_end(node):
                 continue
             p = distribution.at(node)
-            if self._may_draw(width, p.highest()):
+            if self._may_draw(width, p.highest()) and self._policy_level(distribution, node, at, width):
                 for child in self._sample(at, p, width):
                     born.setdefault(child, node)
         return [(node, child) for child, node in born.items()]
@@ -97,9 +99,14 @@ class SampledTreeBuilder(TreeBuilder):
         width = self._width
         born = []
         for children in self._children(distribution, width):
-            if self._may_draw(width, children[0].prob):
+            first = children[0]
+            if self._may_draw(width, first.prob) and self._policy_level(distribution, first.node, first.at, width):
                 born += self._add(children)
         return born
+
+    def _policy_level(self, distribution: TreeDistribution, node: int, at: int, width: int) -> bool:
+        above = ROOT if at == ROOT else self._tree.parents[at]
+        return self._policy_draws(distribution, node, at, above, self._depth, width)
 
     def _add(self, children: Iterable[Child]) -> list[tuple[int, int]]:
         return [
@@ -180,6 +187,7 @@ class StochasticBeam(SampledTreeBuilder):
     """
 
     replacement = False
+    asks_policy = False
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance, branching: tuple[int, ...] = ()) -> None:
         super().__init__(sequence, budget, chance, branching)
@@ -230,6 +238,33 @@ class StochasticBeam(SampledTreeBuilder):
 
     def _sample(self, at: int, p: TokenDistribution, width: int) -> list[int]:
         raise NotImplementedError("beams are drawn a level at a time")
+
+
+class SampledTree(CandidateTree):
+    """Lets ``builder`` draw over the target's vocabulary from logits that others run.
+
+    ``ids`` (Vd,): the target's id of each column of the logits; other tokens of the ``vocab_size`` have probability
+    zero, before the request's own processors.
+    """
+
+    def __init__(self, builder: TreeBuilder, ids: Tensor, vocab_size: int) -> None:
+        self._builder, self._ids, self._vocab_size = builder, ids, vocab_size
+        self._logits: Tensor | None = None
+
+    def take(self, logits: Tensor) -> list[tuple[int, int]]:
+        import torch
+
+        whole = logits.new_full((len(logits), self._vocab_size), -torch.inf, dtype=torch.float32)
+        whole[:, self._ids.to(logits.device)] = logits.float()
+        self._logits = whole if self._logits is None else torch.cat([self._logits, whole])
+        run = self._builder.run
+        before = len(run)
+        if not self._builder.grow(self._logits):
+            return []
+        return [(run.parents[node] + 1, run.tokens[node]) for node in range(before, len(run))]
+
+    def tree(self) -> TokenTree:
+        return self._builder.proposal()
 
 
 def _conditioned(perturbed: Tensor, maximum: float) -> Tensor:

@@ -37,8 +37,10 @@ class ConfidentChainBuilder(ChainBuilder):
         if distribution.dead_end(node) or not self.budget.wants(self._depth + 1):
             return False
         confidence = self._confidence(distribution, node)  # of the row, whatever is drawn from it
+        last = len(self._chain) - 1
+        goes_on = self._policy_draws(distribution, node, last, last - 1, self._depth + 1)
         self._draw(distribution, node)
-        return self.budget.wants(self._depth + 1, confidence) and self._run_last()
+        return goes_on and self.budget.wants(self._depth + 1, confidence) and self._run_last()
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class SelfDraft(Drafter[S]):
 
     proposal = Proposal(sampled=True, shares_noise=True)
     needs_target_internals = True
+    asks_policy = True
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -31,6 +31,11 @@ class SuffixAutomaton:
         self._last = ROOT_STATE
         self._refresh = REFRESH if prefer == "latest" else 0
 
+    @property
+    def rivals(self) -> int:
+        """How many tokens have followed the match beside the one that follows its last occurrence."""
+        return max(0, len(self.next[self.link[self._last]]) - 1) if self.match_length else 0
+
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens."""
         text, following, link, length, end = self.text, self.next, self.link, self.length, self.end

@@ -7,11 +7,13 @@ that the draft model has not run come first in ``run``, and the tokens that are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import TYPE_CHECKING
 
 from outpace.controllers.base import Budget
+from outpace.controllers.policy import WholeRow
 from outpace.core.chance import Chance
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.draft_token import draft_token
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 class TreeBuilder(ABC):
     """One draft under construction: the model scores ``run`` and ``grow`` reads its logits, until ``grow`` is False."""
+
+    asks_policy = False
+    """Whether it asks the budget's policy before each draw."""
+    weighs_costs = False
+    """Whether it drafts by the budget's relative costs, where there are any."""
 
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
         self.sequence = sequence
@@ -61,6 +68,20 @@ class TreeBuilder(ABC):
         none = torch.zeros(self.sequence.sampler.vocab_size)
         return torch.stack([none if distribution.dead_end(node) else distribution.p(node) for node in nodes]).log()
 
+    def _policy_draws(
+        self, distribution: TreeDistribution, node: int, at: int, above: int, depth: int, width: int = 1
+    ) -> bool:
+        """Whether the budget's policy, where there is one, wants ``width`` draws at ``depth`` after ``node`` of
+        ``_drafted``, which is ``at`` in the proposal, a child of ``above``. Asked before any of them is made."""
+        if self.budget.policy is None:
+            return True
+        greedy = self.sequence.params.greedy
+
+        def row() -> Tensor:
+            return distribution.processed([node])[0].softmax(-1) if greedy else distribution.p(node)
+
+        return self.budget.draws(at, None if at == ROOT else above, depth, WholeRow(row), width)
+
     @abstractmethod
     def grow(self, logits: Tensor) -> bool:
         """Draft another level from the logits of ``run``, (1 + nodes, V). False when the draft is complete."""
@@ -69,8 +90,11 @@ class TreeBuilder(ABC):
     def proposal(self) -> TokenTree:
         """The draft."""
 
-    def learn(self, committed: Seq[int]) -> None:  # noqa: B027 - most have nothing to learn
-        """The round is over: ``committed`` are its tokens. Builders without calibration ignore them."""
+    def learn(  # noqa: B027 - most have nothing to learn
+        self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None
+    ) -> None:
+        """The round is over: ``committed`` are its tokens. ``target_row(i)``: the target's distribution after i of
+        them; None at temperature 0. Builders without calibration ignore them."""
 
 
 def build_together(
@@ -97,6 +121,8 @@ def build_together(
 class ChainBuilder(TreeBuilder):
     """A chain: the argmax at temperature 0, else sampled from the processed distribution, which is its q row."""
 
+    asks_policy = True
+
     def __init__(self, sequence: Sequence, budget: Budget, chance: Chance) -> None:
         super().__init__(sequence, budget.limited(budget.max_nodes), chance)
         self._chain = TokenTree()
@@ -105,8 +131,11 @@ class ChainBuilder(TreeBuilder):
         distribution, node = self._distribution(logits), len(self._drafted) - 1
         if distribution.dead_end(node) or not self.budget.wants(self._depth + 1, self._confidence(distribution, node)):
             return False
+        last = len(self._chain) - 1
+        if not self._policy_draws(distribution, node, last, last - 1, self._depth + 1):
+            return False
         self._draw(distribution, node)
-        return self.budget.wants(self._depth + 1) and self._run_last()
+        return self.budget.runs(self._depth + 1) and self._run_last()
 
     def _draw(self, distribution: TreeDistribution, node: int) -> None:
         """The next token of the chain, after ``node``."""

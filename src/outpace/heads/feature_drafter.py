@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +22,17 @@ from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
-from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
-from outpace.drafting.dynamic_tree import Ranking
+from outpace.drafting.candidate_tree import CandidateTree, RankedTree
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
 from outpace.targets.base import Sequence, Target
-from outpace.targets.branches import Best, Branches, Found, Reading
+from outpace.targets.branches import Branches, Found, Reading
+from outpace.targets.hidden_rows import sources
 from outpace.targets.side_by_side import Gathered, gather
 
 SHORT = 8
@@ -45,38 +45,11 @@ _LEVELS, _CHILDREN = 3, 4
 """Levels of a draft that is made to measure them, and their rows."""
 
 
-class CandidateTree(Protocol):
-    """One draft under construction."""
-
-    @property
-    def ranking(self) -> Ranking | None:
-        """What it reads of logits: the largest of each row; None: all."""
-        ...
-
-    def take(self, logits: Tensor) -> list[tuple[int, int]]:
-        """Logits (n, Vd) of the rows that were asked for, the root's at first. The rows to run next, as (row they
-        follow, token): rows are counted from 1 as they are run, 0 is the root. Empty: the draft is complete."""
-        ...
-
-    def take_best(self, best: Seq[Best]) -> list[tuple[int, int]]:
-        """As :meth:`take`, of what :attr:`ranking` asks for."""
-        ...
-
-    def tree(self) -> TokenTree:
-        """The draft."""
-        ...
-
-    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
-        """What was committed after the token that it grew from. ``target_row(i)``: the target's distribution after i
-        committed tokens; None at temperature 0."""
-        ...
-
-
 class _RoundStates(NamedTuple):
-    """Hidden states of committed tokens from ``position`` on: ``rows`` of each of ``layers``."""
+    """Hidden states of committed tokens from ``position`` on: ``rows`` of those of each layer."""
 
     position: int
-    layers: list[Tensor]
+    hidden_states: Mapping[int, Tensor]
     rows: list[int]
 
 
@@ -102,7 +75,7 @@ class _Draft:
     def take(self, found: Found, at: int) -> list[tuple[int, int]]:
         """The rows that it wants next; those that ran last are in ``found`` from ``at`` on."""
         mine = slice(at, at + self.last)
-        if self.candidates.ranking is not None:
+        if isinstance(self.candidates, RankedTree):
             return self.candidates.take_best(found.best[mine])
         assert found.logits is not None
         return self.candidates.take(found.logits[mine])
@@ -115,6 +88,8 @@ class FeatureDrafter(Drafter[FeatureState]):
     """
 
     needs_target_internals = True
+    asks_policy = True
+    weighs_costs = True
 
     def __init__(self, net: Net, proposal: Proposal, prior: Prior) -> None:
         self.net = net
@@ -200,21 +175,20 @@ class FeatureDrafter(Drafter[FeatureState]):
         """What the drafts read of the rows that run next, ``last`` of each."""
         topk, temperatures, logits = 0, list[float](), False
         for draft in drafts:
-            ranking = draft.candidates.ranking
-            if ranking is None:
-                logits = True
-                temperatures += [1.0] * draft.last
-            else:
+            if isinstance(draft.candidates, RankedTree):
+                ranking = draft.candidates.ranking
                 topk = max(topk, ranking.topk)
                 temperatures += [ranking.inverse_temperature] * draft.last
+            else:
+                logits = True
+                temperatures += [1.0] * draft.last
         return Reading(min(topk, len(self.net.ids)), temperatures, logits)
 
     @torch.inference_mode()
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
         for state, verdict in zip(states, verdicts, strict=True):
             scores = verdict.scores
-            layers = [scores.hidden_states[layer] for layer in self.aux_hidden_state_layers]
-            state.rounds.append(_RoundStates(scores.length - 1, layers, verdict.rows))
+            state.rounds.append(_RoundStates(scores.length - 1, scores.hidden_states, verdict.rows))
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
@@ -226,12 +200,13 @@ class FeatureDrafter(Drafter[FeatureState]):
         for state in states:
             if not state.rounds:
                 continue
-            first = state.rounds[0]
-            room = state.room(first.position, sum(len(one.rows) for one in state.rounds), first.layers)
-            at = 0
+            position, at, room = state.rounds[0].position, 0, None
+            count = sum(len(one.rows) for one in state.rounds)
             for one in state.rounds:
-                wanted.append(Gathered(one.layers, one.rows, room[at : at + len(one.rows)]))
-                at += len(one.rows)
+                layers, rows = sources(one.hidden_states, self.aux_hidden_state_layers, one.rows)
+                room = state.room(position, count, layers) if room is None else room
+                wanted.append(Gathered(layers, rows, room[at : at + len(rows)]))
+                at += len(rows)
             state.rounds.clear()
         gather(wanted)
         make_rows(self.net, [state for state in states if state.waiting > CHUNK])

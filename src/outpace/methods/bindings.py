@@ -4,12 +4,14 @@ A method is named ``METHOD`` or ``METHOD#NAME``. With a name it drafts with the 
 so that a combination may have several parts of one method: ``draft-model#small``, ``draft-model#large``,
 ``eagle3#code``. Without one it takes the first of its kind that the caller named, else what is shipped for the target.
 A name that no draft model and no head has is a free label: ``pld#2`` and ``pld#8`` are one method twice, in one bench
-with different settings. So is everything after a comma. Parts of combinations may only have names that are bound.
+with different settings. So is everything after a comma. Behind ``@`` stands the acceptance rule, with its settings in
+brackets: ``pld@top-beta(tau=0.5)``. Parts of combinations may only have names that are bound.
 :mod:`outpace.methods.named_weights` makes bindings of what a caller names.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from outpace.targets.base import Target
 
 DRAFT_MODEL = "draft model"
 """The kind of a binding that is a draft model; other kinds are those of heads."""
+
+
+_RULE = re.compile(r"@([A-Za-z][\w-]*(?:\(.*\))?)$", re.DOTALL)
 
 
 class OtherKind(BadInput):
@@ -167,8 +172,26 @@ class Bindings:
 
 def split(label: str) -> tuple[str, str]:
     """Method and name of a label: ("draft-model", "small") of "draft-model#small"; no name is ""."""
-    method, _, name = label.partition("#")
+    method, _, name = split_rule(label)[0].partition("#")
     return method, name
+
+
+def split_rule(label: str) -> tuple[str, str]:
+    """A label without its rule, and the rule's text: ("pld#2", "top-beta(tau=1)") of "pld#2@top-beta(tau=1)"."""
+    found = _RULE.search(label)
+    return (label[: found.start()], found[1]) if found else (label, "")
+
+
+def row_series(label: str) -> tuple[str, str]:
+    """A row's method and rule, and what tells it from other rows of these: settings, or the label.
+
+    ("pld@top-beta", "tau=1") of "pld@top-beta(tau=1)", and ("pld", "2") of "pld#2".
+    """
+    rest, rule = split_rule(label)
+    method, name = split(rest)
+    rule, _, settings = rule.partition("(")
+    knobs = [one for one in (name, settings.removesuffix(")")) if one]
+    return f"{method}@{rule}" if rule else method, " ".join(knobs)
 
 
 def check_names(flag: str, names: Seq[str]) -> None:

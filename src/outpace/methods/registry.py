@@ -28,11 +28,12 @@ from outpace.core.errors import BadInput
 from outpace.core.names import did_you_mean, normalised, unknown
 from outpace.core.plugins import import_all
 from outpace.core.validation import StrictModel, known_fields, validated
-from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, split
+from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings, DraftModelChoice, split, split_rule
 
 if TYPE_CHECKING:
     from outpace.acceptance.base import AcceptanceRule
     from outpace.controllers.base import Controller
+    from outpace.controllers.registry import ControllerChoice
     from outpace.datastore.store import Datastore
     from outpace.drafting.base import Drafter
     from outpace.engine.method import Method
@@ -67,6 +68,7 @@ class Context:
     ``bindings`` are the draft models and heads that were named or are shipped; ``tokenizer`` is the target's;
     ``datastore`` opens the corpus that was named. ``label`` is what the method that is being built is called,
     ``METHOD`` or ``METHOD#NAME``, and ``taken`` are the draft models and heads that it was given, in words.
+    ``controller``: the one that the caller chose in place of methods' own.
     """
 
     target: Target
@@ -75,6 +77,7 @@ class Context:
     datastore: Callable[[], Datastore] = _no_datastore
     label: str = ""
     taken: list[str] = field(default_factory=list)
+    controller: ControllerChoice | None = None
 
     @property
     def has_datastore(self) -> bool:
@@ -112,7 +115,9 @@ class Context:
         return head
 
     def parts(self, label: str, settings: Mapping[str, Any] | None = None) -> Parts:
-        """Another method's parts, for methods made of methods. Raises BadInput as :func:`build` does."""
+        """Another method's parts, for methods made of methods. Raises BadInput as :func:`build`, and for a rule."""
+        if rule := split_rule(label)[1]:
+            raise BadInput(f"'{label}' is part of a method, which judges by one rule of its own; leave out '@{rule}'")
         info = find(label)
         return info.build(replace(self, label=label), configured(info, settings or {}))
 
@@ -280,9 +285,16 @@ def find(label: str) -> MethodInfo:
 
 
 def canonical(label: str) -> str:
-    """A label with the method's own name in place of an alias. Raises BadInput as :func:`find` does."""
-    name = split(label)[1]
-    return f"{find(label).name}#{name}" if name else find(label).name
+    """A label with the method's and the rule's own names in place of aliases.
+
+    Raises BadInput as :func:`find` does, and for a rule that does not exist or does not have the settings.
+    """
+    name, rule = split(label)[1], split_rule(label)[1]
+    if rule:
+        from outpace.acceptance.rule_text import parse_rule, rule_text
+
+        rule = f"@{rule_text(*parse_rule(rule))}"
+    return find(label).name + (f"#{name}" if name else "") + rule
 
 
 def drafting_with(kind: str) -> list[str]:
@@ -317,17 +329,29 @@ def configured(info: MethodInfo, settings: Mapping[str, Any]) -> BaseModel:
 def build(
     name: str, context: Context, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
 ) -> Method:
-    """Build a method by name or label. Raises BadInput for unknown names or settings and for parts that do not fit."""
+    """Build a method by name or label. Raises BadInput for unknown names or settings and for parts that do not fit.
+
+    A rule in the label counts before ``rule``.
+    """
     from outpace.acceptance.default import default_rule
     from outpace.acceptance.registry import find_rule
     from outpace.engine.method import Method
 
     info = find(name)
     label = canonical(name)
-    context = replace(context, label=context.bindings.bound(label, info.kinds), taken=[])
+    choice = context.controller
+    context = replace(context, label=context.bindings.bound(label, info.kinds), taken=[], controller=None)
     parts = info.build(context, configured(info, settings or {}))
+    if choice is not None:
+        from outpace.methods.chosen_controller import controlled
+
+        parts = controlled(label, parts, context, choice)
+    if own := split_rule(label)[1]:
+        from outpace.acceptance.rule_text import rule_from
+
+        rule = rule_from(own)
     if isinstance(rule, str):
         rule = find_rule(rule)
-    judge = rule or parts.rule or default_rule(parts.drafter.proposal)
+    judge = (rule or parts.rule or default_rule(parts.drafter.proposal)).for_target(context.target)
     used = tuple(dict.fromkeys(context.taken))
     return Method(label, parts.drafter, judge, parts.controller, info.family, used)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from outpace.constraints.grammar import Grammar
 from outpace.prompts.overlap import normal
+from outpace.prompts.task import Task
 
 OTHER = "other"
 """The category of prompts that name none."""
@@ -17,13 +19,16 @@ class Prompt:
 
     ``id``: where it comes from, such as ``questions.jsonl:7`` or ``self:12``. ``turns``: what the user says; the model
     answers each before the next. ``history``: (role, content) of the messages before the first turn: a system message,
-    or earlier turns with their given answers.
+    or earlier turns with their given answers. ``task``: what the answer to the last turn can be scored by. ``grammar``:
+    what the answers must look like.
     """
 
     id: str
     category: str
     turns: tuple[str, ...]
     history: tuple[tuple[str, str], ...] = ()
+    task: Task | None = None
+    grammar: Grammar | None = None
 
     @classmethod
     def single(cls, name: str, text: str, system: str = "") -> Prompt:

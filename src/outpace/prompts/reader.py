@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from outpace.constraints.grammar import Grammar
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.text import check_text
 from outpace.prompts.prompt import OTHER, Prompt
+from outpace.prompts.task import Task, task_of
 
 COLUMNS = ("turns", "messages", "conversations", "conversation", "prompt", "question", "instruction", "query", "text")
 """Columns that may hold a prompt: a text, a list of texts or a list of messages. The first that a row has counts."""
 WANTED = f"one of {', '.join(COLUMNS)} must hold text, a list of texts or a list of messages"
+_NAMES = ("question_id", "id", "task_id")
 _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _OTHER_NAMES = {"mt_bench": "chat", "summarization": "summarisation", "math_reasoning": "math"}
@@ -129,7 +132,7 @@ def prompt_of(row: Any, number: int, *, strict: bool = True) -> Prompt:
     if "question_id" in row:
         category = _SPEC_BENCH.get(category, category)
     category = _printable(category)
-    name = _printable(str(row.get("question_id", row.get("id", f"line-{number}"))))
+    name = _printable(str(next((row[key] for key in _NAMES if key in row), f"line-{number}")))
     wrong: list[ValueError] = []
     for column in COLUMNS:
         if column in row:
@@ -138,8 +141,39 @@ def prompt_of(row: Any, number: int, *, strict: bool = True) -> Prompt:
             except ValueError as error:
                 wrong.append(error)
             else:
-                return Prompt(name, category, turns, history)
+                grammar = _grammar(row) if strict else None
+                return Prompt(name, category, turns, history, _task(row, turns[-1], strict), grammar)
     raise wrong[0] if wrong else ValueError(f"expected one of the keys {', '.join(map(repr, COLUMNS))}")
+
+
+def _task(row: Mapping[str, Any], prompt: str, strict: bool) -> Task | None:
+    """What the answer can be scored by. Raises ValueError for a broken one where ``strict``."""
+    try:
+        return task_of(row, prompt)
+    except ValueError:
+        if strict:
+            raise
+        return None
+
+
+def _grammar(row: Mapping[str, Any]) -> Grammar | None:
+    """What the answers must look like: ``schema``, a JSON schema; or ``grammar``, a Lark grammar, or an object with one
+    of ``regex``, ``choices`` and ``lark``."""
+    schema, grammar = row.get("schema"), row.get("grammar")
+    if schema is not None and grammar is not None:
+        raise ValueError("'schema' and 'grammar' contradict each other; give one of them")
+    try:
+        if schema is not None:
+            return Grammar.schema(schema)
+        if not isinstance(grammar, Mapping):
+            return None if grammar is None else Grammar.lark(grammar)
+        makers = {"regex": Grammar.regex, "choices": Grammar.choice, "lark": Grammar.lark}
+        if len(grammar) != 1 or next(iter(grammar)) not in makers:
+            raise ValueError("'grammar' must be a Lark grammar, or an object with one of regex, choices and lark")
+        [(kind, given)] = grammar.items()
+        return makers[kind](given)
+    except BadInput as error:
+        raise ValueError(f"{'schema' if schema is not None else 'grammar'}: {error}") from None
 
 
 def _said(row: Mapping[str, Any], column: str, strict: bool) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:

@@ -16,6 +16,12 @@ to the request's namespace. Only figures of what a learned part adds are remembe
 (:class:`~outpace.controllers.yields.Standing`): so one that adds nothing, such as a head without training, is tried
 less and less.
 
+``faser`` (Chen et al. 2026, arXiv 2604.20503) is this method for batches: each request's draft length follows its
+acceptance and the measured costs of the batch, in every round, and is 0 where none gains (``engine/row_sharing.py``
+shares out the rows of a forward). Its early pruning, a forward that stops rejected branches between layers, is not
+built: ``benchmarks/early_pruning.py`` computes what it could gain. Its overlap of drafting and verification needs
+several devices.
+
 Choosing a round's drafter by what it yields for its time is what MetaSD's bandits do (Kim, Jung, Yun 2026, arXiv
 2604.05417); here no arm is pulled at random, because the free part's promise is known before any time is spent.
 """
@@ -29,6 +35,7 @@ from pydantic import Field
 from outpace.controllers.combined import CombinedController
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
+from outpace.drafting.with_grammar import WithGrammar
 from outpace.methods.bindings import Binding, split
 from outpace.methods.combination.auto_drafter import Auto
 from outpace.methods.registry import Context, Parts, find, methods, register
@@ -111,11 +118,12 @@ def _heads_for(context: Context, label: str) -> list[Binding]:
 @register(
     "auto",
     family="combination",
-    paper="outpace's own; after Kim, Jung, Yun 2026, arXiv 2604.05417",
+    paper="outpace's own; after Kim, Jung, Yun 2026, arXiv 2604.05417; Chen et al. 2026, arXiv 2604.20503 (FASER)",
     summary="Drafts with a learned drafter, the suffix automaton, both or neither, chosen by acceptance and "
     "measured costs.",
     when_to_use="The default, for any text. Without a head for the model it gains only where text repeats. A part "
-    "that does not make decoding faster is not used.",
+    "that does not make decoding faster is not used. In batches (FASER) draft lengths follow the load.",
+    aliases=("faser",),
     tiny={"settings": {"eagle3": {"max_nodes": 2, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:
@@ -134,8 +142,10 @@ def build(context: Context, settings: AutoSettings) -> Parts:
     for name, parts in built.items():
         if parts.rule is not None and not parts.rule.lossless:
             raise BadInput(f"'{name}' brings its own acceptance rule '{parts.rule.name}', which changes the output")
+    drafters = [one.drafter for one in built.values()]
+    drafters[0] = WithGrammar(drafters[0], settings.free)
     drafter = Auto(
-        [one.drafter for one in built.values()],
+        drafters,
         list(built),
         context.target,
         settings.namespaces,

@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
-from outpace.controllers.row_allocation import mean_costs
+from outpace.controllers.row_allocation import mean_costs, most_rate, raised
 from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.agreement import mixture
 from outpace.drafting.base import Drafter
-from outpace.drafting.merged import MergedTrees, MergeState, contributed, cut
+from outpace.drafting.combination import part_budget
+from outpace.drafting.merged import NO_DRAFT, MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
@@ -59,12 +60,21 @@ class AutoState(MergeState):
     """What the namespace knows, and the round under way."""
 
     known: Yield = field(kw_only=True)
-    free: TokenTree = field(default_factory=TokenTree)
+    free: TokenTree = field(default_factory=lambda: NO_DRAFT)
     asked: _Asked | None = None
     spent: float = 0.0
     """What the learned draft has taken, in autoregressive steps of the round."""
     begun: bool = False
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
+
+
+class _Timing(NamedTuple):
+    """What the time of a learned draft depends on: how many requests share the round, about how many tokens the longest
+    one has, and whether all are greedy."""
+
+    batch: int
+    context: int
+    live: bool
 
 
 class Auto(MergedTrees[AutoState]):
@@ -87,6 +97,9 @@ class Auto(MergedTrees[AutoState]):
         self.target = target
         self._controller = controller or CostModel(target.costs)
         self._identity, self._proven = identity, proven
+        self._steps: dict[tuple[int, int, int, bool], float] = {}
+        """Of learned drafts, by their number, the batch, the context and whether requests are greedy."""
+        self._version = target.costs.version
         self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
         self._sampled_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
         """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
@@ -114,35 +127,40 @@ class Auto(MergedTrees[AutoState]):
         for state in states:
             state.asked, state.spent = None, 0.0
         if len(self.parts) == 1:
-            for state, tree in zip(states, self.ask(0, states, budgets), strict=True):
-                state.free = state.united = tree
-            return [state.united for state in states]
+            return self._alone(states, self.ask(0, states, budgets))
         if _hopeless(budgets):
-            for state in states:
-                state.free = state.united = TokenTree()
-            return [state.united for state in states]
+            return self._alone(states, [TokenTree() for _ in states])
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
-        steps = self._drafting(states, budgets[0], 1)
-        after = [one.after(steps) for one in budgets]
-        for state, tree in zip(states, self.ask(0, states, after), strict=True):
-            state.free = state.united = tree
+        timed = _timing(states, budgets)
+        steps = self._drafting(timed, 1)
+        later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
+        self._alone(states, self.ask_within(0, states, [later[id(one)] for one in budgets]))
         # Where costs do not depend on the batch, neither may the decision.
-        shared = any(one.base_tokens > 1.0 for one in budgets)
-        for members in [range(len(states))] if shared else [range(at, at + 1) for at in range(len(states))]:
-            self._decide([states[at] for at in members], [budgets[at] for at in members])
+        if any(one.base_tokens > 1.0 for one in budgets):
+            self._decide(states, budgets, timed)
+        else:
+            for state, budget in zip(states, budgets, strict=True):
+                self._decide([state], [budget], _timing([state], [budget]))
         return [state.united for state in states]
 
-    def _decide(self, states: Seq[AutoState], budgets: Seq[Budget]) -> None:
+    @staticmethod
+    def _alone(states: Seq[AutoState], trees: list[TokenTree]) -> list[TokenTree]:
+        """The free part's drafts, as if nothing else drafted."""
+        for state, tree in zip(states, trees, strict=True):
+            state.free = state.united = tree
+        return trees
+
+    def _decide(self, states: Seq[AutoState], budgets: Seq[Budget], timed: _Timing) -> None:
         """Choose the drafts of requests that share a round, or of one alone."""
         ranked = [state.free.likeliest_first() for state in states]
         probs = [one for _, one in ranked]
         copied = [_first(state.free) for state in states]
         able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
         costs = mean_costs([budget.relative_costs for budget in budgets]) or _nominal(budgets)
-        base = max(budget.base_tokens for budget in budgets)
+        base = max([budget.base_tokens for budget in budgets])
 
         def chosen(offers: Seq[Seq[float]]) -> Plan:
-            return plan(probs, offers, costs, base, lambda size: self._drafting(states, budgets[0], size))
+            return plan(probs, offers, costs, base, lambda size: self._drafting(timed, size))
 
         found = chosen([s.known.expected(c) if a else () for s, c, a in zip(states, copied, able, strict=True)])
         due = [a and state.known.due() for state, a in zip(states, able, strict=True)]
@@ -190,17 +208,24 @@ class Auto(MergedTrees[AutoState]):
 
     # --------------------------------------------------------------------------------------------------- time
 
-    def _drafting(self, states: Seq[AutoState], budget: Budget, count: int) -> float:
+    def _drafting(self, timed: _Timing, count: int) -> float:
         """What a learned draft for ``count`` of the sequences takes, in autoregressive steps of the round."""
         costs = self.target.costs
         if costs.fixed:
             return NOMINAL_DRAFT
+        version = costs.version
+        if self._version != version:
+            self._version = version
+            self._steps.clear()
         # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
-        live = _greedy(states)
-        timed = self._shared.clock.seconds(count) if live else None
-        seconds = self._rehearsed(count, not live) if timed is None else timed
-        context = max(len(state.sequence.tokens) for state in states)
-        return seconds / costs.round_seconds(int(budget.base_tokens), context, live=live)
+        known = count, *timed
+        found = self._steps.get(known)
+        if found is None:  # asked several times in every round
+            usual = self._shared.clock.seconds(count) if timed.live else None
+            seconds = self._rehearsed(count, not timed.live) if usual is None else usual
+            whole = costs.round_seconds(timed.batch, timed.context, live=timed.live)
+            found = self._steps[known] = seconds / whole
+        return found
 
     def _rehearsed(self, count: int, sampled: bool) -> float:
         size = 1 << (count - 1).bit_length()
@@ -208,6 +233,12 @@ class Auto(MergedTrees[AutoState]):
             self._rehearsal(size, sampled),
             lambda: draft_seconds(self.target, self.parts[1], self._controller, size, sampled=sampled),
         )
+
+    def measure(self, batch: int) -> None:
+        super().measure(batch)
+        if len(self.parts) > 1 and not self.target.costs.fixed:
+            for sampled in (False, True):
+                self._rehearsed(batch, sampled)
 
     def _rehearsal(self, size: int, sampled: bool) -> str:
         kind = "sampled sequences" if sampled else "sequences"
@@ -219,24 +250,28 @@ class Auto(MergedTrees[AutoState]):
             return
         clock, count = self._shared.clock, len(asking)
         clock.read(count, seconds)
+        self._steps.clear()
         usual = clock.settled(count)
         if usual is not None:
             self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
 
     # ------------------------------------------------------------------------------------------------- learning
 
+    def part_trees(self, state: AutoState) -> Seq[TokenTree]:
+        return (state.free,) if state.asked is None else (state.free, state.asked.learned)
+
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         for state, verdict in zip(states, verdicts, strict=True):
             scored, asked = verdict.scores.tree, state.asked
-            trees = (state.free,) if asked is None else (state.free, asked.learned)
-            for name, tree in zip(self.names, trees, strict=False):
-                state.rounds[name] += contributed(tree, scored)
+            if scored:
+                for name, tree in zip(self.names, self.part_trees(state), strict=False):
+                    state.rounds[name] += contributed(tree, scored)
             if asked is not None and state.sequence.params.greedy:
                 _learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
             elif asked is not None:
                 _learn_by_target(state.known, asked, scored, verdict.target_row(0))
-            state.free, state.asked = TokenTree(), None
+            state.free, state.asked = NO_DRAFT, None
 
 
 def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) -> None:
@@ -285,11 +320,19 @@ def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
 
 def _hopeless(budgets: Seq[Budget]) -> bool:
     """Whether a round of a batch would gain too little even if every draft token in it were accepted."""
-    base = max(budget.base_tokens for budget in budgets)
+    base = max([budget.base_tokens for budget in budgets])
     costs = mean_costs([budget.relative_costs for budget in budgets])
-    if base <= 1.0 or not costs:
-        return False
-    return max((base + count) / cost for count, cost in enumerate(costs)) < HOPE * base / costs[0]
+    return base > 1.0 and bool(costs) and most_rate(costs, base) < HOPE * base / costs[0]
+
+
+def _free_after(budget: Budget, steps: float) -> Budget:
+    """The free part's budget in a round in which a draft has already taken ``steps``."""
+    return part_budget(budget, 0).costing(raised(budget.relative_costs, steps)) if steps else part_budget(budget, 0)
+
+
+def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> _Timing:
+    longest = max([len(state.sequence.tokens) for state in states])
+    return _Timing(int(budgets[0].base_tokens), 1 << longest.bit_length(), _greedy(states))
 
 
 def _greedy(states: Seq[AutoState]) -> bool:
@@ -298,6 +341,8 @@ def _greedy(states: Seq[AutoState]) -> bool:
 
 def _first(tree: TokenTree) -> float:
     """How likely one of the first draft tokens is accepted."""
+    if not tree.tokens:
+        return 0.0
     return min(1.0, sum(tree.path_acceptance_probs[node] for node in tree.children(ROOT)))
 
 

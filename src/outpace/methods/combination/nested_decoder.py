@@ -174,8 +174,11 @@ class Nested(Drafter[NestedState]):
         if state.run is not None and state.run.inner.finish_reason is not None:
             self.end(state)  # the context was full, or a grammar a dead end
         room = self.model.context_length - len(sequence.tokens)
-        # A processor may allow nothing after some tokens: the inner round that meets them fails for what they are.
-        if budget.depth <= 0 or budget.max_nodes <= 0 or room <= budget.depth or sequence.params.processors:
+        # A processor or a grammar may allow nothing after some tokens: the inner round that meets them fails for what
+        # they are.
+        params = sequence.params
+        held = bool(params.processors) or params.constraint is not None
+        if budget.depth <= 0 or budget.max_nodes <= 0 or room <= budget.depth or held:
             return None
         if state.run is None:
             state.run = InnerRun(self._submit(sequence), len(sequence.tokens))

@@ -26,9 +26,10 @@ from pydantic import Field
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.core.validation import StrictModel
 from outpace.drafting.best_first import BestFirst, CandidateState, Grown, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration

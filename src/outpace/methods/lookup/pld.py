@@ -13,12 +13,13 @@ to nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pydantic import Field, model_validator
 
 from outpace.core.validation import StrictModel
 from outpace.drafting.alignment import Alignment
-from outpace.drafting.calibration import Calibration
+from outpace.drafting.calibration import PooledCalibration
 from outpace.drafting.copying import CopyDrafter, CopyState, Match, NumDraftTokens, length_controller, separated
 from outpace.drafting.ngram_index import NgramIndex, Prefer
 from outpace.methods.registry import Context, Parts, register
@@ -55,7 +56,9 @@ class PromptLookup(CopyDrafter[LookupState]):
             index.extend(sequence.tokens[: sequence.prompt_length])
         alignment = Alignment.of(sequence, started=False) if self.align else None
         fed = len(sequence.tokens)
-        return LookupState(sequence, Calibration(self.prior), fed, index=index, alignment=alignment)
+        return LookupState(
+            sequence, PooledCalibration(self.prior, attrgetter("origin")), fed, index=index, alignment=alignment
+        )
 
     def match(self, state: LookupState) -> Match | None:
         index, place, fresh = state.index, state.alignment, state.fresh()

@@ -71,13 +71,16 @@ class Recycling(BestFirst[RecyclingState]):
 
     def begin(self, sequence: Sequence) -> RecyclingState:
         table = self._tables.open(sequence)
-        tokens, rows = sequence.tokens, table.rows
-        for at in range(1, len(tokens)):
+        self._read(sequence.tokens, 1, table.rows)
+        return RecyclingState(sequence, table.calibration, rows=table.rows)
+
+    def _read(self, tokens: Seq[int], start: int, rows: Lru[Key, Row]) -> None:
+        """Fill rows from the text itself: tokens from ``start`` on, and what came before each."""
+        for at in range(start, len(tokens)):
             for key in self._keys(tokens[max(0, at - self.context) : at]):
                 row = rows.get(key) or []
                 read = (tokens[at], _FROM_TEXT)
                 rows.put(key, [read, *(one for one in row if one[0] != tokens[at])][: self.topk])
-        return RecyclingState(sequence, table.calibration, rows=rows)
 
     def _keys(self, tail: Seq[int]) -> Iterator[Key]:
         """Keys that end a text, the longest first."""
@@ -101,6 +104,9 @@ class Recycling(BestFirst[RecyclingState]):
 
         super().observe(state, verdict)
         scores, tree = verdict.scores, verdict.scores.tree
+        if not len(scores.logits):  # of an engine that shows tokens alone
+            self._read(state.sequence.tokens, scores.length, state.rows)
+            return
         before = state.sequence.tokens[max(0, scores.length - self.context) : scores.length]
         found = [self._row(values, ids) for values, ids in top(scores.logits[: 1 + len(tree)], self.topk)]
         for node in range(len(tree) - 1, ROOT - 1, -1):  # a key that several paths end with is the likeliest path's

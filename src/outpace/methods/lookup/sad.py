@@ -41,7 +41,7 @@ class AlignedCopy(CopyDrafter[AlignedState]):
         self.min_match, self.window, self.realign, self.guess = min_match, window, realign, guess
 
     def prior(self, kind: CopyKind) -> float:
-        return 0.35 if kind == (GUESSED, 0) else 1.0 - 0.4 / math.pow(1.0 + kind[1], 0.8)
+        return 0.35 if kind == CopyKind(GUESSED, 0) else 1.0 - 0.4 / math.pow(1.0 + kind.length, 0.8)
 
     def begin(self, sequence: Sequence) -> AlignedState:
         alignment = Alignment.of(

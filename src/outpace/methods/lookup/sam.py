@@ -13,11 +13,12 @@ copied from the latest occurrence are accepted than from the earliest.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pydantic import Field
 
 from outpace.core.validation import StrictModel
-from outpace.drafting.calibration import Calibration
+from outpace.drafting.calibration import PooledCalibration
 from outpace.drafting.copying import CopyDrafter, CopyState, Match, NumDraftTokens, length_controller, separated
 from outpace.drafting.ngram_index import Prefer
 from outpace.drafting.static_automaton import Cursor, StaticAutomaton, shared_automaton
@@ -65,7 +66,9 @@ class SuffixLookup(CopyDrafter[SuffixState]):
         if cursor is not None:
             cursor.advance(sequence.tokens)
         fed = len(sequence.tokens)
-        return SuffixState(sequence, Calibration(self.prior), fed, automaton=automaton, cursor=cursor)
+        return SuffixState(
+            sequence, PooledCalibration(self.prior, attrgetter("origin")), fed, automaton=automaton, cursor=cursor
+        )
 
     def match(self, state: SuffixState) -> Match | None:
         automaton, cursor, fresh = state.automaton, state.cursor, state.fresh()
@@ -78,7 +81,7 @@ class SuffixLookup(CopyDrafter[SuffixState]):
                 return Match(copied, 0, length, periodic=False, origin="corpus")
         if automaton.match_length < max(1, self.min_match):
             return None
-        return Match(automaton.text, automaton.match_end + 1, automaton.match_length)
+        return Match(automaton.text, automaton.match_end + 1, automaton.match_length, rivals=automaton.rivals)
 
     def most(self, match: Match) -> int:
         return int(self.base + self.slope * match.length)

@@ -100,6 +100,7 @@ class Swift(SelfDraft[SwiftState]):
     """Drafts through the best sub-graph found so far, and looks for better ones."""
 
     proposal = Proposal(tree=True, sampled=True, replacement=False)
+    asks_policy = False
 
     def __init__(self, target: Target, settings: SwiftSettings) -> None:
         super().__init__(target)

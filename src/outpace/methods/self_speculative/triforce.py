@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from outpace.acceptance.draws import acceptance_probability, drawn_from, left_by
+from outpace.acceptance.draws import drawn_from, left_by
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
@@ -94,7 +94,7 @@ class MiddleDraft:
                     accepted = bool(drawn) and drawn[0].token == token
                 elif drawn:
                     token, q = drawn[0].token, drawn_from(self.run, (), drawn[0], p)
-                    accepted = self.inner.bernoulli(acceptance_probability(p, q, token))
+                    accepted = self.inner.bernoulli(p.acceptance(q, token))
                     if not accepted:
                         rest, _ = left_by(p, q, token)
                 if not accepted and sequence.noise is None:

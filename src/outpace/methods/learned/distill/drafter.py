@@ -55,6 +55,7 @@ class DistillDrafter(DraftModel):
     def __init__(self, draft: HeadTarget, target: Target, *, tree: bool = True) -> None:
         super().__init__(draft, proposal=Proposal(tree=tree))
         self._head, self._target = draft, target
+        self.weighs_costs = True
         self._calibrations = Namespaces(lambda: Calibration(by_confidence))
 
     @cached_property

@@ -13,11 +13,12 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.core.proposal import Proposal
-from outpace.drafting.dynamic_tree import DynamicTree, SampledTree, by_confidence, by_rank
+from outpace.drafting.candidate_tree import CandidateTree
+from outpace.drafting.dynamic_tree import DynamicTree, by_confidence, by_rank
 from outpace.drafting.mixed_tree import MixedTree, by_probability
-from outpace.drafting.sampled_trees import WithoutReplacement
+from outpace.drafting.sampled_trees import SampledTree, WithoutReplacement
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder
-from outpace.heads.feature_drafter import CandidateTree, FeatureDrafter, FeatureState
+from outpace.heads.feature_drafter import FeatureDrafter, FeatureState
 from outpace.heads.feature_net import Net
 from outpace.methods.learned.eagle.feature_settings import FeatureSettings, Mode
 from outpace.methods.registry import Context, Parts
@@ -42,6 +43,7 @@ class FeatureMethod(FeatureDrafter):
         }
         self._settings, self._confident, self._mode = settings, confident, mode_of(settings, confident)
         super().__init__(net, proposals[self._mode], _rate if confident else by_rank)
+        self.weighs_costs = self._mode in ("tree", "mixed")
         self._whole_ids = torch.tensor(net.ids)
 
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:

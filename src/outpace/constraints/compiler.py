@@ -1,0 +1,158 @@
+"""From a Grammar to a Constraint over a tokenizer's vocabulary: compiled once, and kept within a bound."""
+
+from __future__ import annotations
+
+import json
+import re
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
+from outpace.constraints.parser_state import Cursor, ParserState
+from outpace.constraints.schema_check import check_schema
+from outpace.constraints.token_trie import TokenTrie, engine, token_trie
+from outpace.core.errors import BadInput, shortened
+from outpace.core.lru import Lru
+from outpace.models.base import ChatTokenizer
+
+KEPT = 64
+"""Grammars that stay compiled; the least recently used leave first."""
+_IDLE = 8
+"""Parsers of one grammar that wait for further requests."""
+_FUEL = 20_000_000
+"""What the engine spends on regular expressions in a second, about; it counts work, not time."""
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is laid out where a schema says nothing of it, in the engine's words."""
+
+_EVERY_SPELLING = '%llguidance { "no_forcing": true }'
+"""Text that the grammar forces may be spelled in every way that the vocabulary has, as everywhere else."""
+_COMPILED: Lru[tuple[Grammar, GrammarLimits, str], ParsedConstraint] = Lru(KEPT)
+_LOCK = Lock()
+
+
+def compiled(grammar: Grammar, tokenizer: ChatTokenizer, limits: GrammarLimits = DEFAULT_LIMITS) -> ParsedConstraint:
+    """The constraint of a grammar over a vocabulary, compiled now or kept from an earlier call.
+
+    Raises BadInput in one line for a grammar that is broken, unsatisfiable, or beyond ``limits``, and MissingExtra
+    where the engine is not installed.
+    """
+    key = (grammar, limits, tokenizer.fingerprint)
+    with _LOCK:
+        known = _COMPILED.get(key)
+        if known is None:
+            known = ParsedConstraint(grammar, token_trie(tokenizer), limits)
+            _COMPILED.put(key, known)
+    return known
+
+
+class ParsedConstraint:
+    """A compiled grammar. ``seconds``: what compiling took. Safe to use from several threads, one state at a time."""
+
+    def __init__(self, grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> None:
+        began = perf_counter()
+        size = len(grammar.source.encode())
+        if size > limits.max_bytes:
+            raise BadInput(
+                f"the {grammar.name} has {size:,} bytes, and the limit is {limits.max_bytes:,}; make it smaller, or "
+                "raise the limit"
+            )
+        self.grammar, self._trie = grammar, trie
+        self._matcher = _matcher(grammar, trie, limits)
+        self._idle: list[Any] = []
+        self._check_beginning()
+        self.seconds = perf_counter() - began
+        if self.seconds > limits.seconds:
+            raise BadInput(_too_slow(grammar, limits))
+
+    def __repr__(self) -> str:
+        return f"ParsedConstraint({self.grammar.kind}, {shortened(self.grammar.source, 60)!r})"
+
+    def begin(self) -> ParserState:
+        cursor = Cursor(self._parser, self._trie, self._give_back)
+        return ParserState(cursor, cursor.root)
+
+    def _parser(self) -> Any:
+        try:
+            matcher = self._idle.pop()
+        except IndexError:
+            return self._matcher.deep_copy()
+        matcher.reset()
+        return matcher
+
+    def _give_back(self, matcher: Any) -> None:
+        if len(self._idle) < _IDLE and not matcher.is_error():
+            self._idle.append(matcher)
+
+    def accepts(self, text: str) -> bool:
+        state: ParserState | None = self.begin()
+        for token in self._trie.inner.greedy_tokenize(text):
+            state = None if state is None else state.advance(token)
+        return state is not None and state.complete
+
+    def _check_beginning(self) -> None:
+        state = self.begin()
+        if not state.complete and not state.allowed(self._trie.size).any():
+            raise BadInput(f"the {self.grammar.name} allows no answer at all: no token of this model can begin one")
+
+
+def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
+    llguidance = engine()
+    bounds = llguidance.LLParserLimits(
+        initial_lexer_fuel=int(limits.seconds * _FUEL), max_grammar_size=limits.max_bytes, verbose_errors=False
+    )
+    try:
+        source = _source(grammar, llguidance)
+        matcher = llguidance.LLMatcher(trie.inner, source, log_level=0, limits=bounds)
+        wrong = matcher.get_error()
+    except ValueError as error:
+        wrong = str(error)
+    if not wrong:
+        return matcher
+    line = shortened(wrong)
+    if "fuel" in line or "too large" in line or "grammar size" in line:
+        raise BadInput(f"{_too_slow(grammar, limits)} ({line})")
+    raise BadInput(f"the {grammar.name} cannot be used: {line}")
+
+
+def _too_slow(grammar: Grammar, limits: GrammarLimits) -> str:
+    return (
+        f"the {grammar.name} is too complex to compile within {limits.seconds:g} s; make it simpler, or raise the limit"
+    )
+
+
+def _source(grammar: Grammar, llguidance: Any) -> str:
+    """The grammar in the engine's own form. Raises ValueError or BadInput for what is broken."""
+    match grammar.kind:
+        case "schema":
+            schema = json.loads(grammar.source)
+            check_schema(schema)
+            if isinstance(schema, dict):
+                schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
+            rules = f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+        case "regex":
+            pattern = llguidance.regex_to_lark(_unanchored(grammar.source), "d")  # only ASCII digits are digits
+            rules = f"start: /{pattern}/"
+        case "choice":
+            rules = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(grammar.source))
+        case "lark":
+            rules = grammar.source
+            if re.search(r"^\s*root\s*::=", rules, re.MULTILINE):
+                from llguidance.gbnf_to_lark import gbnf_to_lark
+
+                rules = gbnf_to_lark(rules)
+    found: str = llguidance.LLMatcher.grammar_from_lark(f"{_EVERY_SPELLING}\n{rules}")
+    return found
+
+
+def _dict(given: Any) -> dict[str, Any]:
+    return given if isinstance(given, dict) else {}
+
+
+def _unanchored(pattern: str) -> str:
+    """A pattern without anchors at its ends: it is matched as a whole anyway."""
+    pattern = re.sub(r"^(\^|\\A)", "", pattern)
+    ends = re.search(r"(\\*)(\$|\\[zZ])$", pattern)
+    if ends and len(ends[1]) % 2 == 0:
+        pattern = pattern[: ends.start(2)]
+    return pattern

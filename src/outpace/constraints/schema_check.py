@@ -1,0 +1,102 @@
+"""Schemas that no finite answer satisfies: found before anything is decoded, because such an answer would not end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outpace.core.errors import BadInput
+
+_MOST_STEPS = 200_000
+
+
+def check_schema(schema: Any) -> None:
+    """Raise BadInput for a schema whose every instance contains itself, such as an object that requires one of its own
+    kind. What cannot be told is taken for satisfiable."""
+    found = _Finite(schema)
+    if not found.holds(schema, ()):
+        raise BadInput(
+            "the schema is unsatisfiable: every instance would have to contain another one of the same kind, without "
+            "end; make the recursive property optional, or give the recursion another branch"
+        )
+
+
+class _Finite:
+    """Whether a schema has a finite instance, as far as recursion decides it."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._known: dict[str, bool] = {}
+        self._steps = 0
+
+    def holds(self, schema: Any, open_refs: tuple[str, ...]) -> bool:
+        """``open_refs``: references under way, of which no instance is known to be finite yet."""
+        self._steps += 1
+        if not isinstance(schema, Mapping) or self._steps > _MOST_STEPS:
+            return True
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and not self._resolved(ref, open_refs):
+            return False
+        if isinstance(every := schema.get("allOf"), list) and not all(self.holds(one, open_refs) for one in every):
+            return False
+        for name in ("anyOf", "oneOf"):
+            some = schema.get(name)
+            if isinstance(some, list) and some and not any(self.holds(one, open_refs) for one in some):
+                return False
+        return self._value_holds(schema, open_refs)
+
+    def _value_holds(self, schema: Mapping[str, Any], open_refs: tuple[str, ...]) -> bool:
+        """By the schema's own keywords, references and combinations aside."""
+        kinds = schema.get("type")
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if "enum" in schema or "const" in schema or (isinstance(kinds, list) and set(kinds) - {"object", "array"}):
+            return True
+        implied = kinds or [name for name in ("object", "array") if self._demands(schema, name)]
+        # Without a type any other value will do, unless the engine reads one from the keywords.
+        return not implied or any(self._members_hold(schema, kind, open_refs) for kind in implied)
+
+    @staticmethod
+    def _demands(schema: Mapping[str, Any], kind: str) -> bool:
+        return "properties" in schema if kind == "object" else "items" in schema or "prefixItems" in schema
+
+    def _members_hold(self, schema: Mapping[str, Any], kind: str, open_refs: tuple[str, ...]) -> bool:
+        """Whether all members that an object or array must have can be finite."""
+        if kind == "object":
+            named = schema.get("properties")
+            required = schema.get("required")
+            if not isinstance(named, Mapping) or not isinstance(required, list):
+                return True
+            return all(self.holds(named.get(name), open_refs) for name in required if isinstance(name, str))
+        least = schema.get("minItems")
+        least = least if isinstance(least, int) else 0
+        first = schema.get("prefixItems")
+        first = first[:least] if isinstance(first, list) else []
+        return all(self.holds(one, open_refs) for one in first) and (
+            least <= len(first) or self.holds(schema.get("items"), open_refs)
+        )
+
+    def _resolved(self, ref: str, open_refs: tuple[str, ...]) -> bool:
+        if ref in open_refs:
+            return False
+        if ref not in self._known:
+            found = self._target(ref)
+            known = found is None or self.holds(found, (*open_refs, ref))
+            if known or not open_refs:  # a no under other references may hold only there
+                self._known[ref] = known
+            return known
+        return self._known[ref]
+
+    def _target(self, ref: str) -> Any:
+        """What a reference into this schema names; None for another place, which the engine judges."""
+        if not ref.startswith("#"):
+            return None
+        at = self._whole
+        for part in ref[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(at, Mapping) and key in at:
+                at = at[key]
+            elif isinstance(at, list) and key.isdigit() and int(key) < len(at):
+                at = at[int(key)]
+            else:
+                return None
+        return at

@@ -1,0 +1,167 @@
+"""Grammars: what compiles, what each allows, where an answer may end, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outpace.certify.letters import Letters
+from outpace.constraints import Grammar, GrammarLimits, compiled
+from outpace.core.constraint import bits_of, count, holds, single, tokens_of
+from outpace.core.errors import BadInput
+from outpace.models.base import ChatTokenizer
+
+BYTES = Letters([*(chr(value) for value in range(32, 127)), '{"', '": ', "true", "ab", None])
+STOP = len(BYTES.pieces) - 1
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+}
+
+
+def accepted(grammar: Grammar, text: str, tokenizer: ChatTokenizer = BYTES) -> bool:
+    """Walk the text's tokens, and check that masks and steps agree on the way."""
+    state = compiled(grammar, tokenizer).begin()
+    for token in tokenizer.encode(text):
+        after = state.advance(token)
+        assert (after is not None) == holds(state.allowed(len(tokenizer)), token)
+        if after is None:
+            return False
+        state = after
+    assert not holds(state.allowed(len(tokenizer)), STOP)  # the sampler allows it, where the grammar is complete
+    assert state.complete == compiled(grammar, tokenizer).accepts(text)
+    return state.complete
+
+
+@pytest.mark.parametrize(
+    ("grammar", "yes", "no"),
+    [
+        (Grammar.choice(["red", "green", 'a "b"']), ["red", 'a "b"'], ["re", "redd", "blue", ""]),
+        (Grammar.regex(r"^\d{2}-[ab]+$"), ["12-a", "99-ab"], ["1-a", "12-", "12-c"]),
+        (Grammar.regex(r"a/b\$"), ["a/b$"], ["a/b"]),
+        (Grammar.lark('start: "(" start ")" | "x"'), ["x", "((x))"], ["(x", "()", "xx"]),
+        (Grammar.lark('root ::= "a" b\nb ::= "b"*'), ["a", "abb"], ["b", "aba"]),
+        (Grammar.schema(PERSON), ['{"name": "Al", "age": 7}'], ['{"name": "Alan", "age": 7}', '{"age": 7}']),
+        (Grammar.schema(json.dumps(PERSON)), ['{"name": "", "age": 0}'], ['{"name": "", "age": -1}', '{ "name"']),
+        (Grammar.schema(True), ["1", '[{"a": null}]'], ["[1", "nul"]),
+    ],
+)
+def test_a_grammar_accepts_what_it_describes_alone(grammar: Grammar, yes: Seq[str], no: Seq[str]) -> None:
+    assert [text for text in yes if not accepted(grammar, text)] == []
+    assert [text for text in no if accepted(grammar, text)] == []
+
+
+def test_white_space_is_fixed_unless_the_schema_says_otherwise() -> None:
+    assert not accepted(Grammar.schema(PERSON), '{"name":"Al","age":7}')
+    assert accepted(
+        Grammar.schema({**PERSON, "x-guidance": {"whitespace_flexible": True}}), '{ "name": "Al", "age": 7}'
+    )
+
+
+def test_states_are_values_whatever_order_they_are_asked_in() -> None:
+    begin = compiled(Grammar.choice(["aab", "aba", "b"]), BYTES).begin()
+    [a, b] = [BYTES.encode(one)[0] for one in "ab"]
+    first, other = begin.advance(a), begin.advance(b)
+    assert first is not None and other is not None
+    deep = first.advance(a)
+    assert deep is not None
+    assert tokens_of(deep.allowed(STOP), STOP).tolist() == [b]
+    assert other.complete and not count(other.allowed(STOP))
+    assert set(tokens_of(first.allowed(STOP), STOP).tolist()) == {a, b, BYTES.encode("ab")[0]}
+    assert set(tokens_of(begin.allowed(STOP), STOP).tolist()) == {a, b, BYTES.encode("ab")[0]}
+    assert first.advance(a) is deep
+
+
+def test_many_requests_share_what_was_compiled() -> None:
+    grammar = Grammar.regex("(ab)+")
+    one = compiled(grammar, BYTES)
+    assert compiled(grammar, BYTES) is one
+    states = [one.begin() for _ in range(20)]
+    moved = [state.advance(BYTES.encode("a")[0]) for state in states]
+    assert all(state is not None and not state.complete for state in moved)
+    del states, moved
+    assert accepted(grammar, "abab")
+
+
+def test_forced_text_is_spelled_by_tokens_that_are_allowed() -> None:
+    state: Any = compiled(Grammar.schema(PERSON), BYTES).begin()
+    forced = state.forced()
+    assert BYTES.decode(forced) == '{"name": "'
+    for token in forced:
+        state = state.advance(token)
+        assert state is not None
+
+
+def test_a_set_of_bits() -> None:
+    bits = bits_of([0, 31, 32, 63, 64], 65)
+    assert bits.dtype == np.uint32 and len(bits) == 3
+    assert tokens_of(bits, 65).tolist() == [0, 31, 32, 63, 64]
+    assert count(bits) == 5
+    assert holds(bits, 63) and not holds(bits, 62)
+    assert single(bits) is None and single(bits_of([], 65)) is None and single(bits_of([3, 5], 65)) is None
+    assert [single(bits_of([token], 65)) for token in (0, 31, 32, 64)] == [0, 31, 32, 64]
+
+
+def _long(depth: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(depth)}}
+
+
+SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "limits", "said"),
+    [
+        (lambda: Grammar.schema({"type": "integer", "minimum": 5, "maximum": 4}), None, "schema cannot be used"),
+        (lambda: Grammar.schema(False), None, "schema"),
+        (lambda: Grammar.schema({"enum": []}), None, "schema"),
+        (lambda: Grammar.schema(SELF), None, "unsatisfiable.*without end"),
+        (lambda: Grammar.schema({"$ref": "#"}), None, "unsatisfiable|cannot be used"),
+        (lambda: Grammar.schema({"$ref": "#/$defs/none"}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"$ref": "https://example.com/x.json"}), None, "schema cannot be used"),
+        (lambda: Grammar.schema({"not": {"type": "integer"}}), None, "schema cannot be used.*not"),
+        (lambda: Grammar.schema({"type": "array", "uniqueItems": True}), None, "uniqueItems"),
+        (lambda: Grammar.schema('{"type": '), None, "not valid JSON"),
+        (lambda: Grammar.schema([1]), None, "JSON object"),
+        (lambda: Grammar.schema(_long(200)), GrammarLimits(max_bytes=1000), "bytes, and the limit is 1,000"),
+        (lambda: Grammar.regex("a("), None, "regular expression cannot be used"),
+        (lambda: Grammar.regex("(?=a)b"), None, "regular expression cannot be used"),
+        (lambda: Grammar.regex(""), None, "empty"),
+        (lambda: Grammar.regex("\u00e9"), None, "no answer at all"),
+        (lambda: Grammar.lark("start: x"), None, "grammar cannot be used"),
+        (lambda: Grammar.lark("hello"), None, "grammar cannot be used"),
+        (lambda: Grammar.choice([]), None, "list of texts"),
+        (lambda: Grammar.choice(["a", "a"]), None, "same"),
+        (lambda: Grammar.choice(["\u00e9"]), None, "no answer at all"),
+        (lambda: GrammarLimits(seconds=0.0), None, "seconds"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(make: Any, limits: GrammarLimits | None, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as refused:
+        compiled(make(), BYTES, *([] if limits is None else [limits]))
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+def test_a_regular_expression_that_explodes_ends_in_words() -> None:
+    """Its parts are built as they are needed: the answer ends where the engine's limit is reached."""
+    state: Any = compiled(Grammar.regex("(((a{1,300}){1,300}){1,300}){1,300}"), BYTES).begin()
+    with pytest.raises(BadInput, match="the grammar is too complex to go on"):
+        for _ in range(200):
+            state.allowed(len(BYTES))
+            state = state.advance(BYTES.encode("a")[0])
+
+
+def test_recursion_that_may_end_is_taken() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["next"],
+    }
+    assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
+    assert not accepted(Grammar.schema(tree), '{"next": {}}')
