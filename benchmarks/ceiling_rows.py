@@ -30,10 +30,10 @@ from outpace.controllers.base import Budget
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.copying import LONGEST, continuation
-from outpace.drafting.dynamic_tree import SampledTree
-from outpace.drafting.sampled_trees import GreedyPlusOne, WithoutReplacement, WithReplacement
-from outpace.heads.feature_drafter import CandidateTree, FeatureState
+from outpace.drafting.sampled_trees import GreedyPlusOne, SampledTree, WithoutReplacement, WithReplacement
+from outpace.heads.feature_drafter import FeatureState
 from outpace.methods.learned.eagle.feature_method import FeatureMethod
 from outpace.methods.lookup.sam import SuffixLookup
 from outpace.targets.base import Sequence, Target, TreeScores

@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="+", metavar="METHOD=SETTINGS", help="settings as JSON; 'rule' names a rule")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="int4")
+    parser.add_argument("--draft-model", help="by default the one that is shipped for the model")
     parser.add_argument("--limit", type=int, default=18)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--temperatures", default="0.8", help="comma-separated")
@@ -93,7 +94,7 @@ def main() -> None:
             name, _, text = label.partition("=")
             settings = json.loads(text or "{}")
             rule = settings.pop("rule", None)
-            method = model.method(name, settings, rule=rule)
+            method = model.method(name, settings, rule=rule, draft_model=options.draft_model)
             found = counted(model, costs, method, prompts, options.max_new_tokens, temperature)
             print(f"| {temperature:g} | {label} | {found} |", flush=True)
 

@@ -23,10 +23,11 @@ from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.fixed import Fixed
 from outpace.controllers.yields import PRIOR, Clock, Yield
+from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, AuxiliaryToken, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.decoder import Decoder
@@ -249,7 +250,7 @@ def test_trees_are_united_and_cut_by_what_pays() -> None:
     tree = drafted(0.01)
     assert tree.child(ROOT, copied) is not None and tree.child(ROOT, read) is not None
     assert len(tree) <= 6
-    tree = drafted(0.1)
+    tree = drafted(0.07)
     assert tree.child(ROOT, read) is not None
     assert tree.child(ROOT, copied) is None, "after a short match, beside a head that expects another token"
     assert len(drafted(4.0)) == 0

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.hierarchy import best_hierarchy, latency, measured_rates, tokens_per_round
+from outpace.controllers.hierarchy import best_hierarchy, latency, measured_rates
+from outpace.controllers.predictor import tokens_per_round
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method

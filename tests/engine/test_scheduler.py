@@ -74,6 +74,22 @@ def test_the_tenant_that_was_served_least_goes_first() -> None:
     assert plans.plan([]).admit == [other]  # ... and what was served since decides.
 
 
+def test_who_was_served_alone_does_not_wait_for_one_that_comes_later() -> None:
+    """What a tenant had while nobody else was there is not counted against it."""
+    plans, clock = scheduler(max_batch=1)
+    first = ticket(tenant="old")
+    add(plans, clock, first)
+    assert plans.plan([]).admit == [first]
+    plans.served("old", 4, 1_000_000)
+    crowd = [ticket(tenant="new") for _ in range(3)]
+    add(plans, clock, *crowd)
+    late = ticket(tenant="old")
+    add(plans, clock, late)
+    assert plans.plan([]).admit == [crowd[0]]
+    plans.served("new", 4, 10)
+    assert plans.plan([]).admit == [late]
+
+
 def test_one_tenant_does_not_fill_a_whole_batch_while_another_waits() -> None:
     plans, clock = scheduler(max_batch=4)
     add(plans, clock, *[ticket(tenant="many") for _ in range(6)], *[ticket(tenant="few") for _ in range(2)])

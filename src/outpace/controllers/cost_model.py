@@ -11,13 +11,11 @@ others' next tokens; how many of all requests' draft tokens are scored together 
 from __future__ import annotations
 
 from outpace.controllers.base import Budget, Controller
+from outpace.controllers.predictor import Predictor
 from outpace.core.metrics import RequestMetrics
 from outpace.targets.costs import Costs
 from outpace.targets.threads import threads
 
-MARGIN = 1.05
-"""Drafting must promise this much more than an autoregressive step of one request: probabilities are not exact, drafts
-take time."""
 LONGEST = 64
 """Most draft tokens, where rows are free."""
 _LIMIT = 16
@@ -42,26 +40,23 @@ class CostModel(Controller):
         self._version = costs.version
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        context = context_of(metrics)
-        if self._version != self._costs.version:
-            self._version = self._costs.version
+        context, version = context_of(metrics), self._costs.version
+        if self._version != version:
+            self._version = version
             self._known.clear()
         known = batch, context, threads(), sampled
-        if known not in self._known:  # asked for every request in every round
-            self._known[known] = self._budget(batch, context, live=not sampled)
-        return self._known[known]
+        found = self._known.get(known)
+        if found is None:  # asked for every request in every round
+            found = self._known[known] = self._budget(batch, context, live=not sampled)
+        return found
 
     def _budget(self, batch: int, context: int, *, live: bool) -> Budget:
         batch = 1 if self._costs.fixed else batch
-        margin = (MARGIN - 1.0) / batch
-        step = self._costs.round_seconds(batch, context, live=live)
-        relative_costs = [1.0]
+        predictor, relative_costs = Predictor(self._costs), [1.0]
 
         def extend(most: int) -> None:
             counts = range(len(relative_costs), most + 1)
-            relative_costs.extend(
-                margin + self._costs.round_seconds(batch + count, context, live=live) / step for count in counts
-            )
+            relative_costs.extend(predictor.relative_costs(counts, batch, context, live=live))
 
         extend(_LIMIT if self._most is None else self._most)
         longest = batch * LONGEST if self._most is None else batch * self._most

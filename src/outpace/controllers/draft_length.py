@@ -9,12 +9,13 @@ before anything of the round is drawn, from the verdicts of earlier rounds alone
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Seq
-from itertools import accumulate, chain, islice, pairwise, repeat
+from itertools import accumulate, chain, count, islice, repeat
 from operator import mul
 
 from outpace.controllers.base import Budget, Controller
-from outpace.controllers.cost_model import MARGIN, context_of
+from outpace.controllers.cost_model import context_of
 from outpace.controllers.fixed import Fixed
+from outpace.controllers.predictor import ModelDraft, Predictor, speedups
 from outpace.core.metrics import RequestMetrics
 from outpace.targets.costs import Costs
 from outpace.targets.threads import threads
@@ -23,12 +24,27 @@ PRIOR, WEIGHT = 0.7, 4.0
 """The acceptance rate before any draft token was judged, and how many judged ones it counts as."""
 LONGEST = 32
 """Most draft tokens on a path."""
-NOMINAL_FORWARD = 0.1
-"""A draft model's forward in autoregressive steps, where costs are fixed."""
 PATIENCE = 8
 """Where drafting does not gain, this round drafts all the same, and then rounds twice, four times, ... as late."""
-_PAST = 0.9
-"""Lengths are looked through until one yields less than this share of the best before it."""
+
+
+def acceptance_rate(metrics: RequestMetrics) -> float:
+    """Of one draft token, given those before it: the request's so far, at first :data:`PRIOR`."""
+    return (WEIGHT * PRIOR + metrics.accepted) / (WEIGHT + metrics.judged)
+
+
+def chosen_length(found: Seq[float], metrics: RequestMetrics) -> int:
+    """The length of the largest of the speed-ups ``found``, those of 0, 1, 2, ... draft tokens.
+
+    0 where none gains; but after growing intervals (:data:`PATIENCE`) the best length above 0, because only a draft
+    shows whether acceptance has changed.
+    """
+    if len(found) < 2:
+        return 0
+    drafting = 1 + max(range(len(found) - 1), key=lambda at: found[1 + at])
+    rounds = metrics.rounds
+    again = rounds >= PATIENCE and rounds & (rounds - 1) == 0
+    return drafting if again or found[drafting] > 1.0 else 0
 
 
 class DraftLength(Controller):
@@ -47,47 +63,45 @@ class DraftLength(Controller):
         max_nodes: int = LONGEST,
         confidence: float = 0.0,
     ) -> None:
-        self._target, self._drafts = target, drafts
+        self._predictor, self._models = Predictor(target, ModelDraft(target, drafts)), len(drafts)
         self._branching, self._max_nodes, self._confidence = branching, max_nodes, confidence
-        self._known: dict[tuple[int, int, int], list[float]] = {}
+        self._known: dict[tuple[int, int, int], tuple[list[float], Iterator[float]]] = {}
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        depth = self._best(metrics, batch)
+        rate = acceptance_rate(metrics)
+        depth = chosen_length(speedups((rate**at for at in count(1)), self._steps(metrics, batch)), metrics)
         return Budget(depth, self._max_nodes, max(self._branching), self._confidence)
-
-    def _best(self, metrics: RequestMetrics, batch: int) -> int:
-        rate = (WEIGHT * PRIOR + metrics.accepted) / (WEIGHT + metrics.judged)
-        tokens, paces = 1.0, [1.0]
-        for depth, steps in enumerate(self._steps(metrics, batch), start=1):
-            tokens += rate**depth
-            paces.append(tokens / steps)
-            if paces[-1] < _PAST * max(paces[1:]):
-                break
-        drafting = 1 + max(range(len(paces) - 1), key=lambda at: paces[1 + at], default=-1)
-        rounds = metrics.rounds
-        again = rounds >= PATIENCE and rounds & (rounds - 1) == 0
-        return drafting if again or paces[drafting] > 1.0 else 0
 
     def _steps(self, metrics: RequestMetrics, batch: int) -> Iterator[float]:
         """What rounds take with drafts of 1, 2, ... levels, in autoregressive steps; measured as they are asked for."""
         context = context_of(metrics)
-        known = self._known.setdefault((batch, context, threads()), [])
-        widths = [1, *accumulate(islice(chain(self._branching, repeat(1)), LONGEST), mul)]
-        spent, nodes = 0.0, 0
-        for level, (above, width) in enumerate(pairwise(widths)):
-            nodes += width * len(self._drafts)
-            if nodes > self._max_nodes * len(self._drafts):
-                return
-            if level == len(known):
-                spent += sum(self._forward(draft, batch, above, context) for draft in self._drafts)
-                known.append(spent)
-            spent = known[level]
-            yield MARGIN * self._target.relative(nodes, batch, context) + spent
+        known = batch, context, threads()
+        if known not in self._known:
+            steps = self._predictor.steps(self._widths(), self._models, batch, context)
+            self._known[known] = [], steps
+        found, more = self._known[known]
+        for at in count():
+            if at == len(found):
+                try:
+                    following = next(more, None)
+                except BaseException:  # interrupted while measuring: another time from the start
+                    self._known.pop(known, None)
+                    raise
+                if following is None:
+                    return
+                found.append(following)
+            yield found[at]
 
-    def _forward(self, draft: Costs, batch: int, rows: int, context: int) -> float:
-        return self._target.steps(
-            lambda: draft.seconds(batch * rows, context), NOMINAL_FORWARD, batch=batch, context=context
-        )
+    def _widths(self) -> list[int]:
+        """Nodes of each level of the tree, the root first, as far as there is room for whole levels."""
+        widths = accumulate(islice(chain(self._branching, repeat(1)), LONGEST), mul, initial=1)
+        found, nodes = [], -1
+        for width in widths:
+            nodes += width
+            if nodes > self._max_nodes:
+                break
+            found.append(width)
+        return found
 
 
 def draft_length(

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
+from outpace.controllers.predictor import tokens_per_round
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.targets.base import Sequence, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Cost = Callable[[int], float]
 """Seconds of one forward by its rows."""
@@ -36,11 +39,6 @@ class Hierarchy:
     models: tuple[int, ...]
     lengths: tuple[int, ...]
     seconds: float
-
-
-def tokens_per_round(rate: float, length: int) -> float:
-    """Expected tokens of a round with ``length`` draft tokens, the model's own token included."""
-    return sum(rate**count for count in range(length + 1))
 
 
 def latency(costs: Seq[Cost], rates: Rates, models: Seq[int], lengths: Seq[int]) -> float:
@@ -79,21 +77,23 @@ def check_rates(rates: Rates, count: int) -> None:
         raise BadInput("acceptance rates must lie in [0, 1]")
 
 
-@torch.inference_mode()
 def measured_rates(models: Seq[Target], texts: Seq[Seq[int]], last: int = 32) -> list[list[float]]:
     """Acceptance rates over the ``last`` positions of each text at temperature 1: the mean of sum(min(p_i, p_j)).
 
     That is what rejection sampling accepts of model j's tokens under model i. The texts should be the target's own.
     """
-    rows = []
-    for model in models:
-        found = []
-        for text in texts:
-            cut = max(1, len(text) - last)
-            sequence: Sequence = model.sequence(text[:cut])
-            model.prefill([sequence])
-            scores = model.score([(sequence, TokenTree.chain(text[cut:]))])
-            found.append(scores[0].logits.float().softmax(-1))
-            model.close(sequence.kv)
-        rows.append(torch.cat(found))
-    return [[float(torch.minimum(one, other).sum(-1).mean().clamp(0.0, 1.0)) for other in rows] for one in rows]
+    import torch
+
+    with torch.inference_mode():
+        rows = [torch.cat([_last_rows(model, text, last) for text in texts]) for model in models]
+        return [[float(torch.minimum(one, other).sum(-1).mean().clamp(0.0, 1.0)) for other in rows] for one in rows]
+
+
+def _last_rows(model: Target, text: Seq[int], last: int) -> Tensor:
+    """Distributions at temperature 1 after each of the last positions of a text."""
+    cut = max(1, len(text) - last)
+    sequence: Sequence = model.sequence(text[:cut])
+    model.prefill([sequence])
+    scores = model.score([(sequence, TokenTree.chain(text[cut:]))])
+    model.close(sequence.kv)
+    return scores[0].logits.float().softmax(-1)

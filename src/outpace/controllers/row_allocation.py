@@ -9,6 +9,7 @@ are unlikely gets no row while another one gets several.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence as Seq
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ def allot(
     """
     last = len(costs) - 1
     taken = min(taken, last)
+    if not any(candidates):
+        return Allotment((0,) * len(candidates), base_tokens, costs[taken] + spent)
     ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))
     best, tokens = best_count((-prob for prob, _, _ in ranked), costs, base_tokens, taken=taken, spent=spent)
     counts = [0] * len(candidates)
@@ -62,8 +65,27 @@ def best_count(
     return best, tokens
 
 
-def mean_costs(costs: Seq[Seq[float]]) -> tuple[float, ...]:
+def mean_costs(costs: Seq[tuple[float, ...]]) -> tuple[float, ...]:
     """The relative costs of a round of requests whose own differ, as their contexts do; as far as all are known."""
-    if all(one is costs[0] for one in costs):
-        return tuple(costs[0])
+    first = costs[0]
+    for one in costs:
+        if one is not first:
+            return _mean(tuple(costs))
+    return first
+
+
+@lru_cache(maxsize=256)
+def _mean(costs: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
     return tuple(sum(column) / len(costs) for column in zip(*costs, strict=False))
+
+
+@lru_cache(maxsize=256)
+def raised(costs: tuple[float, ...], steps: float) -> tuple[float, ...]:
+    """Costs of rounds in which a draft has already taken ``steps``."""
+    return tuple(cost + steps for cost in costs)
+
+
+@lru_cache(maxsize=256)
+def most_rate(costs: tuple[float, ...], base_tokens: float) -> float:
+    """Tokens per time of the best round, if all draft tokens are accepted."""
+    return max((base_tokens + count) / cost for count, cost in enumerate(costs))

@@ -93,9 +93,10 @@ class _Record:
         self.promised, self.added = stays * self.promised, stays * self.added
         self.usual = stays * self.usual + RELAX * usual.correction
         self.odds = self.odds**stays * within(usual.odds) ** RELAX
-        self.profile += [0.0] * (len(usual.profile) - len(self.profile))
-        for at, known in enumerate(usual.profile):
-            self.profile[at] = stays * self.profile[at] + RELAX * known
+        profile, known = self.profile, usual.profile
+        if len(profile) < len(known):
+            profile += [0.0] * (len(known) - len(profile))
+        profile[: len(known)] = [stays * own + RELAX * one for own, one in zip(profile, known, strict=False)]
 
 
 def within(odds: float) -> float:
@@ -156,7 +157,8 @@ class Yield:
         drafter's add little.
         """
         scale = self._record.trust * (1.0 - min(1.0, copied))
-        return [min(1.0, scale * prob) for prob in self._record.profile]
+        found = [scale * prob for prob in self._record.profile]
+        return found if scale <= 1.0 else [min(1.0, prob) for prob in found]
 
     def at_best(self, copied: float) -> list[float]:
         """The same if it were at least as good as drafters are expected to be: what a trial may find."""
@@ -226,6 +228,10 @@ def plan(
     gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
     order = sorted(gains, key=lambda at: -gains[at])
     size, least = 1, MARGIN * alone.rate
+    # In most rounds of a batch this shows that nobody is asked. The slack is for sums in another order.
+    offers = [prob for probs in (*free, *learned) for prob in probs]
+    if order and not _may_gain(offers, costs, base_tokens, drafting(1), (1.0 - 1e-9) * least):
+        return Plan((), alone, best)
     while order:
         size = min(size, len(order))
         cost = drafting(size)
@@ -241,6 +247,20 @@ def plan(
             break
         size *= 2
     return Plan(asked, alone, best, spent)
+
+
+def _may_gain(offers: Seq[float], costs: Seq[float], base_tokens: float, drafting: float, least: float) -> bool:
+    """Whether a round with a learned draft may reach the rate ``least``, by a bound that takes little time.
+
+    ``offers``: how likely all draft tokens are accepted; ``drafting``: what the smallest draft takes.
+    """
+    total, likeliest = sum(offers), max(offers)
+    for count, cost in enumerate(costs):
+        if count * likeliest >= total:
+            return base_tokens + total > least * (min(costs[count:]) + drafting)
+        if base_tokens + count * likeliest > least * (cost + drafting):
+            return True
+    return False
 
 
 def _joined(own: Seq[float], learned: Seq[float]) -> Seq[float]:

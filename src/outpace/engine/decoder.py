@@ -54,7 +54,21 @@ class Decoder:
         self.target.check_prompt(request.prompt)
         check_logit_bias(request.params, self.target.vocab_size)
         check_references(request.references)
+        self._check_stops(request)
         return request.method.rule_for(request.params)
+
+    def _check_stops(self, request: Request) -> None:
+        """Raise BadInput for a stop string in the text that every answer under the grammar begins with."""
+        constraint = request.params.constraint
+        if constraint is None or not request.stop_strings or self.tokenizer is None:
+            return
+        beginning = self.tokenizer.decode(constraint.begin().forced())
+        for stop in request.stop_strings:
+            if stop in beginning:
+                raise BadInput(
+                    f"the stop string {stop!r} is in the text that the grammar demands, so no answer could be "
+                    "complete; leave it out, or change the grammar"
+                )
 
     def submit(self, request: Request) -> Generation:
         """Let a request join at the next round. Raises BadInput for a request that cannot be honoured."""
@@ -144,6 +158,17 @@ class Decoder:
             one.resumed = one.prompt_read
             self._joining.append(one)
 
+    def drop(self, one: Generation) -> None:
+        """Take out a request that does not go on, wherever it is, and release all that is held of it."""
+        with ROUNDS:
+            for where in (self.active, self._reading, self._joining):
+                if one in where:
+                    where.remove(one)
+            try:
+                self._end_draft(one)
+            finally:
+                self._release(one)
+
     def rewind(self, moved: Seq[tuple[Generation, Seq[int]]]) -> None:
         """Let active requests go on from other tokens (prompt included): what these do not begin with is taken back."""
         for one, tokens in moved:
@@ -173,14 +198,15 @@ class Decoder:
     def _join(self, prefill_rows: int | None) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
         for one in self._joining:
-            if one.finish_reason is not None and not one.keeps:
-                self.target.close(one.sequence.kv)
+            if one.finish_reason is not None:
+                self._release(one)
         self._joining.clear()
         for one in joining:
             if one.resumed:
                 self._borrow(one, ())
                 continue
             one.draft_state = one.drafter.begin(one.sequence)
+            one.drafting = True
             self._borrow(one, one.drafter.prefill_layers)
             self._recall(one)
         self._reading += joining
@@ -248,12 +274,22 @@ class Decoder:
             self._leave_prefix(one)
             self._end_draft(one)
             (self.active if one in self.active else self._reading).remove(one)
-            if not one.keeps:
-                self.target.close(one.sequence.kv)
+            self._release(one)
+
+    def _release(self, one: Generation) -> None:
+        """Close its K/V, once, unless somebody goes on with it."""
+        if one.left:
+            return
+        one.left = True
+        if not one.keeps and one.sequence.kv is not None:
+            self.target.close(one.sequence.kv)
 
     @staticmethod
     def _end_draft(one: Generation) -> None:
         """Note what its drafter has to say of it, and release what the drafter holds."""
+        if not one.drafting:
+            return
+        one.drafting = False
         one.metrics.caches = one.drafter.caches(one.draft_state)
         for name, rounds in one.drafter.drafting(one.draft_state).items():
             one.metrics.parts[name] = one.metrics.parts.get(name, 0) + rounds

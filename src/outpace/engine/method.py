@@ -38,6 +38,16 @@ class Method:
         return self.rule.lossless
 
     @property
+    def lossy(self) -> str | None:
+        """The lossy rule and its settings, as results name them; None: its rule is lossless."""
+        return None if self.rule.lossless else self.rule.described
+
+    @property
+    def controlled_by(self) -> str | None:
+        """The name of the controller that the caller chose, if any."""
+        return getattr(self.controller, "name", None)
+
+    @property
     def may_draft(self) -> bool:
         """Whether its controller asks for a draft at the start (that of autoregressive decoding never does)."""
         return self.controller.budget(RequestMetrics(), 1, sampled=True).depth > 0
@@ -45,4 +55,6 @@ class Method:
     def rule_for(self, params: SamplingParams) -> AcceptanceRule:
         """The rule of one request: a lossless rule at temperature 0 is the greedy walk, which needs no p."""
         self.rule.check_params(params)
-        return GREEDY if params.greedy and self.rule.lossless else self.rule
+        self.controller.check_params(params)
+        greedy = params.greedy and (self.rule.lossless or self.rule.keeps_greedy)
+        return GREEDY if greedy else self.rule

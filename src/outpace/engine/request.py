@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core import machine
@@ -18,6 +18,9 @@ from outpace.drafting.copying import INDEX_BYTES_PER_TOKEN
 from outpace.engine.method import Method
 from outpace.targets.base import Sequence
 
+TARGET = "target"
+"""The source of a token that nobody drafted: the target itself chose it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -29,6 +32,8 @@ class Request:
     For the scheduler: ``tenant``, who shares the machine fairly with other tenants; ``priority``, higher first;
     ``time_limit`` in seconds from its arrival. ``prefix_owner``: whose cached beginnings of prompts it may use and
     add to; None: none.
+
+    ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +47,7 @@ class Request:
     keep: bool = False
     kept: Sequence | None = None
     trace: bool = False
+    sources: bool = False
     tenant: str = ""
     priority: int = 0
     time_limit: float | None = None
@@ -55,6 +61,16 @@ class RoundTrace:
     tree: TokenTree
     path: tuple[int, ...]
     committed: tuple[int, ...]
+
+
+class TokenSource(NamedTuple):
+    """Where an output token came from: ``name`` of the method that drafted it, or :data:`TARGET`.
+
+    Of several parts that drafted the same token, the first is named. ``round``: from 1.
+    """
+
+    name: str
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,10 @@ class Generation:
     started: float
     draft_state: Any = None
     """What the drafter keeps of the request: made when it joins, handed back in every round."""
+    drafting: bool = False
+    """Whether its drafter keeps something of it."""
+    left: bool = False
+    """Whether its K/V was released, or is kept for another request."""
     prompt_read: bool = False
     """Whether its whole prompt has been read once, by the target and by the drafter."""
     resumed: bool = False
@@ -103,14 +123,16 @@ class Generation:
     logprobs: list[Logprob] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     rounds: list[RoundTrace] = field(default_factory=list)
+    sources: list[TokenSource] = field(default_factory=list)
+    """One for each of ``tokens``, if the request asks for them."""
     finish_reason: str | None = None
     error: OutpaceError | None = None
     _pieces: list[str] = field(default_factory=list)
+    drafter: Drafter[Any] = field(init=False)
+    """The drafter of its method."""
 
-    @property
-    def drafter(self) -> Drafter[Any]:
-        """The drafter of its method."""
-        return self.request.method.drafter
+    def __post_init__(self) -> None:
+        self.drafter = self.request.method.drafter
 
     @property
     def keeps(self) -> bool:
@@ -165,6 +187,7 @@ class Generation:
                     self.fail(self.stream.failure)
                     return tokens[:count]
                 if self.stream.stopped is not None:
+                    self._check_grammar()
                     self.finish("stop")
                     return tokens[:count]
             full = len(self.sequence.tokens) + count >= context_length
@@ -172,3 +195,20 @@ class Generation:
                 self.finish("length")
                 return tokens[:count]
         return tokens
+
+    def _check_grammar(self) -> None:
+        """Fail where a stop string has cut an answer short of what its grammar demands."""
+        constraint = self.request.params.constraint
+        if constraint is not None and self.stream is not None and not constraint.accepts(self.stream.text):
+            self.fail(
+                BadInput(
+                    f"the stop string {self.stream.stopped!r} cut the answer before it was complete under its grammar; "
+                    "leave the stop string out, or change the grammar"
+                )
+            )
+
+    def credit(self, drafted: Seq[int], count: int) -> None:
+        """Note where the last ``count`` tokens came from, after :meth:`take` in a round that accepted ``drafted``."""
+        own, number = self.request.method.name, self.metrics.rounds + 1
+        names = [part or own for part in self.drafter.drafted_by(self.draft_state, drafted)] if drafted else []
+        self.sources += [TokenSource(name, number) for name in (*names, TARGET)[:count]]

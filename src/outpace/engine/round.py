@@ -6,14 +6,15 @@ One target forward scores the trees of all active requests, whatever their draft
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Seq
-from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
+from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.request import Generation, Logprob, RoundTrace
 from outpace.engine.row_sharing import share_rows
 from outpace.targets.base import Scores, Target
@@ -44,15 +45,15 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
 
 
 def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
-    trees = [TokenTree() for _ in active]
     budgets = [_budget(target, one, len(active)) for one in active]
     drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
+    trees: dict[int, TokenTree] = {}
     for drafter, members in grouped(drafting, lambda i: active[i].drafter):
         with Timed([split[i] for i in members], "draft"):
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
-            trees[index] = tree
-    return share_rows(active, budgets, trees)
+            trees[index] = without_forbidden(active[index], tree)
+    return share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
 
 
 def _budget(target: Target, one: Generation, batch: int) -> Budget:
@@ -77,7 +78,7 @@ def _accept(active: Seq[Generation], scores: Scores, split: list[dict[str, float
             chances = [active[i].sequence.chance.at(len(active[i].sequence.tokens), "accept") for i in members]
             found = rule.accept([scores[i] for i in members], [active[i].rule_state for i in members], chances)
         for index, verdict in zip(members, found, strict=True):
-            verdicts[index] = replace(verdict, scores=scores[index])
+            verdicts[index] = Verdict(verdict.path, verdict.token, scores[index])
     return [verdict for verdict in verdicts if verdict is not None]
 
 
@@ -86,13 +87,19 @@ def _keep(one: Generation, verdict: Verdict, context_length: int) -> Verdict | N
 
     Where no token could follow, as a user's processor failed or banned all, the answer ends with that error.
     """
-    tokens = [*(verdict.scores.tree.tokens[node] for node in verdict.path), verdict.token]
-    failures = (verdict.scores.distribution.failure(node) for node in (ROOT, *verdict.path))
-    drawn, failure = next(((at, why) for at, why in enumerate(failures) if why is not None), (len(tokens), None))
+    scores, path = verdict.scores, verdict.path
+    tokens = [*(scores.tree.tokens[node] for node in path), verdict.token]
+    failures = ((at, why) for at, node in enumerate((ROOT, *path)) if (why := scores.failure(node)) is not None)
+    drawn, failure = next(failures, (len(tokens), None))
+    before = len(one.tokens)
     kept = one.take(tokens[:drawn], context_length)
-    if failure is not None:
-        one.fail(failure)  # unless it has ended before
-    return replace(verdict, committed=tuple(kept)) if kept else None
+    if one.request.sources:
+        one.credit(tokens[: len(path)], len(one.tokens) - before)
+    if isinstance(failure, AnswerComplete):
+        one.finish("stop")  # unless it has ended before, like the others
+    elif failure is not None:
+        one.fail(failure)
+    return Verdict(path, verdict.token, scores, tuple(kept)) if kept else None
 
 
 def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict | None]) -> None:
@@ -104,18 +111,17 @@ def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: S
         if sequence.states is not None:
             sequence.states.add({layer: rows[verdict.rows] for layer, rows in verdict.scores.hidden_states.items()})
         sequence.tokens.extend(kept)
-        depth = max(tree.depths, default=0)
+        depth = max(tree.depths) if tree.depths else 0
         one.metrics.count_round(len(tree), min(len(verdict.path), len(kept)), len(kept), depth)
         if one.request.trace:
             one.rounds.append(RoundTrace(tree, verdict.path, kept))
-        _record_logprobs(one, verdict)
+        if one.request.params.logprobs:
+            _record_logprobs(one, verdict)
         sequence.sampler.extend(kept)  # last: the scores' distributions read the sampler as it was
 
 
 def _record_logprobs(one: Generation, verdict: Verdict) -> None:
     params = one.request.params
-    if not params.logprobs:
-        return
     for node, token in zip((ROOT, *verdict.path), verdict.committed, strict=False):
         if token not in one.request.stop_ids:
             value, top = verdict.scores.distribution.logprobs(node, token, params.top_logprobs)

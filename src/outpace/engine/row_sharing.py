@@ -16,7 +16,7 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
     Each drafter has sized its drafts as if no other request drafted. Only deterministic drafts of requests whose
     controller states costs for a shared round are cut: sampled draft tokens and fixed lengths stay as they are.
     """
-    sharing = [at for at in range(len(trees)) if _may_be_cut(active[at], budgets[at], trees[at])]
+    sharing = [at for at, tree in enumerate(trees) if tree.tokens and _may_be_cut(active[at], budgets[at], tree)]
     if not sharing:
         return list(trees)
     orders, probs = zip(*(trees[at].likeliest_first() for at in sharing), strict=True)
@@ -37,7 +37,7 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
 
 def _may_be_cut(one: Generation, budget: Budget, tree: TokenTree) -> bool:
     shared = budget.base_tokens > 1.0 and bool(budget.relative_costs)
-    return shared and len(tree) > 0 and one.drafter.may_be_cut(tree, greedy=one.request.params.greedy)
+    return shared and one.drafter.may_be_cut(tree, greedy=one.request.params.greedy)
 
 
 def _spent(sharing: Seq[Generation]) -> float:

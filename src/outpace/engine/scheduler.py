@@ -119,6 +119,10 @@ class Scheduler:
         free = max(0, self.limits.max_batch - len(running)) if not self.waiting else 0
         if most is not None and len(self.waiting) + len(tickets) > most + free:
             raise QueueFull(len(self.waiting), self.retry_after())
+        if not self.waiting and not running:
+            # Nobody is there: nobody is owed anything. A tenant that was served alone for a day must not wait for as
+            # long when another comes.
+            self._service.clear()
         for ticket in tickets:
             present = {one.request.tenant for one in (*self.waiting, *running)}
             tenant = ticket.request.tenant

@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from weakref import WeakSet
@@ -163,50 +163,71 @@ class SharedDecoder:
     # -------------------------------------------------------------------------------------- the decoding thread
 
     def _work(self) -> None:
-        decoder = Decoder(self.target, self.tokenizer, self.prefixes)
-        while True:
-            with self._changing:
-                if not self._running and not self.scheduler.waiting:
-                    self._thread = None
-                    self.kv_bytes = 0
-                    return
-                gone = [ticket for ticket in self.scheduler.waiting if ticket.cancelled]
-                for ticket in gone:
-                    self.scheduler.withdraw(ticket)
-                plan = self.scheduler.plan(self._running)
-                self.kv_bytes = plan.kv_bytes
-                self._running += plan.admit
-            if not ROUNDS.held and torch.get_num_threads() != self._torch_threads:
-                torch.set_num_threads(self._torch_threads)
-            try:
-                for ticket in gone:
-                    self._withdrawn(decoder, ticket)
-                self._follow(decoder, plan)
-                before = [self._progress(ticket) for ticket in self._running]
-                with ROUNDS:
-                    rows = self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK
-                decoder.step(rows)
-                self._charge(before)
-            except BaseException as error:
-                decoder = self._broken(error)
-            self.steps += 1
-            for ticket in dict.fromkeys((*gone, *plan.overdue, *self._running)):
-                self._tell(ticket)
+        decoder: Decoder | None = Decoder(self.target, self.tokenizer, self.prefixes)
+        while decoder is not None:
+            decoder = self._advance(decoder)
+
+    def _advance(self, decoder: Decoder) -> Decoder | None:
+        """One step. Returns the decoder of the next one; None where there is nothing to do."""
+        with self._changing:
+            if not self._running and not self.scheduler.waiting:
+                self._thread = None
+                self.kv_bytes = 0
+                return None
+            gone = [ticket for ticket in self.scheduler.waiting if ticket.cancelled]
+            for ticket in gone:
+                self.scheduler.withdraw(ticket)
+            plan, defect = self._plan()
+            gone += plan.overdue
+            self.kv_bytes = plan.kv_bytes
+            self._running += plan.admit
+        if not ROUNDS.held and torch.get_num_threads() != self._torch_threads:
+            torch.set_num_threads(self._torch_threads)
+        try:
+            self._step(decoder, plan, gone, defect)
+        except BaseException as error:
+            decoder = self._broken(decoder, dict.fromkeys((*gone, *self._running)), error)
+        self.steps += 1
+        for ticket in dict.fromkeys((*gone, *self._running)):
+            self._tell(ticket)
+        return decoder
+
+    def _step(self, decoder: Decoder, plan: Plan, gone: Seq[Ticket], defect: BaseException | None) -> None:
+        """Do what is planned. Raises ``defect``, which is of the plan itself, and what fails in the step."""
+        if defect is not None:
+            raise defect
+        for ticket in gone:
+            self._withdrawn(decoder, ticket)
+        self._follow(decoder, plan)
+        before = [self._progress(ticket) for ticket in self._running]
+        with ROUNDS:
+            rows = self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK
+        decoder.step(rows)
+        self._charge(before)
+
+    def _plan(self) -> tuple[Plan, BaseException | None]:
+        """The next step; where planning fails, its error, which ends everything that runs or waits."""
+        try:
+            return self.scheduler.plan(self._running), None
+        except BaseException as error:
+            everything, self.scheduler.waiting = self.scheduler.waiting, []
+            return Plan(overdue=everything), error
 
     def _withdrawn(self, decoder: Decoder, ticket: Ticket) -> None:
-        """A request that waited was cancelled: it ends without having run, or run on."""
-        if ticket.generation is None:
+        """A request was cancelled while it waited, or takes too long: it ends without having run, or run on."""
+        if ticket.cancelled and ticket.generation is None:
             self._open(decoder, ticket)
+        elif not ticket.cancelled:
+            self._overdue(ticket)
         if ticket.generation is not None:
-            ticket.generation.cancel()
+            ticket.generation.cancel()  # unless it has ended
+            decoder.drop(ticket.generation)
 
     def _follow(self, decoder: Decoder, plan: Plan) -> None:
         """Do what the plan says of requests that leave and join; those that were cancelled leave in this step, too."""
         for ticket in self._running:
             if ticket.cancelled and ticket.generation is not None:
                 ticket.generation.cancel()
-        for ticket in plan.overdue:
-            self._overdue(ticket)
         for ticket in plan.full:
             if ticket.generation is not None:
                 ticket.generation.finish("length")
@@ -264,14 +285,13 @@ class SharedDecoder:
             if tokens and not output:
                 self._mark(ticket, "decoding")
 
-    def _broken(self, error: BaseException) -> Decoder:
+    def _broken(self, decoder: Decoder, concerned: Iterable[Ticket], error: BaseException) -> Decoder:
         """A step failed, so that no request in it can go on. Returns another decoder."""
-        with ROUNDS:
-            for ticket in self._running:
-                ticket.error = ticket.error or error
-                if ticket.generation is not None:
-                    with contextlib.suppress(Exception):
-                        self.target.close(ticket.generation.sequence.kv)
+        for ticket in concerned:
+            ticket.error = ticket.error or error
+            if ticket.generation is not None:
+                with contextlib.suppress(Exception):
+                    decoder.drop(ticket.generation)
         return Decoder(self.target, self.tokenizer, self.prefixes)
 
     def _tell(self, ticket: Ticket) -> None:
@@ -283,11 +303,12 @@ class SharedDecoder:
         try:
             if ticket.error is None and generation is not None:
                 ticket.listen(ticket, generation.take_text())
-            if ended:
-                ticket.listen(ticket, None)
-        except Exception:  # an event loop that was closed meanwhile
+        except Exception as error:  # an event loop that was closed meanwhile, or a defect
+            ticket.error = error if ended else None
             ticket.cancel()
         if ended:
+            with contextlib.suppress(Exception):
+                ticket.listen(ticket, None)
             with self._changing:
                 self.scheduler.ended(ticket)
                 if ticket in self._running:

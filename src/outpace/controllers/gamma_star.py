@@ -1,0 +1,75 @@
+"""``gamma-star``: the draft length of most tokens per time for one acceptance rate (Leviathan et al. 2023, arXiv
+2211.17192, section 3.5).
+
+A round with gamma draft tokens commits (1 - alpha^(gamma + 1)) / (1 - alpha) tokens. In the paper it takes 1 + c gamma
+steps, c being a draft forward in autoregressive steps; here the target's forward over 1 + gamma rows has its measured
+cost, too. Alpha is the request's acceptance so far, unless it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+
+from pydantic import BaseModel, Field
+
+from outpace.controllers.base import Budget
+from outpace.controllers.cost_model import context_of
+from outpace.controllers.draft_length import acceptance_rate, chosen_length
+from outpace.controllers.named import NamedController, Setup
+from outpace.controllers.predictor import speedups
+from outpace.core.metrics import RequestMetrics
+from outpace.core.validation import StrictModel
+from outpace.targets.threads import threads
+
+
+class GammaStarSettings(StrictModel):
+    """Settings of ``gamma-star``."""
+
+    alpha: float | None = Field(
+        None, ge=0.0, le=1.0, description="acceptance rate of a draft token; by default that of the request so far"
+    )
+    c: float | None = Field(
+        None, ge=0.0, description="time of one draft token in autoregressive steps; by default measured"
+    )
+    max_draft_tokens: int = Field(16, ge=1, le=128, description="maximum draft length")
+
+
+class GammaStar(NamedController):
+    """Leviathan's optimal length, chosen again before each draft."""
+
+    name = "gamma-star"
+    aliases = ("leviathan-gamma", "optimal-gamma")
+    paper = "Leviathan et al. 2023, arXiv 2211.17192"
+    summary = "The draft length with the most expected tokens per time, from one acceptance rate and the costs."
+    Settings = GammaStarSettings
+
+    def __init__(self, setup: Setup, settings: BaseModel) -> None:
+        super().__init__(setup, settings)
+        assert isinstance(settings, GammaStarSettings)
+        self._settings = settings
+        self._known: dict[tuple[int, int, int], list[float]] = {}
+
+    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        shape = self.setup.shape(metrics, batch, sampled)
+        return self.setup.of_length(shape, self.length(metrics, batch, shape.depth))
+
+    def length(self, metrics: RequestMetrics, batch: int, most: int) -> int:
+        """The best length of at most ``most``; 0 where no draft is expected to gain."""
+        rate = acceptance_rate(metrics) if self._settings.alpha is None else self._settings.alpha
+        most = min(most, self._settings.max_draft_tokens)
+        return chosen_length(
+            speedups((rate**at for at in count(1)), islice(self._steps(metrics, batch), most)), metrics
+        )
+
+    def _steps(self, metrics: RequestMetrics, batch: int) -> Iterator[float]:
+        context = context_of(metrics)
+        known = self._known.setdefault((batch, context, threads()), [])
+        predictor, c = self.setup.predictor, self._settings.c
+        for length in range(1, self._settings.max_draft_tokens + 1):
+            if length > len(known):
+                if c is None:
+                    known[:] = islice(predictor.steps([1] * (length + 1), batch=batch, context=context), length)
+                else:
+                    known.append(predictor.verification(length, batch, context) + c * length)
+            yield known[length - 1]

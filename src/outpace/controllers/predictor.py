@@ -1,0 +1,164 @@
+"""The predictor: how many tokens a round is expected to commit, and how long it takes.
+
+Tokens follow from acceptance rates (of the drafts so far, or recorded in
+:class:`~outpace.controllers.acceptance_record.AcceptanceRecord`), time from measured costs: of the target's forward
+over the rows of the whole batch, and of the draft. Their ratio, beside one token for each autoregressive step, is the
+speed-up (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one acceptance rate; Chen et al. 2024,
+arXiv 2402.12374, for trees). Times are in autoregressive steps of the batch, so that machines can be compared.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from outpace.targets.costs import Costs
+
+MARGIN = 1.05
+"""Drafting must promise this much more than an autoregressive step of one request: probabilities are not exact, and
+drafts take time."""
+NOMINAL_FORWARD = 0.1
+"""A draft model's forward in autoregressive steps, where costs are fixed."""
+CROWDED = 2.0
+"""How many times as long additional rows take in rounds of several requests as in forwards that are measured one after
+another (LOG.md). Where no clock of this process may be read; else its rounds show it."""
+_PAST = 0.9
+"""Lengths are tried until one has less than this share of the best speed-up of the shorter ones."""
+
+
+class Forecast(NamedTuple):
+    """What one request's round is expected to commit, in ``tokens``, and what it takes, in autoregressive ``steps``."""
+
+    tokens: float
+    steps: float
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per autoregressive step: 1 for autoregressive decoding."""
+        return self.tokens / self.steps
+
+
+class DraftCosts(ABC):
+    """What drafts take, in autoregressive steps of the batch."""
+
+    @abstractmethod
+    def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        """The forwards of one level of the draft, which run ``rows`` rows for each of ``batch`` requests."""
+
+    def levels(self, widths: Iterable[int], batch: int = 1, context: int = 0) -> Iterator[float]:
+        """Of drafts with 1, 2, ... levels; level d runs ``widths[d]`` rows for each request. Measured as they are asked
+        for."""
+        return accumulate(self.level(rows, batch, context) for rows in widths)
+
+
+class FreeDraft(DraftCosts):
+    """A draft that takes almost no time: tokens that are copied or looked up."""
+
+    def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return 0.0
+
+
+class ModelDraft(DraftCosts):
+    """``models`` draft beside ``target``, one after the other, one forward of each a level."""
+
+    def __init__(self, target: Costs, models: Seq[Costs]) -> None:
+        self._target, self._models = target, models
+
+    def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return sum(self._forward(model, rows, batch, context) for model in self._models)
+
+    def _forward(self, model: Costs, rows: int, batch: int, context: int) -> float:
+        return self._target.steps(
+            lambda: model.seconds(batch * rows, context), NOMINAL_FORWARD, batch=batch, context=context
+        )
+
+
+class RecordedDraft(DraftCosts):
+    """A drafter whose time is not that of whole forwards: ``seconds()`` is what one level of one request's draft takes,
+    measured when it is first asked for. ``together``: whether all levels are one forward, as those of parallel
+    drafters are."""
+
+    def __init__(self, target: Costs, seconds: Callable[[], float], *, together: bool = False) -> None:
+        self._target, self._seconds, self._together = target, seconds, together
+
+    def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._target.steps(self._seconds, NOMINAL_FORWARD, batch=batch, context=context)
+
+    def levels(self, widths: Iterable[int], batch: int = 1, context: int = 0) -> Iterator[float]:
+        if not self._together:
+            return super().levels(widths, batch, context)
+        return (self.level(rows, batch, context) for rows in widths)
+
+
+class Predictor:
+    """Forecasts for one target and one drafter, from their costs."""
+
+    def __init__(self, target: Costs, drafting: DraftCosts | None = None) -> None:
+        self.target = target
+        self.drafting = drafting or FreeDraft()
+
+    def verification(self, nodes: int, batch: int = 1, context: int = 0) -> float:
+        """Steps of a round without its draft, with ``nodes`` draft tokens for each of ``batch`` requests."""
+        return self.target.relative(nodes, batch, context)
+
+    def relative_costs(self, counts: Iterable[int], batch: int, context: int, *, live: bool) -> list[float]:
+        """Steps of rounds with ``counts`` draft tokens in the whole batch, :data:`MARGIN` of one request included.
+
+        ``live``: as rounds of greedy requests have turned out to take in this process.
+        """
+        step = self.target.round_seconds(batch, context, live=live)
+        margin = (MARGIN - 1.0) / batch
+        growth = CROWDED if batch > 1 and not live else 1.0
+        return [
+            1.0
+            if not count
+            else 1.0 + margin + growth * (self.target.round_seconds(batch + count, context, live=live) / step - 1.0)
+            for count in counts
+        ]
+
+    def steps(self, widths: Iterable[int], models: int = 1, batch: int = 1, context: int = 0) -> Iterator[float]:
+        """Steps of rounds with drafts of 1, 2, ... levels, their drafting included: level d drafts after ``widths[d]``
+        nodes and has ``widths[d + 1]``, each of ``models`` times."""
+        widths = list(widths)
+        spent = self.drafting.levels(widths[:-1], batch, context)
+        nodes = accumulate(models * width for width in widths[1:])
+        for total in nodes:
+            yield MARGIN * self.verification(total, batch, context) + next(spent)
+
+    def forecast(
+        self, probs: Seq[float], *, nodes: int | None = None, drafted: float = 0.0, batch: int = 1, context: int = 0
+    ) -> Forecast:
+        """A round of a draft whose nodes are accepted with ``probs`` (path acceptance probabilities).
+
+        ``nodes``: how many are scored, where not as many as there are probabilities; ``drafted``: steps that the draft
+        takes.
+        """
+        count = len(probs) if nodes is None else nodes
+        return Forecast(1.0 + sum(probs), self.verification(count, batch, context) + drafted)
+
+
+def chain_probs(rates: Iterable[float]) -> Iterator[float]:
+    """The path acceptance probabilities of a chain whose tokens are accepted with ``rates``, given those before."""
+    return accumulate(rates, mul)
+
+
+def tokens_per_round(rate: float, length: int) -> float:
+    """Expected tokens of a round with ``length`` draft tokens of one acceptance rate, the target's own included."""
+    return sum(rate**count for count in range(length + 1))
+
+
+def speedups(probs: Iterable[float], steps: Iterable[float]) -> list[float]:
+    """Expected speed-ups of drafts of 0, 1, 2, ... tokens, until they fall well below the best of those with a draft.
+
+    ``probs[i]``: the path acceptance probability of token i; ``steps[i]``: what a round takes with i + 1 of them.
+    """
+    tokens, found = 1.0, [1.0]
+    for prob, cost in zip(probs, steps, strict=False):
+        tokens += prob
+        found.append(tokens / cost)
+        if found[-1] < _PAST * max(found[1:]):
+            break
+    return found

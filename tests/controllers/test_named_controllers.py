@@ -1,0 +1,202 @@
+"""Controllers that users name: found, checked, refused where they do not fit, and deciding as they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outpace.certify.exact import tiny_context
+from outpace.controllers.acceptance_ema import AcceptanceEma
+from outpace.controllers.acceptance_record import AcceptanceRecord
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.controllers.named import NamedController, Setup
+from outpace.controllers.policy import RankedRow, WholeRow
+from outpace.controllers.predictor import FreeDraft, ModelDraft, Predictor, speedups, tokens_per_round
+from outpace.controllers.registry import ControllerChoice, configured, controllers, find_controller
+from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.engine.decoder import Decoder
+from outpace.engine.method import Method
+from outpace.engine.request import Request
+from outpace.methods.registry import build
+from outpace.targets.costs import FixedCosts
+from test_draft_length import flat
+
+NAMES = {"smart", "sv", "gamma-star", "entropy", "acceptance-ema", "learned-stop", "oracle"}
+
+
+def test_all_are_found_by_name_and_alias() -> None:
+    found = {kind.name: kind for kind in controllers() if kind.__module__.startswith("outpace.")}
+    assert set(found) == NAMES
+    written = [name for kind in found.values() for name in (kind.name, *kind.aliases)]
+    assert len(written) == len(set(written))
+    assert find_controller("Gamma_Star") is found["gamma-star"]
+    assert find_controller("IMCSD") is found["learned-stop"]
+
+
+def test_an_unknown_name_or_setting_is_refused_in_words() -> None:
+    with pytest.raises(BadInput, match=r"unknown controller 'smrt'; did you mean 'smart'\?"):
+        find_controller("smrt")
+    with pytest.raises(BadInput, match="controller 'entropy', setting 'threshold'"):
+        configured(ControllerChoice("entropy", {"threshold": "2"}))
+    with pytest.raises(BadInput, match="controller 'entropy', setting 'limit'"):
+        configured(ControllerChoice("entropy", {"limit": 1}))
+    with pytest.raises(BadInput, match="for 'outpace bench' alone"):
+        configured(ControllerChoice("oracle"))
+
+
+@pytest.mark.parametrize(
+    ("method", "controller", "why"),
+    [
+        ("pld", "entropy", "no distribution to stop by"),
+        ("auto", "learned-stop", "several drafters"),
+        ("sampled-tree", "sv", "it samples trees"),
+        ("jacobi", "smart", "neither estimates acceptance nor"),
+    ],
+)
+def test_a_controller_that_does_not_fit_is_refused(method: str, controller: str, why: str) -> None:
+    context = replace(tiny_context(3, 0), controller=ControllerChoice(controller))
+    with pytest.raises(BadInput, match=f"controller '{controller}' does not fit method '{method}': .*{why}"):
+        build(method, context)
+
+
+def test_sv_needs_a_second_draft_model() -> None:
+    context = replace(tiny_context(3, 0), controller=ControllerChoice("sv", {"companion": "one"}))
+    with pytest.raises(BadInput, match="needs a draft model named 'one' that the method does not draft with"):
+        build("draft-model", context)
+
+
+def test_autoregressive_decoding_keeps_its_own() -> None:
+    assert build("none", replace(tiny_context(3, 0), controller=ControllerChoice("smart"))).controlled_by is None
+
+
+# --------------------------------------------------------------------------------------------------- predictor
+
+
+def test_forecasts_are_leviathan_s() -> None:
+    """Equation 1 and theorem 3.8 of the paper, with a forward that costs the same for all numbers of rows."""
+    alpha, c, gamma = 0.8, 0.1, 5
+    predictor = Predictor(flat(1.0), ModelDraft(flat(1.0), [flat(c)]))
+    found = predictor.forecast([alpha**at for at in range(1, gamma + 1)], drafted=gamma * c)
+    assert found.tokens == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert found.tokens == pytest.approx(tokens_per_round(alpha, gamma))
+    assert found.speedup == pytest.approx((1 - alpha ** (gamma + 1)) / ((1 - alpha) * (gamma * c + 1)))
+
+
+def test_speedups_end_behind_the_best() -> None:
+    found = speedups((0.5**at for at in range(1, 100)), (1.0 + 0.2 * at for at in range(1, 100)))
+    assert len(found) < 12
+    assert found[0] == 1.0
+    assert max(found) in found[1:4]
+
+
+def test_a_record_knows_what_was_seen_and_guesses_the_rest() -> None:
+    record = AcceptanceRecord(0.5)
+    for _ in range(100):
+        record.add(1.0, 1, task="code")
+        record.add(0.0, 2, task="chat")
+    assert record.rate(1, task="code") > 0.95
+    assert record.rate(2, task="chat") < 0.05
+    assert record.rate(1, task="code") > record.rate(3) > record.rate(2, task="chat")
+    chain = record.chain(3, task="code")
+    assert chain == sorted(chain, reverse=True)
+
+
+# ------------------------------------------------------------------------------------------------------ policies
+
+
+def setup(own: Fixed, *, tree: bool = False) -> Setup:
+    return Setup("any", FixedCosts(), own, FreeDraft(), Proposal(tree=tree))
+
+
+def test_the_moving_average_follows_acceptance() -> None:
+    controller = AcceptanceEma(setup(Fixed(12, max_nodes=12)), AcceptanceEma.Settings.model_validate({}))
+    policy = controller.policy(None, sampled=False)
+    assert policy is not None
+
+    def depth() -> int:
+        return policy.budget(Budget(12, 12)).depth
+
+    before = depth()
+    for _ in range(20):
+        policy.learn(TokenTree.chain(range(8)), [*range(8), 99])
+    assert depth() == 9 > before
+    for _ in range(20):
+        policy.learn(TokenTree.chain(range(8)), [99])
+    assert depth() == 1
+
+
+def test_rows_state_what_policies_ask() -> None:
+    import torch
+
+    whole = WholeRow(lambda: torch.tensor([0.1, 0.6, 0.3, 0.0]))
+    ranked = RankedRow([0.6, 0.3])  # the rest, 0.1, counts as one token
+    for row in (whole, ranked):
+        assert row.highest == pytest.approx(0.6)
+        assert row.margin == pytest.approx(0.3)
+        assert row.entropy == pytest.approx(0.8979, abs=1e-4)
+
+
+def run(method: Method, length: int = 24) -> Any:
+    context = tiny_context(5, 2)
+    decoder = Decoder(context.target)
+    generation = decoder.submit(Request((0, 1, 2), method, SamplingParams(), max_new_tokens=length))
+    decoder.run()
+    return generation
+
+
+def made(controller: str, settings: dict[str, Any] | None = None, *, bench: bool = False) -> Method:
+    context = replace(tiny_context(5, 2), controller=ControllerChoice(controller, settings or {}, bench=bench))
+    return build("draft-model", context, {"num_draft_tokens": 8})
+
+
+def test_the_oracle_drafts_what_is_accepted_and_nothing_else() -> None:
+    method = made("oracle", bench=True)
+    first: list[Any] = []
+    controller = method.controller
+    assert hasattr(controller, "rehearse")
+    controller.rehearse(lambda: first.append(run(method)))
+    again = run(method)
+    assert again.tokens == first[0].tokens
+    assert again.metrics.rounds == first[0].metrics.rounds
+    assert again.metrics.drafted == again.metrics.accepted == first[0].metrics.accepted
+    assert first[0].metrics.drafted > first[0].metrics.accepted > 0
+    with pytest.raises(BadInput, match="for temperature 0"):
+        method.rule_for(SamplingParams(temperature=1.0))
+
+
+def test_a_threshold_of_entropy_ends_drafts() -> None:
+    broad, narrow = run(made("entropy", {"threshold": 0.0})), run(made("entropy", {"threshold": 1.0}))
+    assert broad.tokens == narrow.tokens
+    assert narrow.metrics.drafted == 0 < broad.metrics.drafted
+
+
+def test_smart_drafts_less_where_rows_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap = run(made("smart"))
+    monkeypatch.setattr("outpace.targets.costs.NOMINAL", 0.6)
+    dear = run(made("smart"))
+    assert dear.tokens == cheap.tokens
+    assert dear.metrics.drafted < cheap.metrics.drafted
+
+
+def test_gamma_star_reads_alpha_and_c() -> None:
+    def length(**given: float) -> int:
+        kind = find_controller("gamma-star")
+        return kind(setup(Fixed(16, max_nodes=16)), kind.Settings(**given)).budget(RequestMetrics(), 1).depth
+
+    assert length(alpha=0.9, c=0.01) > length(alpha=0.6, c=0.01) > length(alpha=0.6, c=0.2) > 0
+    assert length(alpha=0.1, c=0.5) == 0
+
+
+def test_every_controller_says_what_it_is() -> None:
+    for kind in controllers():
+        assert issubclass(kind, NamedController)
+        public = kind.public()
+        assert public["summary"].endswith(".") and public["fits"] and public["paper"]
+        assert all(one["meaning"] for one in public["settings"].values())
