@@ -326,9 +326,10 @@ class HeavyBlock(Block):
 
     @staticmethod
     def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
-        mass = visit.mass
+        mass = visit.mass()
         honest(visit)
-        visit.mass = mass
+        visit.mass()
+        visit._mass = mass
 
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
         with replaced(_Visit, "reject", self.wrong):
@@ -342,7 +343,8 @@ class SiblingsOfFirstResidual(Traversal):
     def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
         p = visit.p
         honest(visit)
-        visit.p = visit.p if visit.tried > 1 else p
+        left = visit.p
+        visit._p = left if visit.tried > 1 else p
 
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
         with replaced(_Visit, "reject", self.wrong):
@@ -356,8 +358,9 @@ class ResidualWithoutMass(Traversal):
     def wrong(honest: Callable[[_Visit], None], visit: _Visit) -> None:
         rest, total = left_by(visit.p, visit._q, visit._draw.token)
         honest(visit)
+        visit.mass()
         if total > 0.0:
-            visit.p = rest
+            visit._p = rest
 
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
         with replaced(_Visit, "reject", self.wrong):
@@ -370,7 +373,7 @@ class MassOfLastSibling(Traversal):
     @staticmethod
     def wrong(honest: Callable[..., float], visit: _Visit, tree: TokenTree, draws: Seq[Draw]) -> float:
         share = honest(visit, tree, draws)
-        return share if visit.tried == 1 else acceptance_probability(visit.p, visit._q, visit._draw.token)
+        return share if visit.tried == 1 else visit.p.acceptance(visit._q, visit._draw.token)
 
     def accept(self, scores: Seq[TreeScores], states: Seq[object], chances: Seq[Chance]) -> list[Verdict]:
         with replaced(_Visit, "offer", self.wrong):
@@ -413,7 +416,8 @@ class RestOfAll(WrongPlan):
 
     @staticmethod
     def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
-        plan.rest = scores.distribution.at(node)
+        plan.stop()
+        plan._rest = scores.distribution.at(node)
 
 
 class StopsWithItsMass(WrongPlan):
@@ -421,7 +425,8 @@ class StopsWithItsMass(WrongPlan):
 
     @staticmethod
     def wrong(plan: _Plan, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
-        plan.stop = mass
+        plan.stop()
+        plan._demand, plan._supply, plan._total = 0.0, 1.0, mass
 
 
 class FreshNoise(GumbelCoupling):

@@ -18,7 +18,7 @@ from outpace.core.proposal import Proposal
 from outpace.methods.registry import MethodInfo, build, methods
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "draft-model": [{"confidence": 0.4}, {"topk": 2, "max_nodes": 4}],
+    "draft-model": [{"confidence": 0.4}, {"topk": 2, "max_nodes": 4}, {"mode": "mixed", "topk": 2, "max_nodes": 3}],
     "rsd": [{"branching": (1, 1), "beam": 2}],
     "sampled-tree": [{"draws": "greedy"}],
     "pld": [{"num_draft_tokens": 1}],

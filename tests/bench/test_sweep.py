@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -87,3 +88,61 @@ def test_a_label_that_looks_like_a_name_is_noted(cli: Run) -> None:
     free = cli(*asked, "--methods", "draft-model#2")
     assert free.code == 0, free.err
     assert "no draft model or head is named" not in free.err
+
+
+def test_a_row_names_its_rule_and_sweeps_it() -> None:
+    methods = {"none": {}, "pld": {}, "pld@specdec": {"min_ngram": 1}}
+    assert list(swept(methods, {"tau": [0.5, "2"], "pld.num_draft_tokens": [2]})) == [
+        "none",
+        "pld#num_draft_tokens=2",
+        "pld@top-beta(tau=0.5)",
+        "pld@top-beta(tau=2)",
+    ]
+    both = swept({"pld@top-beta(beta=2)": {}}, {"top-beta.tau": [1], "num_draft_tokens": [3]})
+    assert both == {"pld#num_draft_tokens=3@top-beta(beta=2,tau=1)": {"num_draft_tokens": 3}}
+    lists = swept({"draft-model#small@top_beta( tau = 1 , beta=2)": {}}, {})
+    assert list(lists) == ["draft-model#small@top-beta(tau=1,beta=2)"]
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("pld@top-bet", "unknown acceptance rule 'top-bet'; did you mean 'top-beta'"),
+        ("pld@top-beta(tua=1)", "no setting 'tua'; did you mean 'tau'"),
+        ("pld@top-beta(tau=-1)", "setting 'tau': Input should be greater"),
+        ("pld@top-beta(1)", "settings are written KEY=VALUE, not '1'"),
+        ("pdl@top-beta", "unknown method 'pdl'; did you mean 'pld'"),
+    ],
+)
+def test_a_rule_that_does_not_exist_is_refused(label: str, said: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)):
+        swept({label: {}}, {})
+
+
+def test_a_swept_rule_setting_is_checked() -> None:
+    with pytest.raises(BadInput, match="'tau' of pld@top-beta\\(tau=1\\) is swept and set to 1"):
+        swept({"pld@top-beta(tau=1)": {}}, {"tau": [2]})
+    with pytest.raises(BadInput, match="setting 'tau'"):
+        swept({"pld@top-beta": {}}, {"tau": ["much"]})
+    with pytest.raises(BadInput, match=r"'cactus' is not among|unknown method 'cactus'"):
+        swept({"pld@top-beta": {}}, {"cactus.delta": [1]})
+
+
+def test_rows_of_rules_from_the_command_line(cli: Run) -> None:
+    asked = ("bench", "--limit", "2", "-n", "8", "--json", "-")
+    ran = cli(*asked, "--methods", "pld,pld@top-beta(tau=1,beta=2),pld@margin", "--sweep", "margin.theta=0.5,0.9",
+              "--quality")  # fmt: skip
+    assert ran.code == 0, ran.err
+    rows = {row["method"]: (row["lossless"], row["lossy"]) for row in json.loads(ran.out)["methods"]}
+    assert list(rows) == ["none", "pld", "pld@top-beta(tau=1,beta=2)", "pld@margin(theta=0.5)", "pld@margin(theta=0.9)"]
+    assert rows["pld"] == (True, None)
+    assert rows["pld@margin(theta=0.5)"] == (False, "margin(theta=0.5)")
+    refused(cli(*asked, "--methods", "pld@margin", "--lossless"), "rule 'margin' is lossy")
+    refused(cli("generate", "x", "--method", "pld@margin", "--lossless"), "rule 'margin' is lossy")
+
+
+def test_a_part_of_a_method_has_no_rule_of_its_own(cli: Run) -> None:
+    ran = cli(
+        "bench", "--limit", "1", "-n", "4", "--methods", "cascade", "--param", 'cascade.parts=["pld@margin","sam"]'
+    )
+    refused(ran, "is part of a method, which judges by one rule of its own; leave out '@margin'")

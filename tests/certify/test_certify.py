@@ -108,12 +108,9 @@ def test_the_same_parts_without_the_bias_pass(name: str) -> None:
 @pytest.mark.parametrize("sampling", ["penalties", "user's processor"])
 def test_a_sampler_that_is_blind_to_the_path_is_caught(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference never walks a tree, so a mistake in the trees' own sampler shows as well."""
-    honest = Sampler.penalise
-
-    def blind(sampler: Sampler, row: Tensor, path: Seq[int], states: Any) -> Any:
-        return honest(sampler, row, (), sampler.states)
-
-    monkeypatch.setattr(Sampler, "penalise", blind)
+    changes, process = Sampler.changes, Sampler.process
+    monkeypatch.setattr(Sampler, "changes", lambda sampler, path, *rest: changes(sampler, (), *rest))
+    monkeypatch.setattr(Sampler, "process", lambda sampler, row, states: process(sampler, row, sampler.states))
     certificate = certify_exact("blind", Controls.MAKES["chain"], cells(sampling))
     assert certificate.lossless is False, certificate
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel
+
+from outpace.acceptance.bounds import IDENTICAL, Bound, NodeView
 from outpace.acceptance.draws import draws_by_parent
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
@@ -14,7 +17,8 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, Draw, TokenTree
-from outpace.targets.base import Sequence, TreeScores
+from outpace.core.validation import StrictModel
+from outpace.targets.base import Sequence, Target, TreeScores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +81,40 @@ class AcceptanceRule(ABC):
     takes_without_replacement: bool = False
     takes_unverified_draws: bool = False
     """Whether a draw is judged without a look at later ones, so that these may live on into the next round."""
+    by_node: Literal["", "chains", "trees"] = ""
+    """Where what it commits after a node depends on the target's scores and the draws there alone, whatever was drafted
+    below: on chains, on all trees, or nowhere. There the committed token's distribution can be computed."""
+    keeps_greedy: bool = False
+    """Of a lossy rule: whether requests at temperature 0 are answered as in greedy decoding."""
+    Settings: type[BaseModel] = StrictModel
+    """What can be set; the rule is built from an instance of it where there are fields."""
+
+    @property
+    def described(self) -> str:
+        """Its name, with its settings where it has any."""
+        return self.name
+
+    @property
+    def bound(self) -> Bound | None:
+        """What it promises about the committed token at every node; None: nothing."""
+        return IDENTICAL
+
+    @property
+    def exact(self) -> bool:
+        """Whether the output distribution is the target's with these settings."""
+        return self.lossless
+
+    def limit(self, node: NodeView) -> float:
+        """The limit of its bound at a node, at temperatures above 0."""
+        return 0.0
+
+    def greedy_limit(self, node: NodeView) -> float:
+        """The limit of the excess negative log-likelihood at a node, at temperature 0."""
+        return 0.0
+
+    def for_target(self, target: Target) -> AcceptanceRule:
+        """This rule, with what it reads of the target beside its scores. Asked when a method is built."""
+        return self
 
     def begin(self, sequence: Sequence) -> Any:
         """The rule's own state for one request (None for most)."""
@@ -130,6 +168,8 @@ class TreeByTree(AcceptanceRule):
 
 class TopDown(TreeByTree):
     """A rule that walks down from the root, choosing at every node among the draws made after it."""
+
+    by_node = "trees"
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)

@@ -24,7 +24,8 @@ def draws_by_parent(tree: TokenTree) -> dict[int, list[Draw]]:
 
 
 def open_ahead(scores: TreeScores, draws_at: Mapping[int, Seq[Draw]]) -> None:
-    """Open together the distributions that a walk from the root through first draws reads before it turns back.
+    """Open together the distributions that a walk from the root through first draws reads before it turns back: of
+    nodes that draws were made after.
 
     Off the CPU, all: one pass over all rows takes no longer there than one over a row.
     """
@@ -32,7 +33,7 @@ def open_ahead(scores: TreeScores, draws_at: Mapping[int, Seq[Draw]]) -> None:
     if scores.logits.device.type != "cpu":
         nodes += range(len(scores.tree))
     else:
-        while draws := draws_at.get(nodes[-1]):
+        while (draws := draws_at.get(nodes[-1])) and draws[0].node in draws_at:
             nodes.append(draws[0].node)
     scores.distribution.ensure(nodes)
 
@@ -58,15 +59,9 @@ def proposal_distribution(tree: TokenTree, earlier: Seq[Draw], draw: Draw, like:
     return None if q is None else q.dense().to(like.device)
 
 
-def acceptance_probability(
-    p: Tensor | TokenDistribution, q: Tensor | TokenDistribution | None, token: int, prefix: float = 1.0
-) -> float:
-    """min(1, prefix * p(x) / q(x)); ``q`` None is a one-hot at x. Where p(x) is 0 the draw is never accepted."""
-    p_token = prefix * float(p[token])
-    if p_token <= 0.0:
-        return 0.0
-    q_token = 1.0 if q is None else float(q[token])
-    return 1.0 if p_token >= q_token else p_token / q_token
+def acceptance_probability(p: Tensor, q: Tensor | None, token: int, prefix: float = 1.0) -> float:
+    """:meth:`TokenDistribution.acceptance` for tensors (V,)."""
+    return DenseDistribution(p).acceptance(None if q is None else DenseDistribution(q), token, prefix)
 
 
 def left_by(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.acceptance.base import TopDown
-from outpace.acceptance.draws import acceptance_probability, drawn_from, left_by
+from outpace.acceptance.draws import drawn_from, left_by
 from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import Draw, TokenTree
@@ -36,7 +36,7 @@ class RecursiveRejection(TopDown):
     def choose(self, tree: TokenTree, draws: Seq[Draw], p: TokenDistribution, chance: Chance) -> Draw | int:
         for index, draw in enumerate(draws):
             q = drawn_from(tree, draws[:index], draw, p)
-            if chance.bernoulli(acceptance_probability(p, q, draw.token)):
+            if chance.bernoulli(p.acceptance(q, draw.token)):
                 return draw
             p, _ = left_by(p, q, draw.token)
         return chance.categorical(p)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.acceptance.base import TreeByTree, Verdict
-from outpace.acceptance.draws import acceptance_probability, drawn_from, draws_by_parent, left_by, open_ahead
+from outpace.acceptance.draws import drawn_from, draws_by_parent, left_by, open_ahead
 from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, Draw, TokenTree
@@ -35,8 +35,7 @@ class Traversal(TreeByTree):
         tree = scores.tree
         draws_at = draws_by_parent(tree)
         open_ahead(scores, draws_at)
-        p = scores.distribution.at
-        stack = [_Visit(ROOT, 1.0, p(ROOT))]
+        stack = [_Visit(scores, ROOT, 1.0)]
         while True:
             here = stack[-1]
             draws = draws_at.get(here.node, ())
@@ -44,10 +43,10 @@ class Traversal(TreeByTree):
                 mass = here.offer(tree, draws)
                 if mass > 0.0:  # a child without mass cannot be passed through, nor can anything below it
                     child = draws[here.tried - 1].node
-                    stack.append(_Visit(child, mass, p(child)))
+                    stack.append(_Visit(scores, child, mass))
                 else:
                     here.reject()
-            elif here.node == ROOT or chance.bernoulli(here.mass):
+            elif here.node == ROOT or chance.bernoulli_at_most(here.most, here.mass):
                 return Verdict(tuple(tree.path(here.node)), chance.categorical(here.p))
             else:
                 stack.pop()
@@ -55,26 +54,51 @@ class Traversal(TreeByTree):
 
 
 class _Visit:
-    """A node under verification: the mass and the target distribution that its rejected draws have left."""
+    """A node under verification: the mass and the target distribution that its rejected draws have left.
 
-    __slots__ = ("_draw", "_q", "mass", "node", "p", "tried")
+    What a rejected draw leaves is computed when it is read, and most of it never is: deep in a draft masses are small,
+    and rejecting takes away from them.
+    """
 
-    def __init__(self, node: int, mass: float, p: TokenDistribution) -> None:
-        self.node = node
-        self.mass = mass
-        self.p = p
+    __slots__ = ("_draw", "_mass", "_p", "_q", "_rejected", "_scores", "node", "tried")
+
+    def __init__(self, scores: TreeScores, node: int, mass: float) -> None:
+        self._scores, self._mass, self.node = scores, mass, node
+        self._p: TokenDistribution | None = None
+        self._rejected = False
         self.tried = 0
+
+    @property
+    def p(self) -> TokenDistribution:
+        """What is left of the target's distribution; leaves that are rejected are never asked."""
+        if self._p is None:
+            self._p = self._scores.distribution.at(self.node)
+        if self._rejected:
+            self._rejected = False
+            # Where nothing of the target is left, the draw had all of it: its rejection had probability zero.
+            self._p, total = left_by(self._p, self._q, self._draw.token, self._mass)
+            if self._mass < 1.0:
+                self._mass = total / (total + 1.0 - self._mass)
+        return self._p
+
+    def mass(self) -> float:
+        """The mass that is left."""
+        if self._rejected:
+            _ = self.p
+        return self._mass
+
+    @property
+    def most(self) -> float:
+        """A bound of :meth:`mass`, which rounding does not exceed, without what the last rejection took."""
+        return self._mass * (1.0 + 1e-6)
 
     def offer(self, tree: TokenTree, draws: Seq[Draw]) -> float:
         """The mass that the next draw gets."""
-        self._draw = draws[self.tried]
-        self._q = drawn_from(tree, draws[: self.tried], self._draw, self.p)
+        p, self._draw = self.p, draws[self.tried]
+        self._q = drawn_from(tree, draws[: self.tried], self._draw, p)
         self.tried += 1
-        return acceptance_probability(self.p, self._q, self._draw.token, self.mass)
+        return p.acceptance(self._q, self._draw.token, self._mass)
 
     def reject(self) -> None:
         """The draw that was offered last, and all below it, has been rejected."""
-        # Where nothing of the target is left, the draw had all of it: its rejection had probability zero.
-        self.p, total = left_by(self.p, self._q, self._draw.token, self.mass)
-        if self.mass < 1.0:
-            self.mass = total / (total + 1.0 - self.mass)
+        self._rejected = True

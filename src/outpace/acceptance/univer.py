@@ -23,6 +23,7 @@ from outpace.acceptance.draws import drawn_from, draws_by_parent, open_ahead
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, Draw
 from outpace.targets.base import TreeScores
 
@@ -53,7 +54,7 @@ class UniVer(TreeByTree):
                 given = share / here.left if here.left > share else 1.0
                 here.left -= share
                 stack.append(_Plan(scores, child, given, draws_at.get(child, ())))
-            elif here.node == ROOT or chance.bernoulli(here.stop):
+            elif here.node == ROOT or chance.bernoulli_at_most(here.most, here.stop):
                 return Verdict(tuple(scores.tree.path(here.node)), chance.categorical(here.rest))
             else:
                 stack.pop()
@@ -62,34 +63,68 @@ class UniVer(TreeByTree):
 class _Plan:
     """The transport plan at one node: shares of its children, then the node's own ``stop`` and ``rest``."""
 
-    __slots__ = ("left", "node", "rest", "shares", "stop")
+    __slots__ = ("_demand", "_known", "_mass", "_q", "_rest", "_scores", "_supply", "_total", "left", "node", "shares")
 
     def __init__(self, scores: TreeScores, node: int, mass: float, draws: Seq[Draw]) -> None:
-        p = scores.distribution.at(node)
+        self._scores, self.node, self._mass = scores, node, mass
+        self.left = 1.0
+        """Probability that none of the children decided so far was passed through."""
+        self.shares: list[tuple[int, float]] = []
+        self._known: list[int] = []
+        """Deterministic children's tokens, D."""
+        self._q: TokenDistribution | None = None
+        self._demand, self._supply, self._total = 0.0, 1.0, mass
+        """Mass of the target on D; the supply that is left off D; mass off D that the sampled token does not take."""
+        self._rest: TokenDistribution | None = None
+        if draws:
+            self._share_out(draws)
+
+    def _share_out(self, draws: Seq[Draw]) -> None:
+        """Shares of the children."""
+        p, mass = self._scores.distribution.at(self.node), self._mass
         known = {draw.token: draw.node for draw in draws if draw.q_row == DETERMINISTIC}
         sampled = [draw for draw in draws if draw.q_row != DETERMINISTIC]
         if len(sampled) > 1:
             raise BadInput("rule 'univer' takes at most one sampled draft token after each node")
-        self.node = node
-        self.left = 1.0
-        """Probability that none of the children decided so far was passed through."""
+        self._known = list(known)
         demand = {token: mass * p[token] for token in known}
-        demand_known = sum(demand.values())
-        self.shares: list[tuple[int, float]] = []
-        supply, own, q = 1.0, 0.0, None
+        self._demand = sum(demand.values())
+        own = 0.0
         if sampled:
             draw = sampled[0]
-            q = drawn_from(scores.tree, (), draw, p)
-            assert q is not None
+            self._q = drawn_from(self._scores.tree, (), draw, p)
             if draw.token not in known:
-                own = min(1.0, mass * p[draw.token] / q[draw.token])
+                own = p.acceptance(self._q, draw.token, mass)
                 self.shares.append((draw.node, own))
-        # Off D, what q does not take: max(0, mass * p - q). The sampled token takes the rest of the demand there.
-        self.rest, total = p.residual(q, list(known), mass)
-        if sampled:
-            supply -= max(0.0, mass - demand_known - total)
-        scale = (1.0 - own) / supply if supply > 0.0 else 0.0
+            if known:
+                self._settle()
+        scale = (1.0 - own) / self._supply if self._supply > 0.0 else 0.0
         self.shares += [(known[token], scale * share) for token, share in demand.items()]
         self.shares = [(child, min(1.0, share)) for child, share in self.shares if share > 0.0]
-        unmoved = max(0.0, supply - demand_known)  # 1 - E[A]
-        self.stop = min(1.0, total / unmoved) if unmoved > 0.0 else 0.0
+
+    def _settle(self) -> None:
+        """Off D, what q does not take: max(0, mass * p - q). The sampled token takes the rest of the demand there."""
+        p = self._scores.distribution.at(self.node)
+        self._rest, self._total = p.residual(self._q, self._known, self._mass)
+        if self._q is not None:
+            self._supply -= max(0.0, self._mass - self._demand - self._total)
+
+    @property
+    def rest(self) -> TokenDistribution:
+        """What the next token comes from if the output ends here."""
+        if self._rest is None:
+            self._settle()
+        assert self._rest is not None
+        return self._rest
+
+    @property
+    def most(self) -> float:
+        """A bound of :meth:`stop`, which rounding does not exceed."""
+        return 1.0 if self._known else self._mass * (1.0 + 1e-6)
+
+    def stop(self) -> float:
+        """Probability that it does, all children being gone."""
+        if self._rest is None and (self._known or self._q is not None):
+            self._settle()
+        unmoved = max(0.0, self._supply - self._demand)  # 1 - E[A]
+        return min(1.0, self._total / unmoved) if unmoved > 0.0 else 0.0

@@ -9,6 +9,7 @@ from typing import Any
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LineChart, StackChart, colours, ratio_scale, stacked
 from outpace.bench.columns import COLUMNS, table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, percent, threads, times
+from outpace.bench.quality.quality_report import frontier_charts, has_quality, quality_notes, quality_table
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
 from outpace.bench.results import Results
 from outpace.bench.verdict import answers, verdict, wide_intervals
@@ -17,6 +18,7 @@ from outpace.core.version import __version__
 
 _TILES = 6
 _DOTS = 400
+_LONG_NAME = 18  # characters that fit beside a bar
 _LOOPING = 0.3  # share of repeated 4-grams from which on a note says so
 
 
@@ -47,7 +49,7 @@ class BenchReport(Results):
             notes=notes(result),
             tiles=_tiles(result, palette),
             tables=_tables(result),
-            charts=_speedups(result, palette),
+            charts=[*(frontier_charts(result) if has_quality(result) else ()), *_speedups(result, palette)],
             small_charts=[*_time_split(result), *_positions(result, palette)],
             samples=[_sample(one) for one in result.get("samples", ())],
             about={"Machine": result["machine"], "Model": model},
@@ -104,6 +106,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         )
     if skipped := result["settings"].get("skipped_turns"):
         found.append(f"{skipped} turns did not fit into the context and were skipped.")
+    if has_quality(result):
+        found += quality_notes(result)
     if wide := wide_intervals(result):
         found.append(wide)
     return found
@@ -147,6 +151,8 @@ def _tables(result: Mapping[str, Any]) -> list[Table]:
         lead = f"Caches at the end of the last request{where}." if any(row["caches"] for row in methods) else ""
         columns = [one for one in COLUMNS if one.table == "drafting" or one.key == "method"]
         found.append(table_of("Drafting", columns, methods, lead))
+    if has_quality(result):
+        found.append(quality_table(rows))
     if methods and len(categories(result)) > 1:
         headings = [Heading(title="method", left=True), *(Heading(title=name) for name in categories(result))]
         found.append(Table("Speed-up by task", headings, [_by_task(row, result) for row in methods], page=False))
@@ -182,6 +188,7 @@ def _speedups(result: Mapping[str, Any], palette: Mapping[str, str]) -> list[Cha
             "intervals, each small dot is one prompt. To the right of 1x is faster. The scale is logarithmic.",
             blocks,
             ratio_scale(values),
+            wide=any(len(one.name) > _LONG_NAME for one in drawn),
         )
     ]
 

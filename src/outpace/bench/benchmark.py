@@ -8,12 +8,18 @@ report.write_html("report.html")
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.registry import configured_rule
 from outpace.bench.bench_report import BenchReport
+from outpace.bench.quality.task_scores import check_tasks
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.sweep import Sweep, swept
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
+from outpace.controllers.registry import ControllerChoice, find_controller
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
 from outpace.methods.named_weights import DraftModels, Heads
@@ -36,11 +42,16 @@ def bench(
     batch_size: int = 1,
     references: Sequence[str] = (),
     namespace: str = "",
-    rule: str | None = None,
+    rule: str | AcceptanceRule | None = None,
+    rule_settings: Mapping[str, Any] | None = None,
     draft_model: DraftModels = None,
     datastore: str | Path | None = None,
     head: Heads = None,
+    controller: str | ControllerChoice | None = None,
     params: SamplingParams | None = None,
+    quality: bool = False,
+    grammar: Any = None,
+    grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     command: str = "",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BenchReport:
@@ -48,14 +59,19 @@ def bench(
 
     ``model``: a Model, or a name for :func:`outpace.load`. ``methods``: names, Method objects, or names with their
     settings. A name may have a label, so that one method runs twice: ``{"pld#2": {"num_draft_tokens": 2}, "pld#8":
-    {"num_draft_tokens": 8}}``. ``prompts``: questions, texts, or the path of a file as
-    :func:`~outpace.prompts.questions.load_prompts` reads it; None takes the embedded set. ``limit``: use that many,
-    from all categories in turn. ``sweep``: values of settings, ``{"pld.num_draft_tokens": [2, 4]}``; each combination
-    is a row of its own, ``pld#num_draft_tokens=2`` (at most 32 rows). ``max_new_tokens``: per answer. ``batch_size``:
-    requests decoded together. ``references``: texts that methods may copy from. ``namespace``: where each method keeps
-    what it learns from prompt to prompt; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are
-    those of :meth:`Model.method`; autoregressive decoding keeps its own rule. ``params``: None is greedy. ``command``:
-    what the user typed. ``on_progress``: called before every answer.
+    {"num_draft_tokens": 8}}``, and behind it an acceptance rule: ``pld@top-beta(tau=0.5)``. ``prompts``: questions,
+    texts, or the path of a file as :func:`~outpace.prompts.questions.load_prompts` reads it; None takes the embedded
+    set. ``limit``: use that many, from all categories in turn. ``sweep``: values of settings,
+    ``{"pld.num_draft_tokens": [2, 4]}``; each combination is a row of its own, ``pld#num_draft_tokens=2`` (at most 32
+    rows). ``max_new_tokens``: per answer. ``batch_size``: requests decoded at once; another joins when one ends.
+    ``references``: texts that methods may copy from. ``namespace``: where each method keeps what it learns from prompt
+    to prompt; "" keeps nothing. ``rule``, ``draft_model``, ``datastore`` and ``head`` are those of
+    :meth:`Model.method`, ``rule_settings`` those of the rule; autoregressive decoding keeps its own. ``controller``:
+    decides how much is drafted. ``params``: None is greedy. ``quality``: measure how far the answers diverge from the
+    target, and score those to prompts with a known answer or tests (:mod:`outpace.bench.quality.quality_row`).
+    ``grammar``: what all answers must look like, as :func:`outpace.generate` takes it, but for prompts with a grammar
+    of their own; ``grammar_limits``: bounds on these. ``command``: what the user typed. ``on_progress``: called before
+    every answer.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.
@@ -64,15 +80,20 @@ def bench(
 
     params = params or SamplingParams()
     questions = _questions(prompts, limit)
+    if quality:
+        check_tasks(questions)
     if not isinstance(model, Model):
         import outpace.loading
 
         model = outpace.loading.load(model)
     named = methods if isinstance(methods, Mapping) else {one: {} for one in methods if isinstance(one, str)}
     rows = swept(named, sweep or {})
-    context = model.context(draft_model=draft_model, datastore=datastore, head=head)
+    choice = ControllerChoice(controller) if isinstance(controller, str) else controller
+    choice = choice and replace(choice, bench=True)
+    context = model.context(draft_model=draft_model, datastore=datastore, head=head, controller=choice)
     ready = [one for one in methods if isinstance(one, Method)]
-    built = build_all([*rows, *ready], context, rows, rule)
+    judge = configured_rule(rule, rule_settings or {})
+    built = build_all([*rows, *ready], context, rows, judge)
     settings = BenchSettings(
         max_new_tokens=max_new_tokens,
         params=params,
@@ -80,10 +101,14 @@ def bench(
         ignore_eos=ignore_eos,
         references=tuple(references),
         namespace=namespace,
+        quality=quality,
         command=command,
+        grammar=None if grammar is None else Grammar.read(grammar),
+        grammar_limits=grammar_limits,
         extra={
             "method_settings": {label: _typed(label, one) for label, one in rows.items()},
-            "rule": rule,
+            "rule": judge.described if isinstance(judge, AcceptanceRule) else judge,
+            "controller": choice and {"name": find_controller(choice.name).name, "settings": dict(choice.settings)},
             "draft_models": [one.option for one in context.bindings.draft_models],
             "datastore": None if datastore is None else str(datastore),
             "heads": [one.option for one in context.bindings.heads],

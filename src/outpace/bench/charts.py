@@ -143,7 +143,65 @@ class LineChart:
         ]
 
 
-Chart = BarChart | StackChart | LineChart
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a scatter chart. ``label`` stands beside it; ``told`` is its tooltip. ``marked``: drawn filled."""
+
+    x: float
+    y: float
+    label: str
+    told: str
+    x_ci95: Sequence[float] | None = None
+    y_ci95: Sequence[float] | None = None
+    marked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterChart:
+    """Points by two figures, a line through those of one series; drawn on a canvas of WIDTH x HEIGHT units."""
+
+    title: str
+    lead: str
+    x_axis: str
+    y_axis: str
+    series: Mapping[str, Sequence[Point]]
+    colours: Mapping[str, str]
+    kind = "scatter"
+    width, height = 980, 420
+    left, right, top, bottom = 60, 960, 14, 366
+
+    @property
+    def x_ticks(self) -> list[float]:
+        return ticks([value for point in self._points for value in (0.0, point.x, *(point.x_ci95 or ()))])
+
+    @property
+    def y_ticks(self) -> list[float]:
+        return ticks([value for point in self._points for value in (1.0, point.y, *(point.y_ci95 or ()))])
+
+    @property
+    def _points(self) -> list[Point]:
+        return [point for points in self.series.values() for point in points]
+
+    def x(self, value: float) -> float:
+        return _placed(value, self.x_ticks, self.left, self.right)
+
+    def y(self, value: float) -> float:
+        return _placed(value, self.y_ticks, self.bottom, self.top)
+
+
+def ticks(values: Sequence[float]) -> list[float]:
+    """Round figures at equal steps that enclose all ``values``, four to eight of them."""
+    low, high = min(values), max(values)
+    step = levels((high - low) or 1.0)[1]
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * i, 12) for i in range(first, max(last, first + 1) + 1)]
+
+
+def _placed(value: float, marks: Sequence[float], begin: float, end: float) -> float:
+    return begin + (end - begin) * (value - marks[0]) / (marks[-1] - marks[0])
+
+
+Chart = BarChart | StackChart | LineChart | ScatterChart
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], palette: Mapping[str, str], unit: str) -> list[Stack]:

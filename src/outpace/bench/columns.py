@@ -56,6 +56,10 @@ def _identical(row: Row) -> Cell:
     return Cell(f"{found['same']}/{found['of']}", detail=ties)
 
 
+def _lossy(row: Row) -> str:
+    return f"lossy: {row['lossy']}" if row.get("lossy") and "@" not in row["method"] else ""
+
+
 def _each_cache(row: Row, say: Callable[[Mapping[str, Any]], str]) -> str:
     return " + ".join(say(cache) for cache in row["caches"]) or UNDEFINED
 
@@ -70,7 +74,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         key="method",
         measure=lambda one: one.of.label,
         title="method",
-        cell=lambda row: Cell(row["method"], "strong"),
+        cell=lambda row: Cell(row["method"], "strong", detail=_lossy(row)),
         left=True,
     ),
     Column(key="lossless", measure=lambda one: one.of.method.lossless),
@@ -82,8 +86,8 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "decode_tokens_per_second",
         title="tok/s",
         cell=lambda row: number(row["decode_tokens_per_second"]),
-        definition="Decode rate: tokens after the first, over the time after the first. A batch's time is split "
-        "equally among the requests in each round.",
+        definition="Decode rate: tokens after the first, over the time after the first. In a batch, another request "
+        "joins when one ends, and a round's time is split equally among its requests.",
     ),
     Column(
         key="ttft_ms",
@@ -146,6 +150,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "together.",
     ),
     Column(key="error", measure=lambda one: one.of.error),
+    Column(key="lossy", measure=lambda one: one.of.method.lossy),
     Column(key="label", measure=lambda one: bindings.split(one.of.label)[1] or None),
     Column(key="settings", measure=lambda one: dict(one.of.settings)),
     Column(key="family", measure=lambda one: one.of.method.family or None),
@@ -232,7 +237,7 @@ def method_row(of: MethodRecords, autoregressive: MethodRecords, *, compared: bo
 def prompt_rows(methods: Sequence[MethodRecords]) -> list[dict[str, Any]]:
     """Every prompt with each method's tokens, decode rate and speed-up. The first method is the reference."""
     reference = methods[0].records
-    entries = []
+    entries: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for one in methods for name in one.records):
         records = {one.label: one.records[name] for one in methods if name in one.records}
         entries.append(
@@ -240,6 +245,9 @@ def prompt_rows(methods: Sequence[MethodRecords]) -> list[dict[str, Any]]:
                 "id": name,
                 "category": next(iter(records.values())).category,
                 "tokens": {label: record.metrics.tokens for label, record in records.items()},
+                "rounds": {label: record.metrics.rounds for label, record in records.items()},
+                "committed": {label: record.metrics.committed for label, record in records.items()},
+                "decode_seconds": {label: record.decode_rate[1] for label, record in records.items()},
                 "decode_tokens_per_second": {label: ratio(*record.decode_rate) for label, record in records.items()},
                 "speedup": {
                     label: speedup([record.decode_rate], [reference[name].decode_rate]) if name in reference else None
@@ -247,4 +255,6 @@ def prompt_rows(methods: Sequence[MethodRecords]) -> list[dict[str, Any]]:
                 },
             }
         )
+        if any(name in one.quality for one in methods):
+            entries[-1]["quality"] = {one.label: asdict(one.quality[name]) for one in methods if name in one.quality}
     return entries

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from outpace.bench.records import Difference, Record
 from outpace.bench.statistics import Rate, repeated_ngrams
 from outpace.core.metrics import ratio, total
 from outpace.engine.method import Method
+from outpace.model import Model
+
+if TYPE_CHECKING:
+    from outpace.bench.quality.prompt_quality import PromptQuality
 
 
 @dataclass(slots=True)
@@ -26,6 +31,8 @@ class MethodRecords:
     records: dict[str, Record] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
     error: str | None = None
+    quality: dict[str, PromptQuality] = field(default_factory=dict)
+    """By the prompt's id, where the bench measures it."""
 
     def namespace(self, name: str) -> str:
         """Its own part of the bench's namespace, so that no method learns from another; "" without one."""
@@ -81,3 +88,17 @@ class Measured:
 
     def _paired(self, record: Record) -> bool:
         return record.prompt in self.autoregressive.records
+
+
+def labelled(model: Model, methods: Sequence[Method], settings: Mapping[str, Mapping[str, Any]]) -> list[MethodRecords]:
+    """Autoregressive decoding first; methods of one name are told apart by a number. ``settings``: by name."""
+    plain = [method for method in methods if method.name == "none"][:1] or [model.method("none")]
+    taken = {method.name for method in methods}
+    found: list[MethodRecords] = []
+    for method in (*plain, *(method for method in methods if method.name != "none")):
+        label = method.name
+        if any(one.label == label for one in found):
+            label = next(name for i in count(2) if (name := f"{method.name}#{i}") not in taken)
+            taken.add(label)
+        found.append(MethodRecords(label, method, settings.get(method.name, {})))
+    return found

@@ -1,22 +1,27 @@
 """What one method did on one prompt, and how that is measured when several requests run together.
 
-The wall time of a round is split equally among the requests in it, so that each prompt has seconds of its own, which
-add up to those of the batch. A batch's decode rate is thus the tokens after each request's first, over the time from
-the end of the first round to the end. The time to the first token is not split: it is what a user waits.
+As on a server under load, a constant number of requests is decoded at once: when one ends, the next one joins. After
+the last one has joined, places are kept by requests that are not counted, until the last counted one has ended. So a
+method's figures don't depend on which answers end first.
+
+The wall time of a round is split equally among the requests in it, so that each prompt has seconds of its own. Reading
+a prompt belongs to the request that joins. A batch's decode rate is thus the tokens after each request's first, over
+the time of the rounds after each request's first. The time to the first token is not split: it is what a user waits
+who has a place.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outpace.certify.near_ties import gap, parting
 from outpace.core.metrics import PHASES, RequestMetrics, total
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
-from outpace.engine.request import Generation, Request
+from outpace.engine.request import Generation, Request, RoundTrace
 from outpace.targets.base import Target
 
 
@@ -28,7 +33,11 @@ class Answer:
     tokens: tuple[int, ...]
     metrics: RequestMetrics
     ttft: float
-    """Seconds from the submission of the batch to this request's first token."""
+    """Seconds from the submission of this request to its first token."""
+    cut_off: bool = False
+    """Whether it reached the length limit."""
+    rounds: Sequence[RoundTrace] = ()
+    """Its rounds, where the request was traced."""
 
 
 @dataclass(slots=True)
@@ -62,52 +71,94 @@ class Difference:
     near_tie: bool
 
 
-def answer_together(target: Target, requests: Sequence[Request]) -> list[Answer]:
-    """Run requests side by side until all are done. Whatever happens, nothing stays open in the target."""
-    decoder = Decoder(target)
-    began = perf_counter()
-    generations: list[Generation] = []
+def answer_together(target: Target, requests: Sequence[Request], at_once: int | None = None) -> list[Answer]:
+    """Answer all requests, ``at_once`` at a time (None: all). Whatever happens, nothing stays open in the target."""
+    batch = _Batch(target, requests, at_once or len(requests))
     try:
-        for request in requests:
-            generations.append(decoder.submit(request))  # noqa: PERF401 - what was submitted must be released
-        shares = _run(decoder, generations, began)
-        for one in generations:
-            one.raise_error()
-    except BaseException:
-        for generation in generations:
-            generation.cancel()
-        with contextlib.suppress(Exception):
-            decoder.step()
-        raise
-    return [
-        Answer(request.prompt, tuple(one.tokens), share, one.metrics.first_token_seconds)
-        for request, one, share in zip(requests, generations, shares, strict=True)
-    ]
+        return batch.run()
+    finally:
+        batch.close()
 
 
-def _run(decoder: Decoder, generations: Sequence[Generation], began: float) -> list[RequestMetrics]:
-    """Step until all are done; every request's counters, with its share of the time."""
-    spent = [0.0] * len(generations)
-    first = [0.0] * len(generations)
-    phases = [dict.fromkeys(PHASES, 0.0) for _ in generations]
-    more, rounds = True, 0
-    while more and (running := [i for i, one in enumerate(generations) if one.finish_reason is None]):
-        lead = generations[running[0]].metrics
+@dataclass(slots=True)
+class _Place:
+    """A request in the batch: how many seconds are its own, and how many of these before its first token."""
+
+    number: int
+    generation: Generation
+    seconds: float = 0.0
+    until_first: float | None = None
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def running(self) -> bool:
+        return self.generation.finish_reason is None
+
+    def answer(self) -> Answer:
+        metrics = total([self.generation.metrics])
+        metrics.seconds, metrics.first_token_seconds = self.seconds, self.until_first or 0.0
+        metrics.phase_seconds = self.phases
+        one = self.generation
+        cut_off = one.finish_reason == "length"
+        waited = one.metrics.first_token_seconds
+        return Answer(one.request.prompt, tuple(one.tokens), metrics, waited, cut_off, one.rounds)
+
+
+class _Batch:
+    """Requests that are decoded ``at_once``, and those that keep their places when the last ones have joined."""
+
+    def __init__(self, target: Target, requests: Sequence[Request], at_once: int) -> None:
+        self.decoder = Decoder(target)
+        self.requests, self.at_once = requests, at_once
+        self.places: list[_Place] = []
+        self.joined = 0
+
+    def run(self) -> list[Answer]:
+        """Step until every request is done; the answers in the order of the requests."""
+        counted: list[_Place] = []
+        while len(counted) < len(self.requests) or any(place.running for place in counted):
+            joining = self._fill()
+            counted += [place for place in joining if place.number < len(self.requests)]
+            self._step(joining)
+            for place in self.places:
+                place.generation.raise_error()
+            self.places = [place for place in self.places if place.running]
+        return [place.answer() for place in counted]
+
+    def close(self) -> None:
+        """End what still runs."""
+        for place in self.places:
+            place.generation.cancel()
+        if self.places:
+            with contextlib.suppress(Exception):
+                self.decoder.step()
+
+    def _fill(self) -> list[_Place]:
+        """Let requests join until ``at_once`` run; earlier ones again, not counted, after the last one."""
+        before = len(self.places)
+        while len(self.places) < self.at_once:
+            request = self.requests[self.joined % len(self.requests)]
+            if self.joined >= len(self.requests):
+                request = replace(request, namespace="")  # nothing is learned twice from one prompt
+            self.places.append(_Place(self.joined, self.decoder.submit(request)))
+            self.joined += 1
+        return self.places[before:]
+
+    def _step(self, joining: Sequence[_Place]) -> None:
+        began, lead = perf_counter(), self.places[0].generation.metrics
         before = dict(lead.phase_seconds)
-        more = decoder.step()
-        now = perf_counter()
-        for i in running:
-            spent[i] += (now - began) / len(running)
-            if rounds == 0:
-                first[i] = spent[i]
+        self.decoder.step()
+        elapsed = perf_counter() - began
+        split = {phase: lead.phase_seconds[phase] - before[phase] for phase in PHASES}
+        reading = max(0.0, elapsed - sum(split.values())) if joining else 0.0
+        for place in self.places:
+            place.seconds += (elapsed - reading) / len(self.places)
+            if place in joining:
+                place.seconds += reading / len(joining)
             for phase in PHASES:
-                phases[i][phase] += (lead.phase_seconds[phase] - before[phase]) / len(running)
-        began = now
-        rounds += 1
-    shares = [total([one.metrics]) for one in generations]
-    for share, seconds, until_first, split in zip(shares, spent, first, phases, strict=True):
-        share.seconds, share.first_token_seconds, share.phase_seconds = seconds, until_first, split
-    return shares
+                place.phases[phase] += split[phase] / len(self.places)
+            if place.until_first is None and place.generation.tokens:
+                place.until_first = place.seconds
 
 
 def first_difference(

@@ -1,8 +1,9 @@
 """The runner: every method on every prompt, interleaved, on one target.
 
-For each prompt (or batch of prompts of one category) the methods run one after the other, in an order that is shuffled
-each time, so that a machine that grows slower or faster during the run favours none of them. Autoregressive decoding
-(method ``none``) always runs. What methods learn is kept from prompt to prompt only in a namespace.
+For each prompt the methods run one after the other, in an order that is shuffled each time, so that a machine that
+grows slower or faster during the run favours none of them. A batch size of N takes several times N prompts of one
+category instead of one prompt, and answers N of them at once. Autoregressive decoding (method ``none``) always runs.
+What methods learn is kept from prompt to prompt only in a namespace.
 
 Conversations: at temperature 0 a lossless method continues its own earlier answers, which are those of autoregressive
 decoding but for near ties. At temperature > 0, and for lossy methods, later turns continue the answers of
@@ -15,18 +16,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from outpace.bench.columns import method_row, prompt_rows
-from outpace.bench.method_records import MethodRecords
+from outpace.bench.method_records import MethodRecords, labelled
+from outpace.bench.quality.prompt_quality import PromptQuality, QualityMeter
+from outpace.bench.quality.quality_row import quality_row
 from outpace.bench.records import Answer, Record, answer_together, first_difference
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
 from outpace.certify.near_ties import near_tie_gap
+from outpace.constraints.compiler import compiled
+from outpace.controllers.oracle import Oracle
 from outpace.core import machine
+from outpace.core.constraint import Constraint
 from outpace.core.errors import BadInput, said
+from outpace.core.sampling import SamplingParams
 from outpace.core.version import __version__
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -35,6 +42,10 @@ from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import batches, unique
 
 _SAMPLE_CHARACTERS = 1500
+_ATTEMPTS = 3
+"""How often prompts are answered until no costs are measured meanwhile."""
+_REFILLS = 4
+"""How many times the requests of a batch are replaced by others before the next method's turn."""
 
 
 def run(
@@ -57,10 +68,6 @@ def run(
     return work.result(complete=True)
 
 
-_MUCH_LONGER = 2.0
-"""Times the length of the first prompt."""
-
-
 def _characters(batch: Sequence[Prompt]) -> int:
     """Of the longest first prompt of a batch: in the order of their lengths in tokens, without encoding them all."""
     return max(sum(len(one["content"]) for one in prompt.messages) for prompt in batch)
@@ -79,15 +86,21 @@ class _Run:
             raise BadInput("the bench needs at least one prompt")
         self.model, self.settings, self.on_progress = model, settings, on_progress
         self.params = settings.params
-        self.methods = _labelled(model, methods, settings.extra.get("method_settings", {}))
+        self.methods = labelled(model, methods, settings.extra.get("method_settings", {}))
         for entry in self.methods:
             entry.method.rule_for(self.params)
         self.reference = self.methods[0]
         self.prompts = unique(prompts)
         self.numbers = {prompt.id: number for number, prompt in enumerate(self.prompts)}
+        self.constraints: dict[str, Constraint] = {}
         for prompt in self.prompts:
             self._check_room(prompt)
-        self.batches = batches(self.prompts, settings.batch_size)
+            grammar = prompt.grammar or settings.grammar
+            if grammar is not None:
+                self.constraints[prompt.id] = compiled(grammar, model.tokenizer, settings.grammar_limits)
+        self.meter = QualityMeter(model, settings.params) if settings.quality else None
+        size = settings.batch_size
+        self.batches = batches(self.prompts, size if size == 1 else size * _REFILLS)
         self.references = tuple(tuple(model.tokenizer.encode(text)) for text in settings.references)
         self.done, self.total = 0, len(self.methods) * sum(max(len(one.turns) for one in each) for each in self.batches)
         self.skipped_turns = 0
@@ -102,8 +115,8 @@ class _Run:
     def _warm_up(self) -> None:
         """Short answers of every method, not counted: first calls compile, allocate and page in.
 
-        Also to the longest prompt, where it is much longer than the first: costs are measured once for each range of
-        context lengths, which takes longer than an answer.
+        To a prompt of each range of lengths: costs are measured once for each range of context lengths, which takes
+        longer than an answer.
         """
         # In no namespace: nothing of it must be known when the first prompt comes.
         short = replace(
@@ -111,12 +124,12 @@ class _Run:
         )
         if short.max_new_tokens < 1:
             return
-        first, longest = self.batches[0], max(self.batches, key=_characters)
-        chosen = [first, longest] if _characters(longest) > _MUCH_LONGER * _characters(first) else [first]
+        first = [batch[: self.settings.batch_size] for batch in self.batches]
+        ranges = {_characters(batch).bit_length(): batch for batch in reversed(first)}
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
-            for batch in chosen:
-                self._answer(entry, {prompt: self._context(prompt, []) for prompt in batch}, 0, short)
+            for _, batch in sorted(ranges.items()):
+                self._undisturbed(entry, {prompt: self._context(prompt, []) for prompt in batch}, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
         found = {entry.label: {one.id: Record(one.id, one.category) for one in batch} for entry in self.methods}
@@ -133,7 +146,7 @@ class _Run:
                 if live:
                     asked = {prompt: contexts[entry.label][prompt] for prompt in live}
                     machine.reset_peak_memory()
-                    answers = self._answer(entry, asked, turn, self.settings)
+                    answers = self._undisturbed(entry, asked, turn, self.settings)
                     peak = machine.peak_memory_mb()
                     for prompt, answer in zip(live, answers, strict=False):
                         record = found[entry.label][prompt.id]
@@ -147,24 +160,44 @@ class _Run:
         differences = {
             entry.label: self._differences(entry, found) for entry in self.methods[1:] if entry.error is None
         }
+        qualities = {entry.label: self._quality(entry, batch, found) for entry in self.methods if entry.error is None}
         for entry in self.methods:
             if entry.error is None:
                 entry.records.update(found[entry.label])
                 entry.differences.update(differences.get(entry.label, {}))
+                entry.quality.update(qualities[entry.label])
         for prompt in batch:
             if prompt.category not in self.samples:
                 self.samples[prompt.category] = self._sample(prompt, found)
+
+    def _quality(
+        self, entry: MethodRecords, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]
+    ) -> dict[str, PromptQuality]:
+        """What the answers are worth, where that is asked for; measuring runs the method's rule, which may fail."""
+        if self.meter is None:
+            return {}
+        plain = {} if self.reference.error else found[self.reference.label]
+        try:
+            return self.meter.measure(batch, entry, found[entry.label], plain)
+        except Exception as error:
+            entry.error = said(error)
+            return {}
 
     def _differences(self, entry: MethodRecords, found: Mapping[str, Mapping[str, Record]]) -> dict[str, Any]:
         if not self.params.greedy or self.reference.error is not None:
             return {}
         compared = {
             name: first_difference(
-                self.model.target, record, found[self.reference.label][name], self.params, self._ends
+                self.model.target, record, found[self.reference.label][name], self._under(name, self.params), self._ends
             )
             for name, record in found[entry.label].items()
         }
         return {name: difference for name, difference in compared.items() if difference is not None}
+
+    def _under(self, prompt: str, params: SamplingParams) -> SamplingParams:
+        """The sampling parameters of one prompt, with its grammar."""
+        constraint = self.constraints.get(prompt)
+        return params if constraint is None else replace(params, constraint=constraint)
 
     @property
     def _ends(self) -> frozenset[int]:
@@ -201,6 +234,19 @@ class _Run:
                 "answer included; shorten the prompt or leave it out"
             )
 
+    def _undisturbed(
+        self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
+    ) -> list[Answer]:
+        """:meth:`_answer`, again where costs were measured in the middle of it: that happens once on a machine. Not
+        with a namespace, where the second answer would copy from the first."""
+        costs = self.model.target.costs
+        for _ in range(1 if settings.namespace else _ATTEMPTS):
+            before = costs.measurements
+            answers = self._answer(entry, asked, turn, settings)
+            if costs.measurements == before:
+                break
+        return answers
+
     def _answer(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings
     ) -> list[Answer]:
@@ -212,15 +258,19 @@ class _Run:
                 Request(
                     prompt=tokens,
                     method=entry.method,
-                    params=settings.seeded(self.numbers[prompt.id] * 64 + turn),
+                    params=self._under(prompt.id, settings.seeded(self.numbers[prompt.id] * 64 + turn)),
                     max_new_tokens=settings.max_new_tokens,
                     stop_ids=self._ends,
                     references=self.references,
                     namespace=entry.namespace(settings.namespace),
+                    trace=self.meter is not None and self.meter.traces(entry),
                 )
                 for prompt, tokens in asked.items()
             ]
-            return answer_together(self.model.target, requests)
+            if isinstance(entry.method.controller, Oracle):
+                unnamed = [replace(one, namespace="") for one in requests]
+                entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed))
+            return answer_together(self.model.target, requests, settings.batch_size)
         except Exception as error:  # one method's fault must not cost the others their figures
             entry.error = said(error)
             return []
@@ -248,31 +298,25 @@ class _Run:
             "skipped_turns": self.skipped_turns,
             "near_tie_gap": near_tie_gap(self.model.target.dtype),
         }
+        rows = [method_row(entry, self.reference, compared=greedy, seed=seed) for entry in self.methods]
+        for row, entry in zip(rows, self.methods, strict=True) if self.meter is not None else ():
+            row["quality"] = quality_row(
+                entry.quality,
+                self.reference.quality,
+                lossless=entry.method.lossless,
+                greedy=greedy,
+                baseline=entry is self.reference,
+                seed=seed,
+            )
         found = {
             "version": __version__,
             "complete": complete,
             "machine": machine.describe(),
             "model": {"name": self.model.name, "context_length": self.model.target.context_length, **self.model.info},
             "settings": settings,
-            "methods": [method_row(entry, self.reference, compared=greedy, seed=seed) for entry in self.methods],
+            "methods": rows,
             "per_prompt": prompt_rows(self.methods),
             "samples": list(self.samples.values()),
         }
         cleaned: dict[str, Any] = plain_figures(found)
         return cleaned
-
-
-def _labelled(
-    model: Model, methods: Sequence[Method], settings: Mapping[str, Mapping[str, Any]]
-) -> list[MethodRecords]:
-    """Autoregressive decoding first; methods of one name are told apart by a number. ``settings``: by name."""
-    plain = [method for method in methods if method.name == "none"][:1] or [model.method("none")]
-    taken = {method.name for method in methods}
-    found: list[MethodRecords] = []
-    for method in (*plain, *(method for method in methods if method.name != "none")):
-        label = method.name
-        if any(one.label == label for one in found):
-            label = next(name for i in count(2) if (name := f"{method.name}#{i}") not in taken)
-            taken.add(label)
-        found.append(MethodRecords(label, method, settings.get(method.name, {})))
-    return found

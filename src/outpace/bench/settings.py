@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 
@@ -14,8 +15,9 @@ from outpace.core.sampling import SamplingParams
 class BenchSettings:
     """What all methods share. ``max_new_tokens`` is per answer. Raises BadInput for values out of range.
 
-    ``namespace``: where each method keeps what it learns; without one nothing outlives a request. ``command`` (what the
-    user typed) and ``extra`` (settings of the methods, say) are only noted in the result.
+    ``namespace``: where each method keeps what it learns; without one nothing outlives a request. ``quality``: measure
+    the answers' divergence from the target, and score those that can be scored. ``command`` (what the user typed) and
+    ``extra`` (settings of the methods, say) are only noted in the result.
     """
 
     max_new_tokens: int = 128
@@ -25,7 +27,11 @@ class BenchSettings:
     references: tuple[str, ...] = ()
     namespace: str = ""
     warmup_tokens: int = 8
+    quality: bool = False
     command: str = ""
+    grammar: Grammar | None = None
+    """Of all prompts that have none of their own."""
+    grammar_limits: GrammarLimits = DEFAULT_LIMITS
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -42,6 +48,9 @@ class BenchSettings:
     def public(self) -> dict[str, Any]:
         sampling = {one.name: getattr(self.params, one.name) for one in fields(self.params)}
         sampling["processors"] = len(self.params.processors)
+        del sampling["constraint"]
+        if self.grammar is not None:
+            sampling["grammar"] = {"kind": self.grammar.kind, "source": self.grammar.source}
         return {
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
@@ -49,6 +58,7 @@ class BenchSettings:
             "references": len(self.references),
             "namespace": self.namespace or None,
             "warmup_tokens": self.warmup_tokens,
+            "quality": self.quality,
             "command": self.command,
             **sampling,
             **self.extra,

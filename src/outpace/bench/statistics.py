@@ -1,13 +1,15 @@
-"""Statistics of the bench: the speed-up with its interval, and how much an output repeats itself.
+"""Statistics of the bench: ratios and shares with their intervals, and how much an output repeats itself.
 
 Speed-up of a method over autoregressive decoding: the ratio of the two decode rates, each being the tokens of all
 prompts together over their time together. Its 95 % interval is a paired percentile bootstrap over prompts (Efron and
-Tibshirani 1993, chapter 13). ``scipy.stats.bootstrap`` gives none as soon as one resample has no rate.
+Tibshirani 1993, chapter 13). ``scipy.stats.bootstrap`` gives none as soon as one resample has no rate. Shares of right
+answers have intervals that do not shrink to nothing where all answers agree (Wilson 1927; Agresti and Min 2005).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,11 @@ from outpace.core.metrics import ratio
 RESAMPLES = 4000
 _CELLS = 4_000_000  # resamples x prompts held at once
 
+_Z95, _Z_POWER = 1.959964, 0.841621  # of a two-sided test at 5 %, and of a power of 80 %
+
 Rate = tuple[float, float]
-"""(tokens, seconds) of one prompt."""
+"""(tokens, seconds) of one prompt; or another sum, and what it is divided by."""
+Columns = NDArray[np.float64]
 
 
 def speedup(method: Sequence[Rate], reference: Sequence[Rate]) -> float | None:
@@ -39,21 +44,77 @@ def speedup_interval(
         raise ValueError("the bootstrap is paired: both methods need the same prompts")
     if len(method) < 2:
         return None
-    data: NDArray[np.float64] = np.hstack([np.array(method, float), np.array(reference, float)])
+    return _bootstrap(method, reference, lambda one, by, other, per: one * per / (by * other), seed, level, resamples)
+
+
+def difference_interval(
+    method: Sequence[Rate], reference: Sequence[Rate], *, seed: int = 0, level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[float, float] | None:
+    """Paired bootstrap interval of the difference of two ratios of totals; None as for :func:`speedup_interval`."""
+    return _bootstrap(method, reference, lambda one, by, other, per: one / by - other / per, seed, level, resamples)
+
+
+def _bootstrap(
+    method: Sequence[Rate],
+    reference: Sequence[Rate],
+    figure: Callable[[Columns, Columns, Columns, Columns], Columns],
+    seed: int,
+    level: float,
+    resamples: int,
+) -> tuple[float, float] | None:
+    if len(method) != len(reference):
+        raise ValueError("the bootstrap is paired: both methods need the same prompts")
+    if len(method) < 2:
+        return None
+    data: Columns = np.hstack([np.array(method, float), np.array(reference, float)])
     generator = np.random.default_rng(seed)
     size = len(data)
-    ratios = []
+    figures = []
     for begin in range(0, resamples, block := max(1, _CELLS // size)):
         counts = generator.multinomial(size, np.full(size, 1.0 / size), size=min(block, resamples - begin))
-        tokens, seconds, reference_tokens, reference_seconds = (counts @ data).T
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios.append(tokens * reference_seconds / (seconds * reference_tokens))
-    found = np.concatenate(ratios)
+            figures.append(figure(*(counts @ data).T))
+    found = np.concatenate(figures)
     found = found[np.isfinite(found)]  # a resample of prompts that were answered with a single token has no rate
     if len(found) < resamples / 2:
         return None
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def share_interval(count: int, of: int) -> tuple[float, float] | None:
+    """95 % interval of the share ``count`` / ``of`` (Wilson 1927, equation 2); None of nothing."""
+    if not of:
+        return None
+    share, square = count / of, _Z95**2 / of
+    middle = share + square / 2
+    half = _Z95 * math.sqrt(share * (1 - share) / of + square / (4 * of))
+    return max(0.0, (middle - half) / (1 + square)), min(1.0, (middle + half) / (1 + square))
+
+
+def paired_share_interval(gained: int, lost: int, of: int) -> tuple[float, float] | None:
+    """95 % interval of the difference of two shares of the same ``of`` items; None of nothing.
+
+    ``gained`` items count in the first share alone, ``lost`` ones in the second alone (Agresti and Min 2005, "Wald+2").
+    """
+    if not of:
+        return None
+    middle, half = (gained - lost) / (of + 2), _Z95 * _paired_error(gained, lost, of)
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def smallest_share_difference(gained: int, lost: int, of: int) -> float | None:
+    """The smallest difference of two paired shares that a test at 5 % shows with a power of 80 %.
+
+    Where as many items differ between the two as did here: more of them make a small difference harder to see.
+    """
+    return min(1.0, (_Z95 + _Z_POWER) * _paired_error(gained, lost, of)) if of else None
+
+
+def _paired_error(gained: int, lost: int, of: int) -> float:
+    """Standard error of the difference, with half an item added to each of the four kinds."""
+    size, differ = of + 2, gained + lost + 1
+    return math.sqrt(differ - (gained - lost) ** 2 / size) / size
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 4) -> tuple[int, int]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from outpace.acceptance.registry import rules
+from outpace.acceptance.rule_text import parse_rule, rule_text
 from outpace.core.errors import BadInput
-from outpace.core.names import did_you_mean
-from outpace.methods.bindings import split
+from outpace.core.names import did_you_mean, normalised
+from outpace.methods.bindings import split, split_rule
 from outpace.methods.registry import canonical, configured, find
 
 MOST = 32
@@ -22,8 +24,9 @@ Sweep = Mapping[str, Sequence[Any]]
 def swept(methods: Mapping[str, Mapping[str, Any]], sweep: Sweep) -> dict[str, dict[str, Any]]:
     """The rows, by label with their settings: ``pld#num_draft_tokens=2`` and so on in place of ``pld``.
 
-    Several sweeps of one method make a row for each combination. Raises BadInput for a setting that no method has, for
-    one that is also set, for values that a method refuses, and for more rows than ``MOST``.
+    Settings of a row's rule are swept alike, as ``KEY`` or ``RULE.KEY``: ``pld@top-beta(tau=0.5)`` and so on in place
+    of ``pld@top-beta``. Several sweeps of one method make a row for each combination. Raises BadInput for a setting
+    that no method has, for one that is also set, for values that a method refuses, and for more rows than ``MOST``.
     """
     methods = {canonical(label): settings for label, settings in methods.items()}
     values: dict[str, dict[str, Sequence[Any]]] = {label: {} for label in methods}
@@ -31,29 +34,47 @@ def swept(methods: Mapping[str, Mapping[str, Any]], sweep: Sweep) -> dict[str, d
         if isinstance(given, str) or not given:
             raise BadInput(f"sweep of '{key}': give at least one value, as a list")
         for label, setting in _takers(key, methods):
-            if setting in methods[label]:
-                raise BadInput(f"'{setting}' of {label} is swept and set to {methods[label][setting]}; leave one out")
+            fixed = {**methods[label], **_rule_settings(label)[1]}
+            if setting in fixed:
+                raise BadInput(f"'{setting}' of {label} is swept and set to {fixed[setting]}; leave one out")
             values[label][setting] = given
     rows: dict[str, dict[str, Any]] = {}
     for label, settings in methods.items():
+        names = find(label).setting_names()
         for chosen in product(*values[label].values()):
             own = dict(zip(values[label], chosen, strict=True))
-            rows[_label(label, own)] = {**settings, **own}
-    if len(rows) > MOST:
+            mine = {key: value for key, value in own.items() if key in names}
+            rows[_label(label, mine, {key: own[key] for key in own if key not in names})] = {**settings, **mine}
+    if sweep and len(rows) > MOST:
         raise BadInput(f"the sweeps make {len(rows)} rows, more than {MOST}; give fewer values, or fewer methods")
     for label, settings in rows.items():
         configured(find(label), settings)
+        _rule_settings(label)
     return rows
+
+
+def _rule_settings(label: str) -> tuple[str, dict[str, Any]]:
+    """The name of a row's rule ("" for none) and its settings. Raises BadInput for settings out of range."""
+    rule = split_rule(label)[1]
+    return parse_rule(rule) if rule else ("", {})
+
+
+def _settings_of(label: str) -> dict[str, str]:
+    """What may be swept of a row, and the setting that it means; a method's setting hides its rule's of that name."""
+    rule = _rule_settings(label)[0]
+    fields = rules()[rule].Settings.model_fields if rule else ()
+    return {name: name for name in fields} | find(label).setting_names()
 
 
 def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """(label, setting) of the methods that a sweep is for."""
     label, dot, name = key.rpartition(".")
-    if dot and canonical(label) not in methods:
+    judged = [one for one in methods if label and normalised(_rule_settings(one)[0]) == normalised(label)]
+    if dot and not judged and canonical(label) not in methods:
         hint = did_you_mean(label, list(methods)) or f"compared: {', '.join(methods)}"
         raise BadInput(f"sweep of '{key}': '{label}' is not among the compared methods; {hint}")
-    wanted = [canonical(label)] if dot else list(methods)
-    names = {one: find(one).setting_names() for one in wanted}
+    wanted = judged or ([canonical(label)] if dot else list(methods))
+    names = {one: _settings_of(one) for one in wanted}
     found = [(one, names[one][name]) for one in wanted if name in names[one]]
     if not found:
         near = did_you_mean(name, {written: meant for one in names.values() for written, meant in one.items()})
@@ -61,12 +82,15 @@ def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[st
     return found
 
 
-def _label(label: str, own: Mapping[str, Any]) -> str:
+def _label(label: str, own: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
     """A label that says what is swept. What stands after a comma never names a draft model or a head."""
+    name, settings = _rule_settings(label)
+    behind = f"@{rule_text(name, {**settings, **rule})}" if name else ""
+    label = split_rule(label)[0]
     if not own:
-        return label
+        return label + behind
     said = ",".join(f"{name}={_text(value)}" for name, value in own.items())
-    return f"{label},{said}" if split(label)[1] else f"{label}#{said}"
+    return (f"{label},{said}" if split(label)[1] else f"{label}#{said}") + behind
 
 
 def _text(value: Any) -> str:

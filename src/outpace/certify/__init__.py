@@ -1,4 +1,7 @@
-"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token."""
+"""Is it lossless? Exact on small vocabularies, statistical on real models, greedy token by token.
+
+And does a lossy rule keep its bound?
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outpace.controllers.registry import ControllerChoice
 from outpace.core.callable_rooms import make_callable
 from outpace.core.errors import BadInput
 from outpace.core.names import unknown
 
 if TYPE_CHECKING:
+    from outpace.acceptance.base import AcceptanceRule
     from outpace.certify.certificate import Certificate
     from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
@@ -23,8 +28,10 @@ if TYPE_CHECKING:
     from outpace.methods.registry import Context
     from outpace.model import Model
 
-LEVELS = {"exact": 1.0, "statistical": 1.0, "greedy": 0.0}
+LEVELS = {"exact": 1.0, "statistical": 1.0, "greedy": 0.0, "bound": 1.0}
 """The levels, each with its temperature where sampling parameters are given and temperature is not."""
+TOYS = ("exact", "bound")
+"""Levels that need no model."""
 MINIMUM_SAMPLES = 100
 _SMALLEST_TOY = 3
 
@@ -41,10 +48,12 @@ def certify(
     alpha: float = 0.01,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
-    rule: str | None = None,
+    rule: str | AcceptanceRule | None = None,
+    rule_settings: Mapping[str, Any] | None = None,
     draft_model: DraftModels = None,
     datastore: str | Path | None = None,
     head: Heads = None,
+    controller: str | ControllerChoice | None = None,
     prompts: Sequence[str] | None = None,
     cells: int | None = None,
     on_progress: Callable[[int, int, str], None] | None = None,
@@ -53,20 +62,32 @@ def certify(
 
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
     cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
-    ``model``; ``greedy`` compares answers. ``params``: the sampling parameters to certify; None: those of the matrix,
-    temperature 1, and temperature 0. Their seed is not read. A trained method drafts with the ``head`` that is named,
-    else with a shipped one, else with an untrained one. Raises BadInput for what cannot be run.
+    ``model``; ``greedy`` compares answers. ``bound`` needs no model either: it tests what the method's rule promises,
+    at the corners of the rule's settings, where ``rule_settings`` do not name a value (``cells``: for each corner).
+    ``params``: the sampling parameters to certify; None: those of the matrix, temperature 1, and temperature 0. Their
+    seed is not read. A trained method drafts with the ``head`` that is named, else with a shipped one, else with an
+    untrained one. ``controller``: decides how much is drafted, in place of the method's own. Raises BadInput for what
+    cannot be run.
     """
     check_options(level, samples, alpha, cells)
     check_params(level, params)
+    from outpace.acceptance.registry import configured_rule
+
+    rule = configured_rule(rule, rule_settings or {})
+    check_rule(level, rule)
+    if level == "bound":
+        return _bound(method, settings, rule, params, cells, on_progress)
     if level == "exact":
-        return _exact(method, settings, rule, params, samples, alpha, seed, cells, on_progress)
+        choice = ControllerChoice(controller) if isinstance(controller, str) else controller
+        return _exact(method, settings, rule, choice, params, samples, alpha, seed, cells, on_progress)
     if model is None:
         raise BadInput(f"level '{level}' decodes with a real model: give one")
     from outpace.methods.registry import build
 
-    context, untrained = _or_untrained(model.context(draft_model=draft_model, datastore=datastore, head=head))
+    context = model.context(draft_model=draft_model, datastore=datastore, head=head, controller=controller)
+    context, untrained = _or_untrained(context)
     built = build(method, context, settings, rule)
+    check_rule(level, built.rule)
     asked = _prompts(model, prompts)
 
     def tell(done: int, total: int) -> None:
@@ -124,6 +145,19 @@ def check_options(level: str, samples: int, alpha: float, cells: int | None) -> 
         raise BadInput(f"cells must be at least 1, not {cells}")
 
 
+def check_rule(level: str, rule: str | AcceptanceRule | None) -> None:
+    """Raise BadInput for a lossy rule at a level that tests whether the output distribution is unchanged."""
+    if isinstance(rule, str):
+        from outpace.acceptance.registry import find_rule
+
+        rule = find_rule(rule)
+    if rule is not None and not rule.lossless and level != "bound":
+        raise BadInput(
+            f"rule '{rule.name}' is lossy, and level '{level}' tests whether a method is lossless; use --level bound, "
+            "which tests what the rule promises"
+        )
+
+
 def check_params(level: str, params: SamplingParams | None) -> None:
     """Raise BadInput for sampling parameters that the level cannot honour."""
     if params is None:
@@ -146,17 +180,18 @@ def check_params(level: str, params: SamplingParams | None) -> None:
             "level 'statistical' tests tokens that were drawn, and at temperature 0 none is; give a temperature above "
             "0, or take level 'greedy'"
         )
-    if level == "exact" and any(not 0 <= token < _SMALLEST_TOY for token in params.logit_bias):
+    if level in TOYS and any(not 0 <= token < _SMALLEST_TOY for token in params.logit_bias):
         raise BadInput(
-            f"level 'exact' decodes with toy targets of {_SMALLEST_TOY} tokens and more: a logit bias must be of token "
-            f"0 to {_SMALLEST_TOY - 1}, not {', '.join(map(str, params.logit_bias))}; take level 'statistical'"
+            f"level '{level}' decodes with toy targets of {_SMALLEST_TOY} tokens and more: a logit bias must be of "
+            f"token 0 to {_SMALLEST_TOY - 1}, not {', '.join(map(str, params.logit_bias))}; take level 'statistical'"
         )
 
 
 def _exact(
     name: str,
     settings: Mapping[str, Any] | None,
-    rule: str | None,
+    rule: str | AcceptanceRule | None,
+    controller: ControllerChoice | None,
     params: SamplingParams | None,
     samples: int,
     alpha: float,
@@ -172,9 +207,11 @@ def _exact(
     numbers = count()
 
     def make(context: Context) -> Method:
-        return build(name, context, tiny, rule)
+        return build(name, replace(context, controller=controller), tiny, rule)
 
-    chosen = cells_of(make(tiny_context(3, 0)), sampling=sampling)
+    first = make(tiny_context(3, 0))
+    check_rule("exact", first.rule)
+    chosen = cells_of(first, sampling=sampling)
     if cells is not None:
         chosen = rotating_slice(chosen, seed, cells, sampling)
 
@@ -185,6 +222,29 @@ def _exact(
     certificate = certify_exact(
         name, make, chosen, sampling=sampling, samples=samples, alpha=alpha, seed=seed, on_progress=tell
     )
+    return certificate if params is None else replace(certificate, sampling=params.described)
+
+
+def _bound(
+    name: str,
+    settings: Mapping[str, Any] | None,
+    rule: str | AcceptanceRule | None,
+    params: SamplingParams | None,
+    cells: int | None,
+    on_progress: Callable[[int, int, str], None] | None,
+) -> Certificate:
+    from outpace.certify.bound import certify_bound
+    from outpace.certify.exact import SAMPLING, tiny_context
+    from outpace.methods.registry import build, find
+
+    tiny = {**find(name).tiny, **(settings or {})}
+    sampling = SAMPLING if params is None else {params.described: params}
+
+    def make(context: Context, rule: AcceptanceRule) -> Method:
+        return build(name, context, tiny, rule)
+
+    judge = build(name, tiny_context(3, 0), tiny, rule).rule
+    certificate = certify_bound(name, make, judge, sampling=sampling, most=cells, on_progress=on_progress)
     return certificate if params is None else replace(certificate, sampling=params.described)
 
 

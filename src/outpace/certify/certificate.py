@@ -8,13 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison inside a certification: its name and its figures; ``passed`` None where it could not decide."""
+    """One comparison inside a certification: its name and its figures; ``passed`` None where it could not decide.
+
+    ``detectable_bias``: what this test would have shown nine times in ten, where it is known for each test.
+    """
 
     name: str
     passed: bool | None
     max_abs_error: float | None = None
     p_value: float | None = None
     note: str = ""
+    detectable_bias: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,28 @@ class Rescored:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundCheck:
+    """What was found of a rule's promise with one choice of settings (``rule``).
+
+    ``holds``: None where it promises nothing. ``lossless``: the settings mean lossless, and outputs are so.
+    ``nodes``: how many were compared; ``largest``: the largest divergence of these; ``tightest``: the largest share of
+    a limit that was reached. ``total_variation``: the largest of whole outputs. ``where``: what broke the promise.
+    """
+
+    rule: str
+    measure: str | None
+    limit: str | None
+    lossless: bool
+    holds: bool | None
+    nodes: int
+    largest: float | None
+    tightest: float | None
+    total_variation: float
+    where: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Certificate:
     """``lossless``: True, False, or None where the level could not decide. Undefined figures are None.
 
@@ -74,6 +100,15 @@ class Certificate:
     sampling: str = ""
     rescored: Rescored | None = None
     checks: tuple[Check, ...] = field(default=(), repr=False)
+    bounds: tuple[BoundCheck, ...] = field(default=(), repr=False)
+    """Of level 'bound': one for each choice of the rule's settings."""
+
+    @property
+    def passed(self) -> bool | None:
+        """What the level decides: whether the method is lossless; of level 'bound', whether no bound was broken."""
+        if self.level == "bound":
+            return all(one.holds is not False for one in self.bounds)
+        return self.lossless
 
     def public(self) -> dict[str, Any]:
         """The JSON of ``outpace certify --json``."""
@@ -89,4 +124,5 @@ class Certificate:
             "rescored": None if self.rescored is None else asdict(self.rescored),
             "verdict": self.verdict,
             "checks": [asdict(check) for check in self.checks],
+            "bounds": [asdict(one) for one in self.bounds],
         }

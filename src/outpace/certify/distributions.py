@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
+from outpace.core.constraint import FORBIDDEN, AnswerComplete
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
@@ -22,18 +23,30 @@ OutputDistribution = dict[Output, float]
 
 
 def autoregressive_distribution(
-    table: Table, vocab_size: int, params: SamplingParams, prompt: Output, length: int
+    table: Table,
+    vocab_size: int,
+    params: SamplingParams,
+    prompt: Output,
+    length: int,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> OutputDistribution:
-    """The distribution of ``length`` tokens of autoregressive decoding. Uses no tree, no draft and no engine."""
+    """The distribution of at most ``length`` tokens of autoregressive decoding, fewer where a stop token or a grammar
+    ends the answer. Uses no tree, no draft and no engine."""
     proposal_distribution: OutputDistribution = {(): 1.0}
-    for _ in range(length):
+    for step in range(length):
         longer: OutputDistribution = defaultdict(float)
         for output, weight in proposal_distribution.items():
-            sampler = Sampler(params, prompt, vocab_size)
+            if len(output) < step or (output and output[-1] in stop_ids):  # it ended before
+                longer[output] += weight
+                continue
+            sampler = Sampler(params, prompt, vocab_size, stop_ids)
             sampler.extend(output)
             distribution = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None])
             p = distribution.p(ROOT).double()
-            if (failure := distribution.failure(ROOT)) is not None:
+            if isinstance(failure := distribution.failure(ROOT), AnswerComplete):
+                longer[output] += weight
+                continue
+            if failure is not None:
                 raise failure
             p = p / p.sum()
             for token in torch.nonzero(p).flatten().tolist():
@@ -100,7 +113,8 @@ def run_once(build: Callable[[], Arrivals], source: Callable[[SeededChance], Cha
     running.append(submit(requests[-1]))
     decoder.run()
     for generation in running:
-        generation.raise_error()
+        if generation.error is not FORBIDDEN:  # such an output ends with a token of probability 0, which shows the bias
+            generation.raise_error()
     return running[-1]
 
 

@@ -30,6 +30,7 @@ from outpace.certify.distributions import (
 )
 from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
+from outpace.certify.toy_grammar import Brackets
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.datastore.store import Datastore
@@ -74,6 +75,7 @@ SAMPLING: dict[str, SamplingParams] = {
     "penalties": SamplingParams(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.3, frequency_penalty=0.4),
     "logit bias": SamplingParams(temperature=1.0, logit_bias={1: 1.5, 2: -0.5}),
     "user's processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
+    "grammar": SamplingParams(temperature=1.0, constraint=Brackets()),
     "greedy, penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
 }
 PROMPTS: tuple[Output, ...] = ((0, 1, 2, 0, 1), (1, 1, 0))

@@ -34,16 +34,16 @@ def certify_greedy(
     first: dict[str, Any] | None = None
     checks, ties, drafted = [], 0, 0
     for number, prompt in enumerate(prompts):
-        want = _tokens(plain, target, prompt, length, stop_ids, params)[0]
-        got, count = _tokens(method, target, prompt, length, stop_ids, params)
+        want = answer_of(plain, target, prompt, length, stop_ids, params)[0]
+        got, count = answer_of(method, target, prompt, length, stop_ids, params)
         drafted += count
-        difference = _difference(target, prompt, want, got, stop_ids, params)
-        near = difference is not None and difference["near_tie"]
+        found = difference(target, prompt, want, got, stop_ids, params)
+        near = found is not None and found["near_tie"]
         ties += near
-        note = "" if difference is None else f"differs at token {difference['position']}"
-        checks.append(Check(f"prompt {number}", difference is None or near, note=note))
-        if difference is not None and (first is None or (first["near_tie"] and not near)):
-            first = {"prompt": number, **difference}
+        note = "" if found is None else f"differs at token {found['position']}"
+        checks.append(Check(f"prompt {number}", found is None or near, note=note))
+        if found is not None and (first is None or (first["near_tie"] and not near)):
+            first = {"prompt": number, **found}
         if on_progress is not None:
             on_progress(number + 1, len(prompts))
     wrong = sum(not check.passed for check in checks)
@@ -65,9 +65,10 @@ def certify_greedy(
     )
 
 
-def _tokens(
+def answer_of(
     method: Method, target: Target, prompt: Sequence[int], length: int, stop_ids: frozenset[int], params: SamplingParams
 ) -> tuple[list[int], int]:
+    """The tokens of one answer, and how many tokens were drafted for it."""
     decoder = Decoder(target)
     generation = decoder.submit(Request(tuple(prompt), method, params, max_new_tokens=length, stop_ids=stop_ids))
     decoder.run()
@@ -75,7 +76,7 @@ def _tokens(
     return generation.sequence.tokens[len(prompt) :], generation.metrics.drafted
 
 
-def _difference(
+def difference(
     target: Target,
     prompt: Sequence[int],
     want: Sequence[int],

@@ -39,7 +39,7 @@ RATIOS = (-2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0)
 """Cell limits of log(q / p) for the first token."""
 
 
-class _Tally:
+class Tally:
     """Observed and expected counts of one partition of the vocabulary, over many contexts."""
 
     def __init__(self, cells: int) -> None:
@@ -87,14 +87,16 @@ class Recorder(AcceptanceRule):
         return verdicts
 
 
-def _rank_cells(p: Tensor) -> Tensor:
+def rank_cells(p: Tensor) -> Tensor:
+    """The cell of every token by its rank under ``p`` (V,)."""
     order = p.argsort(descending=True)
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(1, len(p) + 1)
     return torch.bucketize(ranks, torch.tensor(RANKS), right=True) - 1
 
 
-def _id_cells(p: Tensor) -> Tensor:
+def id_cells(p: Tensor) -> Tensor:
+    """The cell of every token by its id."""
     ids = torch.arange(len(p))
     return ids * IDS // len(p) * 2 + ids % 2
 
@@ -119,9 +121,9 @@ def certify_statistical(
     ``rescored`` are scored again, each alone.
     """
     params = params or SamplingParams(temperature=1.0)
-    tallies = {"rank": _Tally(len(RANKS)), "token id": _Tally(2 * IDS)}
-    tallies["first token by q / p"] = _Tally(len(RATIOS) + 1)
-    tallies["first token drafted"] = _Tally(2)
+    tallies = {"rank": Tally(len(RANKS)), "token id": Tally(2 * IDS)}
+    tallies["first token by q / p"] = Tally(len(RATIOS) + 1)
+    tallies["first token drafted"] = Tally(2)
     rng = random.Random(seed)
     prefixes = PrefixSample(target, params, rescored, seed)
     done, drafted = 0, 0
@@ -146,11 +148,11 @@ def certify_statistical(
     return replace(certificate, sampling=params.described)
 
 
-def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
+def _count(recorder: Recorder, tallies: dict[str, Tally]) -> None:
     """Rank and id of every token; place by q / p, or drafted or not, of first tokens."""
     for p, token in recorder.rows:
-        tallies["rank"].add(_rank_cells(p), p, token)
-        tallies["token id"].add(_id_cells(p), p, token)
+        tallies["rank"].add(rank_cells(p), p, token)
+        tallies["token id"].add(id_cells(p), p, token)
     for p, q, certain, token in recorder.first:
         if q is not None:
             ratio = (q.clamp(min=1e-12) / p.clamp(min=1e-12)).log()
@@ -161,9 +163,7 @@ def _count(recorder: Recorder, tallies: dict[str, _Tally]) -> None:
             tallies["first token drafted"].add(cells, p, token)
 
 
-def _conclude(
-    method: Method, tallies: dict[str, _Tally], drafted: int, alpha: float, rescored: Rescored
-) -> Certificate:
+def _conclude(method: Method, tallies: dict[str, Tally], drafted: int, alpha: float, rescored: Rescored) -> Certificate:
     checks, sizes = [], []
     for name, tally in tallies.items():
         p_value, freedom = g_test(tally.observed, tally.expected)

@@ -1,0 +1,161 @@
+"""Tables of what ``benchmarks/lossy_frontier.py`` measured: pooled over its parts, as Markdown, written into a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.figure_text import bounds, percent, times
+from outpace.bench.quality.frontier import on_frontier
+from outpace.bench.quality.prompt_quality import PromptQuality
+from outpace.bench.quality.quality_row import quality_row
+from outpace.bench.statistics import Rate, speedup, speedup_interval, total_rate
+from outpace.core.files import write_atomically
+from outpace.methods.bindings import split_rule
+
+BEGIN, END = "<!-- measured by benchmarks/lossy_frontier.py: {} -->", "<!-- end: {} -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A row over all parts of a study. ``gain``: its speed over that of the same drafter with its lossless rule."""
+
+    name: str
+    lossless: bool
+    prompts: int
+    length: float | None
+    """Mean acceptance length: tokens committed per forward of the target."""
+    speed: float | None
+    gain: float | None
+    gain_ci95: tuple[float, float] | None
+    quality: dict[str, Any]
+
+    @property
+    def rule(self) -> str:
+        return split_rule(self.name)[1].partition("(")[0]
+
+
+def pooled(results: Sequence[Mapping[str, Any]]) -> list[Pooled]:
+    """The rows of a study, from the prompts of all its parts that every row answered."""
+    greedy = not results[0]["settings"]["temperature"]
+    names = {row["method"]: row["lossless"] for row in results[0]["methods"]}
+    asked = [one for result in results for one in result["per_prompt"]]
+    prompts = [one for one in asked if set(names) <= set(one.get("quality", ()))]
+    rates = {name: [_rate(one, name) for one in prompts] for name in names}
+    worth = {name: {str(at): PromptQuality(**one["quality"][name]) for at, one in enumerate(prompts)} for name in names}
+    found = []
+    for name, lossless in names.items():
+        base = rates.get(split_rule(name)[0], rates["none"])
+        quality = quality_row(worth[name], worth["none"], lossless=lossless, greedy=greedy, baseline=name == "none")
+        speed, gain = speedup(rates[name], rates["none"]), speedup(rates[name], base)
+        length = total_rate((one["committed"][name], one["rounds"][name]) for one in prompts)
+        found.append(
+            Pooled(name, lossless, len(prompts), length, speed, gain, speedup_interval(rates[name], base), quality)
+        )
+    return found
+
+
+def _rate(one: Mapping[str, Any], name: str) -> Rate:
+    seconds = one["decode_seconds"][name]
+    return (one["decode_tokens_per_second"][name] or 0.0) * seconds, seconds
+
+
+def write_tables(folder: Path, page: Path | None) -> None:
+    """Pool, print, and write into the page where it has the study's marks."""
+    studies: dict[str, list[Mapping[str, Any]]] = {}
+    for file in sorted(folder.glob("*.json")):
+        studies.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))
+    text = page.read_text() if page else ""
+    for study, results in studies.items():
+        lines = study_lines(study, results)
+        print(f"{study}\n", *lines, "", sep="\n")
+        text = written(text, study, lines)
+    if page:
+        write_atomically(page, text.encode())
+
+
+def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A study as Markdown: what was measured, a table, and what follows from it."""
+    rows, used, machine, model = pooled(results), *(results[0][key] for key in ("settings", "machine", "model"))
+    lines = [
+        f"{model['name']} ({model.get('dtype', '')}), temperature {used['temperature']:g}, {rows[0].prompts} prompts, "
+        f"up to {used['max_new_tokens']} tokens, {machine['cpu']}, threads: {machine['threads']}.",
+        "",
+    ]
+    if study.startswith("scores"):
+        lines += [
+            "| row | tok/fwd | speed-up | score | 95 % | difference, points | 95 % | smallest shown | excess NLL |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        return lines + [_score_line(row) for row in rows]
+    drafting = [row for row in rows if row.name != "none" and row.speed]
+    best = {key: _frontier(drafting, key) for key in ("excess_nll", "tv")}
+    lines += [
+        "| row | tok/fwd | speed-up | over lossless | 95 % | excess NLL | 95 % | TV | edits | frontier |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_divergence_line(row, best) for row in rows]
+    return [*lines, "", *summary(drafting, best)]
+
+
+def _frontier(rows: Sequence[Pooled], key: str) -> set[str]:
+    """Names of the rows that no other dominates in speed and this divergence."""
+    known = [row for row in rows if row.quality[key] is not None]
+    on = on_frontier([(row.quality[key], row.speed or 0.0) for row in known])
+    return {row.name for row, marked in zip(known, on, strict=True) if marked}
+
+
+def summary(rows: Sequence[Pooled], best: Mapping[str, set[str]]) -> list[str]:
+    """Which rules gain over the lossless one, and which are dominated at every setting."""
+    by_rule: dict[str, list[Pooled]] = {}
+    for row in rows:
+        if row.rule:
+            by_rule.setdefault(row.rule, []).append(row)
+    gains = [rule for rule, some in by_rule.items() if any(row.gain_ci95 and row.gain_ci95[0] > 1 for row in some)]
+    on = {rule for rule, some in by_rule.items() if any(row.name in names for row in some for names in best.values())}
+    said = {
+        "Faster than the lossless rule beyond the noise at some setting": gains,
+        "Never faster than the lossless rule beyond the noise": [rule for rule in by_rule if rule not in gains],
+        "Dominated at every setting, in both divergences": [rule for rule in by_rule if rule not in on],
+    }
+    return [f"- {what}: {', '.join(rules) or 'none'}." for what, rules in said.items()]
+
+
+def _divergence_line(row: Pooled, best: Mapping[str, set[str]]) -> str:
+    found = row.quality
+    on = [said for key, said in (("excess_nll", "NLL"), ("tv", "TV")) if row.name in best[key]]
+    return (
+        f"{_beginning(row)} {times(row.gain)} | {bounds(row.gain_ci95)} | "
+        f"{_figure(found['excess_nll'], '+.4f')} | {bounds(found['excess_nll_ci95'], 4)} | "
+        f"{_figure(found['tv'], '.4f')} | {percent(found['edit_distance'])} | {', '.join(on)} |"
+    )
+
+
+def _score_line(row: Pooled) -> str:
+    found = row.quality
+    points = [None if found[key] is None else 100 * found[key] for key in ("score_difference", "smallest_difference")]
+    ci95 = [100 * one for one in found["score_difference_ci95"] or ()]
+    return (
+        f"{_beginning(row)} {percent(found['score'])} of {found['of']} | {bounds(found['score_ci95'])} | "
+        f"{_figure(points[0], '+.1f')} | {bounds(ci95, 1)} | "
+        f"{_figure(points[1], '.1f')} | {_figure(found['excess_nll'], '+.4f')} |"
+    )
+
+
+def _beginning(row: Pooled) -> str:
+    return f"| `{row.name}` | {_figure(row.length, '.2f')} | {times(row.speed)} |"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def written(text: str, study: str, lines: Sequence[str]) -> str:
+    """``text`` with the lines between the study's marks; unchanged where it has no such marks."""
+    begin, end = BEGIN.format(study), END.format(study)
+    before, marked, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    return before + begin + "\n" + "\n".join(lines) + "\n" + end + after if marked and closed else text

@@ -1,0 +1,1 @@
+"""What a method's answers are worth: divergence from the target, and scores of tasks."""

@@ -1,0 +1,109 @@
+"""What one method's answers to one prompt are worth, measured after they were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from outpace.bench.method_records import MethodRecords
+from outpace.bench.quality.edit_distance import edit_distance
+from outpace.bench.quality.likelihood import Likelihood, likelihood
+from outpace.bench.quality.realised_tv import Variation, variation
+from outpace.bench.quality.task_scores import scorable, score
+from outpace.bench.records import Answer, Record
+from outpace.core.lru import Lru
+from outpace.core.sampling import SamplingParams
+from outpace.model import Model
+from outpace.prompts.prompt import Prompt
+
+_KEPT = 256  # answers: those of a few prompts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptQuality:
+    """Sums over the answers to a prompt's turns; ratios of their totals are a row's figures.
+
+    ``edits`` of at most ``longest`` tokens; both 0 where answers are not compared. ``right``: of the last turn's
+    answer, None where there is nothing to score. ``answered``: it gave a final answer. ``cut_off``: it reached the
+    length limit.
+    """
+
+    tokens: int = 0
+    nll: float = 0.0
+    not_first: int = 0
+    tv: float = 0.0
+    tv_nodes: int = 0
+    edits: int = 0
+    longest: int = 0
+    right: bool | None = None
+    answered: bool = True
+    cut_off: bool = False
+
+
+@dataclass(slots=True)
+class QualityMeter:
+    """Measures the answers of a batch of prompts. Answers that methods share are scored by the target once."""
+
+    model: Model
+    params: SamplingParams
+    _known: Lru[tuple[tuple[int, ...], tuple[int, ...]], Likelihood] = field(default_factory=lambda: Lru(_KEPT))
+
+    def traces(self, entry: MethodRecords) -> bool:
+        """Whether the method's rounds must be kept to measure it."""
+        rule = entry.method.rule
+        return not (self.params.greedy or rule.lossless) and bool(rule.by_node)
+
+    def measure(
+        self,
+        prompts: Iterable[Prompt],
+        entry: MethodRecords,
+        found: Mapping[str, Record],
+        reference: Mapping[str, Record],
+    ) -> dict[str, PromptQuality]:
+        """The quality of a method's answers, by the prompt's id. ``reference``: autoregressive decoding's."""
+        return {one.id: self._measured(one, entry, found[one.id], reference.get(one.id)) for one in prompts}
+
+    def _measured(
+        self, prompt: Prompt, entry: MethodRecords, record: Record, reference: Record | None
+    ) -> PromptQuality:
+        likely = [self._likelihood(answer) for answer in record.answers]
+        varied = [self._variation(prompt, turn, entry, answer) for turn, answer in enumerate(record.answers)]
+        compared = zip(record.answers, reference.answers if reference and self.params.greedy else (), strict=False)
+        pairs = [(ours.tokens, theirs.tokens) for ours, theirs in compared]
+        right, answered, cut_off = self._score(prompt, record)
+        return PromptQuality(
+            sum(one.tokens for one in likely),
+            sum(one.nll for one in likely),
+            sum(one.not_first for one in likely),
+            sum(one.total for one in varied),
+            sum(one.nodes for one in varied),
+            sum(edit_distance(ours, theirs) for ours, theirs in pairs),
+            sum(max(len(ours), len(theirs)) for ours, theirs in pairs),
+            right,
+            answered,
+            cut_off,
+        )
+
+    def _likelihood(self, answer: Answer) -> Likelihood:
+        key = answer.context, answer.tokens
+        found = self._known.get(key)
+        if found is None:
+            found = likelihood(self.model.target, *key, self.params)
+            self._known.put(key, found)
+        return found
+
+    def _variation(self, prompt: Prompt, turn: int, entry: MethodRecords, answer: Answer) -> Variation:
+        if not answer.rounds:
+            return Variation()
+        seed = f"{prompt.id}/{turn}"
+        found = variation(self.model.target, answer.context, answer.rounds, entry.method.rule, self.params, seed)
+        answer.rounds = ()  # trees with their q rows: megabytes
+        return found
+
+    def _score(self, prompt: Prompt, record: Record) -> tuple[bool | None, bool, bool]:
+        """Whether the last answer is right, gave a final answer, and was cut off."""
+        if prompt.task is None or len(record.answers) < len(prompt.turns) or not scorable(prompt.task):
+            return None, True, False
+        last = record.answers[-1]
+        right = score(prompt.task, self.model.tokenizer.decode(last.tokens))
+        return bool(right), right is not None, last.cut_off

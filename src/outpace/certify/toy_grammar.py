@@ -1,0 +1,45 @@
+"""A grammar over the tokens of toy targets, for the exact level: no package is needed to certify with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.core.constraint import Bits, bits_of
+
+_DEEPEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """The state: ``depth`` brackets are open."""
+
+    depth: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.depth == 0
+
+    def allowed(self, size: int) -> Bits:
+        return bits_of([token for token in range(size) if self._allows(token)], size)
+
+    def advance(self, token: int) -> Nesting | None:
+        if not self._allows(token):
+            return None
+        return Nesting(self.depth + (1, -1)[token]) if token < 2 else self
+
+    def forced(self) -> tuple[int, ...]:
+        return (0,) if self.depth == 0 else (1, 0) if self.depth == _DEEPEST else ()
+
+    def _allows(self, token: int) -> bool:
+        return self.depth < _DEEPEST if token == 0 else self.depth > 0 if token == 1 else self.depth == 1
+
+
+class Brackets:
+    """Dyck words of depth 2: token 0 opens, 1 closes, and any other stands inside one bracket. What may follow depends
+    on the whole path, and some token always may."""
+
+    def begin(self) -> Nesting:
+        return Nesting()
+
+    def accepts(self, text: str) -> bool:
+        return True

@@ -1,0 +1,3 @@
+"""Stands in for the confined program on a system that confines nothing."""
+
+raise SystemExit(97)

@@ -1,0 +1,99 @@
+"""benchmarks/lossy_frontier.py: the study of lossy rules, which is resumable, and its tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lossy_frontier
+import outpace
+from cli_support import toy
+from lossy_tables import BEGIN, END, written
+from outpace.acceptance.rule_text import rule_from
+
+TEXTS = ("abc abc abc", "xyz xyz", "abd")
+PROMPTS = "".join(json.dumps({"prompt": text, "answer": number}) + "\n" for number, text in enumerate(TEXTS))
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(outpace, "load", lambda name, **_: toy(name))
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(PROMPTS)
+    out = str(tmp_path / "out")
+    words = (
+        "--model toy --methods pld --batch 2 --temperatures 0,1 --max-new-tokens 6 --threads 1 --rules top-beta typical"
+    )
+    return ["divergence", "--out", out, "--prompts", str(file), *words.split()]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["lossy_frontier.py", *words])
+    lossy_frontier.main()
+
+
+def test_every_setting_of_the_study_exists() -> None:
+    for rule, settings in lossy_frontier.SWEEPS.items():
+        found = [rule_from(f"{rule}({one})") for one in settings]
+        assert {one.name for one in found} == {rule}
+        assert not any(one.exact for one in found)
+        assert all(one.keeps_greedy == (rule not in lossy_frontier.GREEDY) for one in found)
+
+
+def test_a_study_goes_on_where_it_ended_and_writes_its_tables(
+    study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+    bench: Any = outpace.bench
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return bench(*arguments, **options)
+
+    monkeypatch.setattr(outpace, "bench", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, *study)
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    run(monkeypatch, *study)
+    assert len(calls) == 2 + 3  # two parts of prompts at two temperatures, of which one was done
+    run(monkeypatch, *study)
+    assert len(calls) == 5
+    assert "4 of 4 parts are done" in capsys.readouterr().out
+    page = tmp_path / "page.md"
+    name = "divergence-toy-pld-t1"
+    page.write_text(f"before\n{BEGIN.format(name)}\nold\n{END.format(name)}\nafter\n")
+    run(monkeypatch, "table", "--out", str(tmp_path / "out"), "--page", str(page))
+    told = capsys.readouterr().out
+    assert "divergence-toy-pld-t0\n" in told
+    assert "| `pld@top-beta(tau=0.25)` |" in told
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "temperature 1, 3 prompts, up to 6 tokens" in text
+    assert "Never faster than the lossless rule beyond the noise" in text
+    assert text.count("| `pld@typical(") == 4
+
+
+def test_scores_have_their_own_table(
+    study: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lossy_frontier, "SCORED", ("pld", "pld@margin(theta=0.9)"))
+    run(monkeypatch, "scores", *study[1 : study.index("--methods")], "--max-new-tokens", "6", "--threads", "1")
+    run(monkeypatch, "table", "--out", study[2])
+    told = capsys.readouterr().out
+    assert "| `pld@margin(theta=0.9)` |" in told
+    assert "0 % of 3" in told
+    results = [json.loads(file.read_text()) for file in Path(study[2]).iterdir()]
+    assert all("score" in row["quality"] for result in results for row in result["methods"])
+
+
+def test_a_page_without_marks_stays_as_it_is() -> None:
+    assert written("text", "study", ["line"]) == "text"
+    assert written(f"text {BEGIN.format('study')} no end", "study", ["line"]) == f"text {BEGIN.format('study')} no end"

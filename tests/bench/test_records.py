@@ -1,0 +1,72 @@
+"""Several requests at once: every place stays taken, time is divided, nothing stays open in the target."""
+
+from typing import Any
+
+import pytest
+
+from outpace.acceptance.greedy import Greedy
+from outpace.bench.records import answer_together
+from outpace.controllers.fixed import Fixed
+from outpace.core.metrics import PHASES
+from outpace.core.sampling import SamplingParams
+from outpace.engine.method import Method
+from outpace.engine.request import Request
+from outpace.methods.none import NoDraft
+from support import Releasing
+
+NONE = Method("none", NoDraft(), Greedy(), Fixed(0))
+LENGTHS = [9, 4, 12, 6, 3, 8]
+
+
+class Watched(Releasing):
+    """Notes how many sequences each forward scores; fails at forward ``fail_at``."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        super().__init__(16, seed=3, context_length=200)
+        self.sizes: list[int] = []
+        self.fail_at = fail_at
+
+    def score(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.sizes.append(len(batch))
+        if len(self.sizes) == self.fail_at:
+            raise RuntimeError("the kernel failed")
+        return super().score(batch, *args, **kwargs)
+
+
+def requests(lengths: list[int]) -> list[Request]:
+    greedy = SamplingParams(temperature=0)
+    return [
+        Request(prompt=(1, 2, number), method=NONE, params=greedy, max_new_tokens=length)
+        for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 9])
+def test_every_forward_has_as_many_requests_as_were_asked_for(at_once: int) -> None:
+    target = Watched()
+    found = answer_together(target, requests(LENGTHS), at_once)
+    assert [len(answer.tokens) for answer in found] == LENGTHS, "in the order of the requests, each counted once"
+    assert set(target.sizes) == {at_once}
+    assert not target.held
+
+
+def test_answers_are_those_of_requests_alone() -> None:
+    together = answer_together(Watched(), requests(LENGTHS), 3)
+    alone = [answer_together(Watched(), [one])[0] for one in requests(LENGTHS)]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+
+
+def test_each_request_has_its_share_of_the_time() -> None:
+    for answer in answer_together(Watched(), requests(LENGTHS), 2):
+        metrics = answer.metrics
+        assert 0 < metrics.first_token_seconds <= metrics.seconds
+        assert answer.ttft >= metrics.first_token_seconds * 0.5  # what a user waits is not divided by two
+        assert 0 < sum(metrics.phase_seconds[phase] for phase in PHASES) <= metrics.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("fail_at", [1, 3, 7])
+def test_nothing_stays_open_when_a_forward_fails(fail_at: int) -> None:
+    target = Watched(fail_at)
+    with pytest.raises(RuntimeError, match="the kernel failed"):
+        answer_together(target, requests(LENGTHS), 2)
+    assert not target.held

@@ -1,0 +1,195 @@
+"""Level 'bound': every lossy rule keeps what it promises, and promises that are broken or loose are found."""
+
+from __future__ import annotations
+
+import pytest
+
+import outpace
+from outpace.acceptance.bounds import TOTAL_VARIATION, Bound, NodeView
+from outpace.acceptance.cactus import Cactus, CactusSettings
+from outpace.acceptance.fly import Fly
+from outpace.acceptance.registry import find_rule
+from outpace.acceptance.typical import Typical
+from outpace.certify.bound import certify_bound, corners_of
+from outpace.certify.certificate import Certificate
+from outpace.core.errors import BadInput
+from outpace.core.sampling import SamplingParams
+from outpace.methods.registry import build, find
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BOUNDED = ("typical", "top-beta", "cactus", "margin", "lantern", "grouped", "importance", "target-first")
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_promise_holds_and_is_nearly_reached(name: str) -> None:
+    found = outpace.certify("draft-model", level="bound", rule=name, cells=1)
+    assert found.passed, found.verdict
+    assert found.lossless is False
+    assert "the bound holds" in found.verdict
+    lossless = [one for one in found.bounds if one.lossless]
+    assert lossless or name == "typical"
+    assert all(one.total_variation < 1e-6 for one in lossless)
+    others = [one for one in found.bounds if not one.lossless]
+    assert all(one.holds and one.nodes > 100 for one in others)
+    assert max(one.tightest or 0.0 for one in others) > 0.9
+    assert "never near" not in found.verdict, found.verdict
+    assert max(one.total_variation for one in others) > 0.01
+
+
+@pytest.mark.parametrize("method", ["pld", "medusa"])
+def test_the_promise_holds_over_other_kinds_of_trees(method: str) -> None:
+    tiny = find(method).tiny
+    for name in ("typical", "target-first"):
+        corner = find_rule(name, find_rule(name).settings.model_dump())  # type: ignore[attr-defined]
+        found = certify_bound(method, lambda context, rule: build(method, context, tiny, rule), corner, most=1, nodes=0)
+        assert found.passed, found.verdict
+        assert found.bounds[0].nodes >= 3
+        assert found.bounds[0].total_variation > 1e-3
+
+
+def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
+    found = outpace.certify("draft-model", level="bound", rule="fly", cells=2)
+    assert found.passed
+    assert "states no bound; whole outputs differ by up to" in found.verdict
+    assert "identical in distribution with fly(entropy=1" in found.verdict
+    by_rule = {one.rule: one for one in found.bounds}
+    assert by_rule["fly(entropy=1, window=6)"].lossless
+    assert by_rule["fly(entropy=0, window=0)"].holds is None
+    assert by_rule["fly(entropy=0, window=0)"].total_variation > 0.01
+
+
+def test_a_lossless_rule_promises_identity() -> None:
+    found = outpace.certify("draft-model", level="bound", rule="rejection", cells=1)
+    assert found.passed
+    assert found.lossless
+    assert found.bounds[0].limit == "0"
+
+
+def test_settings_that_are_given_stay() -> None:
+    found = outpace.certify("pld", level="bound", rule="cactus", rule_settings={"delta": 0.3}, cells=1)
+    assert {one.rule for one in found.bounds} == {
+        f"cactus(delta=0.3, divergence={divergence})" for divergence in ("kl", "chi2", "tv")
+    }
+    assert len(corners_of(find_rule("cactus"))) == len(Cactus.corners)
+    assert len(corners_of(find_rule("cactus", {"delta": 0.0, "divergence": "tv"}))) == 1
+
+
+def test_sampling_parameters_may_be_given() -> None:
+    found = outpace.certify("pld", level="bound", rule="top-beta", params=SamplingParams(0.8, top_p=0.9), cells=1)
+    assert found.passed, found.verdict
+    assert found.sampling
+
+
+# ------------------------------------------------------------------------------------------------ planted promises
+
+
+class Overdrawn(Cactus):
+    """Moves twice as much as it promises."""
+
+    name = "overdrawn"
+    aliases = ()
+    corners = ({"delta": 0.05},)
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(super().bound.measure, "delta / 2")
+
+    def limit(self, node: NodeView) -> float:
+        return self.settings.delta / 2
+
+
+class Cautious(Cactus):
+    """Promises ten times what it takes."""
+
+    name = "cautious"
+    aliases = ()
+    corners = ({"delta": 0.01, "divergence": "tv"},)
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(TOTAL_VARIATION, "10 delta")
+
+    def limit(self, node: NodeView) -> float:
+        return 10 * self.settings.delta
+
+
+class OnlyInGroups(Typical):
+    """Promises identity at temperature 0, and has another threshold there."""
+
+    name = "not-greedy"
+    aliases = ()
+    keeps_greedy = False
+    corners = ({"epsilon": 0.001, "delta": 0.001},)
+
+    def threshold(self, node: NodeView) -> float:
+        return super().threshold(node) - 1.0  # below every probability
+
+
+class NeverExact(Fly):
+    """Takes settings for lossless that are not."""
+
+    name = "never-exact"
+    aliases = ()
+    corners = ({"entropy": 0.0, "window": 0},)
+
+    @property
+    def exact(self) -> bool:
+        return self.settings.window == 0 and self._asked
+
+    _asked = True
+
+    def decide(self, scores, chance):  # type: ignore[no-untyped-def]
+        self._asked = False
+        try:
+            return super().decide(scores, chance)
+        finally:
+            self._asked = True
+
+
+def planted(rule: type) -> Certificate:
+    tiny = find("pld").tiny
+    return certify_bound("pld", lambda context, one: build("pld", context, tiny, one), rule(), most=2, nodes=6)
+
+
+def test_a_rule_that_breaks_its_bound_is_refused() -> None:
+    found = planted(Overdrawn)
+    assert found.passed is False
+    assert "the bound does not hold: overdrawn(delta=0.05" in found.verdict
+    assert "limit 0.025" in found.verdict
+    found = planted(OnlyInGroups)
+    assert found.passed is False
+    found = planted(NeverExact)
+    assert found.passed is False
+    assert "settings that mean lossless" in found.verdict
+
+
+def test_a_bound_that_is_never_near_its_limit_is_reported() -> None:
+    found = planted(Cautious)
+    assert found.passed
+    assert "never near its limit" in found.verdict
+    assert found.bounds[0].tightest == pytest.approx(0.1, abs=0.01)
+    assert not [one for one in planted(Exactly).bounds if (one.tightest or 0.0) < 0.9]
+
+
+class Exactly(Cactus):
+    """Cactus as it is."""
+
+    name = "exactly"
+    aliases = ()
+    corners = ({"delta": 0.05},)
+    Settings = CactusSettings
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("level", ["exact", "statistical", "greedy"])
+def test_a_lossy_rule_is_refused_at_a_lossless_level(level: str) -> None:
+    with pytest.raises(BadInput, match=f"rule 'typical' is lossy, and level '{level}' tests .*use --level bound"):
+        outpace.certify("pld", level=level, rule="typical")
+
+
+def test_settings_without_a_rule_are_refused() -> None:
+    with pytest.raises(BadInput, match="settings of a rule belong to a rule that is given by name"):
+        outpace.certify("pld", level="bound", rule_settings={"delta": 1})
