@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace import loading
+from outpace.acceptance.registry import configured_rule
 from outpace.api.chosen import whole
 from outpace.core.errors import BadInput, shown
 from outpace.core.turns import ROUNDS
@@ -35,6 +36,7 @@ def accelerate(
     method: str | Method = "auto",
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
+    rule_settings: Mapping[str, Any] | None = None,
     draft_model: DraftModels = None,
     head: Heads = None,
     datastore: str | Path | None = None,
@@ -44,7 +46,7 @@ def accelerate(
 
     hf_model: a decoder-only model of transformers, where it is to stay; it is put in evaluation mode.
     tokenizer: its tokenizer; needed for ``stop_strings``, draft models and trained heads.
-    method, settings, rule, draft_model, head, datastore: how to draft, as for :func:`outpace.generate`.
+    method, settings, rule, rule_settings, draft_model, head, datastore: how to draft, as for :func:`outpace.generate`.
     target: "auto" packs a copy of the weights for the fast target where it can; "generic" uses the model's own forward
         and follows changes of its weights.
 
@@ -59,7 +61,8 @@ def accelerate(
     """
     loaded = loading.load(hf_model, IdsTokenizer(hf_model) if tokenizer is None else tokenizer, target=target)
     with ROUNDS:
-        built = loaded.method(method, settings, rule=rule, draft_model=draft_model, datastore=datastore, head=head)
+        judge = configured_rule(rule, rule_settings or {})
+        built = loaded.method(method, settings, rule=judge, draft_model=draft_model, datastore=datastore, head=head)
     return AcceleratedModel(hf_model, loaded, built)
 
 

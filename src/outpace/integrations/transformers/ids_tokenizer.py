@@ -53,7 +53,7 @@ class IdsTokenizer(HFTokenizer):
         return None
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, answer: str = ""
     ) -> list[int]:
         self._refuse()
 

@@ -1,0 +1,58 @@
+"""The table of docs/engines.md, from what ``make engines`` has found.
+
+    python benchmarks/engines_table.py out/engines.json
+
+Rewrites the lines between the two marks of that page. Exit code 2: bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
+BEGIN, END = "<!-- table: engines -->", "<!-- end of the table -->"
+HEADER = ("| engine | method | greedy answers identical | accepted length | outpace's own |", "|---|---|---|---|---|")
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The table, a line a method."""
+    table = [*HEADER]
+    for engine, about in found.items():
+        for method, row in about.get("methods", {}).items():
+            theirs, ours = _number(row["mean_acceptance_length"]), _number(row["outpace"])
+            same = f"{row['identical']} of {row['prompts']}"
+            table.append(f"| {engine} {about['version']} | {method} | {same} | {theirs} | {ours} |")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def rewritten(page: str, found: Mapping[str, Any]) -> str:
+    """The page with its table replaced. Raises ValueError for one without the marks."""
+    before, mark, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{PAGE} has no marks {BEGIN} and {END}")
+    return "\n".join((before + BEGIN, "", *lines(found), "", END + after))
+
+
+def main() -> int:
+    try:
+        found = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    except (OSError, ValueError, IndexError) as error:
+        print(f"error: {error}; run make engines first", file=sys.stderr)
+        return 2
+    print("\n".join(lines(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Ray: many replicas of the server behind one address, and offline batches over many workers."""

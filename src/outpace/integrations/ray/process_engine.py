@@ -1,0 +1,159 @@
+"""ProcessEngine: a replica that answers with another server's process, such as vLLM's, on this machine.
+
+The command must print ``ready: URL`` on standard error when it accepts requests, as ``outpace serve`` does with every
+``--engine``. The process ends with the replica, also where the replica is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from urllib.parse import urlsplit
+
+from outpace.core.errors import BadInput, shortened
+from outpace.integrations.ray.messages import Call, Head, Message, ReplicaLost, Tail
+from outpace.integrations.ray.replica import Unhealthy
+
+_READY = "ready: "
+_KEPT_LINES = 50
+_PART_BYTES = 65536
+_PASSED_ON = ("content-type", "cache-control", "retry-after", "x-request-id")
+_ENDED = object()
+_END_WITH_PARENT = """
+import contextlib, ctypes, os, signal, sys
+with contextlib.suppress(AttributeError):  # Linux has it
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class ProcessEngine:
+    """``command``: starts the server. Raises BadInput, with the last line that it wrote, where it does not start."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _END_WITH_PARENT, *command],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._url = self._wait()
+
+    def ask(self, call: Call, replica: str) -> AsyncGenerator[Message, None]:
+        """The reply of the server."""
+        return _replied(self._url, call, replica)
+
+    def check(self) -> None:
+        """Raise Unhealthy where the process has ended."""
+        if self._process.poll() is not None:
+            raise Unhealthy(f"the engine's process ended: {self._last()}")
+
+    def close(self) -> None:
+        """End the process; running answers are finished."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _wait(self) -> str:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.append(line.strip())
+            if line.startswith(_READY):
+                threading.Thread(target=self._echo, daemon=True).start()
+                return line.removeprefix(_READY).strip()
+        self._process.wait()
+        raise BadInput(f"the engine does not start: {self._last()}")
+
+    def _echo(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._lines.append(line.strip())
+            print(line, end="", file=sys.stderr, flush=True)
+
+    def _last(self) -> str:
+        line = next((line for line in reversed(self._lines) if line), "it wrote nothing")
+        return shortened(line.removeprefix("error: "))
+
+
+async def _replied(url: str, call: Call, replica: str) -> AsyncGenerator[Message, None]:
+    """Messages of a reply that a thread reads. A reader who stops closes the connection."""
+    loop = asyncio.get_running_loop()
+    read: asyncio.Queue[Message | BaseException | object] = asyncio.Queue()
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port)
+
+    def put(item: Message | BaseException | object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            loop.call_soon_threadsafe(read.put_nowait, item)
+
+    threading.Thread(target=_read, args=(connection, call, replica, put), daemon=True).start()
+    try:
+        while (item := await read.get()) is not _ENDED:
+            if isinstance(item, BaseException):
+                raise ReplicaLost(f"the engine's process: {item}") from item
+            assert isinstance(item, Head | bytes | Tail)
+            yield item
+    finally:
+        if connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(2)  # wakes the thread that reads
+
+
+def _read(connection: http.client.HTTPConnection, call: Call, replica: str, put: Callable[[object], None]) -> None:
+    try:
+        path = call.path + (f"?{call.query.decode('latin-1')}" if call.query else "")
+        connection.request(call.method, path, call.body or None, dict(call.headers))
+        answer = connection.getresponse()
+        headers = tuple((name, value) for name, value in answer.getheaders() if name.lower() in _PASSED_ON)
+        head = Head(answer.status, headers, replica)
+        put(head)
+        events, whole = 0, b""
+        while part := answer.read1(_PART_BYTES):
+            put(part)
+            events += part.count(b"data:")
+            whole = b"" if head.streams else whole + part
+        put(Tail(events if head.streams else _tokens(whole)))
+    except Exception as error:
+        put(error)
+    finally:
+        connection.close()
+        put(_ENDED)
+
+
+def _tokens(body: bytes) -> int:
+    """Tokens of a whole answer, its prompt included, by the server's ``usage``; of a stream, its events are counted."""
+    try:
+        total = json.loads(body)["usage"]["total_tokens"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return total if isinstance(total, int) else 0
+
+
+_OWN_FLAGS = ("--ray", "--log-requests", "--log-texts")
+_OWN_VALUES = (
+    *("--replicas", "--host", "--port", "--api-keys", "--cors-origin", "--ssl-certfile", "--ssl-keyfile"),
+    *("--max-queue", "--max-request-bytes", "--time-limit"),
+)
+
+
+def replica_command(arguments: Sequence[str]) -> list[str]:
+    """What one replica runs, from the arguments of ``outpace serve --ray``: those of the ingress are left out."""
+    kept: list[str] = []
+    skip = False
+    for one in arguments:
+        name = one.partition("=")[0]
+        if skip:
+            skip = False
+        elif name in _OWN_VALUES:
+            skip = "=" not in one
+        elif name not in _OWN_FLAGS:
+            kept.append(one)
+    return [sys.executable, "-m", "outpace", *kept, "--host", "127.0.0.1", "--port", "0"]

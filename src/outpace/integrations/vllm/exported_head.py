@@ -1,0 +1,89 @@
+"""A head as vLLM loads it: exported into the cache, once for each head and model.
+
+    <cache>/vllm/heads/<kind>-<digest>/   self-contained: the layers, embedding and LM head, configuration
+
+A folder that is of another engine's layout already is used as it is, once it was checked against the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outpace.core.errors import BadInput
+from outpace.core.progress import stage
+from outpace.core.version import __version__
+from outpace.heads.exchange import export_head
+from outpace.heads.head_config import CONFIG
+from outpace.heads.head_folder import HeadFolder, open_head
+from outpace.heads.layouts.speculators import TYPE
+from outpace.heads.shipped import shipped
+from outpace.models.gguf_cache import cache_dir
+
+if TYPE_CHECKING:
+    from outpace.model import Model
+
+LAYOUTS = {"eagle3": "speculators", "dflash": "speculators", "draft-lm": "hf", "medusa": "medusa"}
+"""By kind of head, the layout that vLLM reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedHead:
+    """``folder`` that vLLM loads, and the ``head`` that it was made from. ``notes``: what the user should know."""
+
+    folder: Path
+    head: HeadFolder
+    notes: tuple[str, ...] = ()
+
+
+def find_head(named: str, model: Callable[[], Model]) -> HeadFolder:
+    """The head in a folder, or the one of a kind that is shipped for the model. Raises BadInput for neither."""
+    if Path(named).is_dir():
+        return open_head(named)
+    owner = model()
+    offered = {one.kind: one for one in shipped(owner.target)}
+    if named in offered:
+        return offered[named]
+    have = f"shipped for '{owner.name}': {', '.join(sorted(offered))}" if offered else f"none for '{owner.name}'"
+    raise BadInput(f"--head {named}: neither a folder nor a kind of head that is shipped ({have})")
+
+
+def exported(head: HeadFolder, model: Callable[[], Model], served: str) -> ExportedHead:
+    """The head for vLLM, which serves the model from ``served``, a folder or a hub id.
+
+    Raises BadInput for a kind that vLLM does not draft with, and for a head that was made for other weights.
+    """
+    layout = LAYOUTS.get(head.kind)
+    if layout is None:
+        raise BadInput(f"vLLM does not draft with heads of kind {head.kind}; it does with {', '.join(LAYOUTS)}")
+    if not head.own:
+        if head.layout.name == "eagle":
+            raise BadInput(f"'{head.files.path}' is of layout eagle; import it (outpace import-head), then serve that")
+        head.load(model().target)
+        return ExportedHead(head.files.path, head, _verifier_note(head, served))
+    key = "\n".join((head.files.fingerprint, served, layout, __version__))
+    folder = cache_dir() / "vllm" / "heads" / f"{head.kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not (folder / CONFIG).is_file():
+        with stage(f"exporting the {head.kind} head", brief=True):
+            try:
+                export_head(model(), head.files.path, folder, layout, verifier=served)
+            except BadInput:
+                if not (folder / CONFIG).is_file():  # another process may have been quicker
+                    raise
+    return ExportedHead(folder, head)
+
+
+def _verifier_note(head: HeadFolder, served: str) -> tuple[str, ...]:
+    """A warning where a head names other weights than those that are served."""
+    inside = head.files.config.get("speculators_config") if TYPE in head.files.config else None
+    verifier = inside.get("verifier") if isinstance(inside, dict) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    if named in (None, served):
+        return ()
+    return (
+        f"the head names '{named}' as its model, and '{served}' is served; its fingerprint fits these weights, but "
+        "other weights than those that it was trained with may accept fewer draft tokens",
+    )

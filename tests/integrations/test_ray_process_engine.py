@@ -1,0 +1,107 @@
+"""A replica whose answers come from another server's process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from outpace.core.errors import BadInput
+from outpace.integrations.ray.messages import Call, Head, Message, ReplicaLost, collected
+from outpace.integrations.ray.process_engine import ProcessEngine, replica_command
+from outpace.integrations.ray.replica import Unhealthy
+
+SERVER = """
+    import json, os, sys
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if asked.get("die"):
+                os._exit(3)
+            self.send_response(asked.get("status", 200))
+            if asked.get("stream"):
+                self.send_header("content-type", "text/event-stream")
+                self.send_header("connection", "close")
+                self.end_headers()
+                for number in range(3):
+                    self.wfile.write(b"data: %d\\n\\n" % number)
+                    self.wfile.flush()
+                    if asked.get("cut") == number:
+                        os._exit(3)
+                self.wfile.write(b"data: [DONE]\\n\\n")
+                self.close_connection = True
+                return
+            body = json.dumps({"path": self.path, "asked": asked, "usage": {"total_tokens": 7}}).encode()
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    print("loading", file=sys.stderr)
+    print(f"ready: http://127.0.0.1:{server.server_port}", file=sys.stderr, flush=True)
+    server.serve_forever()
+"""
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    found = ProcessEngine([sys.executable, "-c", textwrap.dedent(SERVER)])
+    yield found
+    found.close()
+
+
+def call(**body: object) -> Call:
+    return Call("POST", "/v1/completions", (("content-type", "application/json"),), json.dumps(body).encode(), b"a=1")
+
+
+async def messages(engine: ProcessEngine, asked: Call) -> list[Message]:
+    return [one async for one in engine.ask(asked, "r0")]
+
+
+def test_whole_answers_pass_and_their_tokens_are_counted(engine: ProcessEngine) -> None:
+    head, *body, tail = asyncio.run(messages(engine, call(prompt="x")))
+    assert isinstance(head, Head)
+    assert (head.status, head.replica, head.streams) == (200, "r0", False)
+    found = json.loads(b"".join(one for one in body if isinstance(one, bytes)))
+    assert (found["path"], found["asked"]) == ("/v1/completions?a=1", {"prompt": "x"})
+    assert getattr(tail, "completion_tokens", 0) == 7
+    engine.check()
+
+
+def test_streams_and_errors_pass(engine: ProcessEngine) -> None:
+    streamed = asyncio.run(collected(engine.ask(call(stream=True), "r0")))
+    assert streamed.head.streams
+    assert streamed.body == b"data: 0\n\ndata: 1\n\ndata: 2\n\ndata: [DONE]\n\n"
+    assert asyncio.run(collected(engine.ask(call(status=429), "r0"))).head.status == 429
+
+
+def test_a_process_that_dies_is_a_lost_replica_and_not_well(engine: ProcessEngine) -> None:
+    with pytest.raises(ReplicaLost):
+        asyncio.run(collected(engine.ask(call(die=True), "r0")))
+    engine._process.wait()
+    with pytest.raises(Unhealthy, match="process ended"):
+        engine.check()
+
+
+def test_a_command_that_does_not_start_says_why() -> None:
+    code = "import sys; print('error: no such model', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(BadInput, match="the engine does not start: no such model"):
+        ProcessEngine([sys.executable, "-c", code])
+
+
+def test_a_replica_s_command_leaves_out_what_the_ingress_does() -> None:
+    given = ["serve", "--ray", "--model", "m", "--replicas", "1..4", "--port=9000", "--api-keys", "keys", "--head", "h"]
+    kept = ["serve", "--model", "m", "--head", "h", "--host", "127.0.0.1", "--port", "0"]
+    assert replica_command(given)[3:] == kept
