@@ -82,6 +82,7 @@ class Scripted(Letters):
     def __init__(self, template: str, marker: str = "") -> None:
         self.template = template
         self.characters = [*map(chr, range(32, 127)), "\n", marker]
+        self.fingerprint = repr(self.characters)
 
     def encode(self, text: str) -> list[int]:
         return [self.characters.index(one) for one in text]
@@ -93,11 +94,11 @@ class Scripted(Letters):
         return self.characters[token]
 
     def token_bytes(self, token: int) -> bytes | None:
-        return self.characters[token].encode()
+        return self.characters[token].encode() if token < len(self.characters) - 1 else None
 
     def __len__(self) -> int:
         return len(self.characters)
 
-    def chat(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> list[int]:
+    def chat(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, answer: str = "") -> list[int]:
         shown = {"messages": list(messages), "tools": list(tools or ())}
-        return self.encode(json.dumps(shown))
+        return self.encode(json.dumps(shown) + answer)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli_support import toy
+from cli_support import Letters, toy
 from outpace.serving.schemas import ChatRequest, CompletionRequest
 from serving_support import CHAT, COMPLETE, USER, chat, client, complete, events, refused
 
@@ -67,6 +67,22 @@ def test_a_stream_is_the_same_answer_in_pieces(path: str) -> None:
         assert [one["finish_reason"] for one in mine if one["finish_reason"]] == [choice["finish_reason"]]
         if path == CHAT:
             assert mine[0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_every_chunk_may_have_the_counts_so_far(path: str) -> None:
+    """As clients of vLLM ask for it."""
+    body: dict[str, Any] = {"messages": USER} if path == CHAT else {"prompt": "ab"}
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    with client() as to:
+        *parts, last = events(to, path, stream_options=asked, ignore_eos=True, **body)
+        counted = [one["usage"]["completion_tokens"] for one in parts]
+        assert counted == sorted(counted)
+        assert counted[-1] == last["usage"]["completion_tokens"] == 12
+        assert {one["usage"]["prompt_tokens"] for one in parts} == {last["usage"]["prompt_tokens"]}
+        refused(
+            to, 400, "needs 'include_usage'", path=path, stream=True, stream_options={"continuous_usage_stats": True}
+        )
 
 
 def test_without_stream_options_chunks_have_no_usage() -> None:
@@ -176,12 +192,10 @@ def test_a_method_is_built_once_for_its_name_settings_and_rule() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
         ("functions", []),
         ("function_call", "auto"),
-        ("guided_json", {}),
         ("reasoning_effort", "low"),
         ("store", True),
         ("service_tier", "flex"),
@@ -245,6 +259,10 @@ def test_unknown_fields_are_refused_with_a_near_name(model: type[ChatRequest | C
         ("speculation", {"method": "pld", "params": {"num_draft_tokens": 10**9}}),
         ("speculation", {"method": "pld", "rule": "none such"}),
         ("speculation", {"off": True, "method": "pld"}),
+        ("speculation", {"off": True, "rule_params": {"delta": 1}}),
+        ("speculation", {"rule_params": {"delta": 1}}),
+        ("speculation", {"rule": "cactus", "rule_params": {"delta": -1}}),
+        ("speculation", {"rule": "cactus", "rule_params": {"detla": 1}}),
         ("priority", 5),
         ("tool_choice", "auto"),
         ("model", 5),
@@ -255,6 +273,15 @@ def test_absurd_values_are_refused(field: str, value: Any) -> None:
         error = refused(to, 400, **{field: value})
         assert error["type"] == "invalid_request_error"
         chat(to)  # the server lives on
+
+
+def test_a_lossy_rule_is_used_where_it_is_asked_for_and_named_in_the_usage() -> None:
+    with client() as to:
+        wish = {"method": "pld", "rule": "tas", "rule_params": {"epsilon": 0.2}}
+        answer = chat(to, speculation=wish)
+        named = "typical(epsilon=0.2, delta=0.3, greedy_first=True)"
+        assert answer["usage"]["speculation"]["lossy"] == named
+        assert chat(to)["usage"]["speculation"]["lossy"] is None
 
 
 def test_bodies_that_are_no_json_are_refused() -> None:
@@ -301,3 +328,20 @@ def test_unknown_models_and_paths() -> None:
         assert [one["id"] for one in to.get("/v1/models").json()["data"]] == ["toy"]
         assert to.get("/v1/models/toy").json()["object"] == "model"
         assert to.get("/health").status_code == to.get("/ready").status_code == 200
+
+
+def test_ids_of_tokens_are_returned_on_request() -> None:
+    """As vLLM names the fields; log-probabilities are by id. In a stream the ids of the prompt come once."""
+    with client() as to:
+        asked: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 2}
+        choice = complete(to, **asked)["choices"][0]
+        assert choice["prompt_token_ids"] == Letters().encode("ab")
+        assert Letters().decode(choice["token_ids"]) == choice["text"]
+        named = [f"token_id:{token}" for token in choice["token_ids"]]
+        assert choice["logprobs"]["tokens"] == named
+        assert all(name in top for name, top in zip(named, choice["logprobs"]["top_logprobs"], strict=True))
+        assert choice["logprobs"]["text_offset"] == list(range(len(named)))
+        parts = [one["choices"][0] for one in events(to, COMPLETE, prompt="ab", **asked)]
+        assert [token for one in parts for token in one["token_ids"]] == choice["token_ids"]
+        assert [one["prompt_token_ids"] for one in parts if one["prompt_token_ids"]] == [choice["prompt_token_ids"]]
+        assert "token_ids" not in complete(to)["choices"][0]

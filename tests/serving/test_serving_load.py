@@ -32,15 +32,18 @@ class Caller:
         self.reading = asyncio.Event()
         self.reading.set()
         self.sent: list[dict[str, Any]] = []
+        self.key = "none"
+        self.withheld = False
+        """Whether its body never comes."""
         self._given = False
 
     async def run(self) -> None:
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {self.key}".encode())]
         scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "headers": headers}
         await self._app(scope | {"query_string": b"", "client": None}, self._receive, self._send)
 
     async def _receive(self) -> dict[str, Any]:
-        if not self._given:
+        if not self._given and not self.withheld:
             self._given = True
             return {"type": "http.request", "body": self._body, "more_body": False}
         await self.left.wait()

@@ -10,20 +10,21 @@ import torch
 
 from outpace.model import Model
 from outpace.models.chat_template import render
-from outpace.serving.tools import ToolParser, family_of
+from outpace.serving.tools import HERMES, LLAMA3, MISTRAL as MISTRAL_LIST, MISTRAL_BARE, format_of
 from outpace.targets.table import TableTarget
 from serving_support import Scripted, client, events, refused, service
 
 NAMES = frozenset({"weather", "time"})
 TEMPLATES = {
-    "hermes": "{% if tools %}<tool_call>{% endif %}",
+    "hermes": """{% if tools %}<tool_call>{"name": "", "arguments": {}}{% endif %}""",
     "mistral": "{% if tools %}[TOOL_CALLS]{% endif %}",
-    "llama3": "<|start_header_id|>{% if tools %}parameters{% endif %}",
+    "bare": "{% if tools %}[TOOL_CALLS]name[ARGS]{% endif %}",
+    "llama3": """<|start_header_id|>{% if tools %}{"parameters": {}}{% endif %}""",
 }
 MARKER = "[TOOL_CALLS]"
 TOOLS = [{"type": "function", "function": {"name": one, "parameters": {"type": "object"}}} for one in sorted(NAMES)]
 ASKED: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
-HERMES = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+ONE = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 SECOND = '\n<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
 MISTRAL = '[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "time", "arguments": {}}]'
@@ -72,13 +73,14 @@ def calls(message: dict[str, Any]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("family", "answer", "content", "expected"),
     [
-        ("hermes", HERMES, "Let me see.", ["weather"]),
-        ("hermes", HERMES + SECOND, "Let me see.", ["weather", "time"]),
-        ("hermes", HERMES.removesuffix("</tool_call>"), "Let me see.", ["weather"]),
+        ("hermes", ONE, "Let me see.", ["weather"]),
+        ("hermes", ONE + SECOND, "Let me see.", ["weather", "time"]),
+        ("hermes", ONE.removesuffix("</tool_call>"), "Let me see.", ["weather"]),
         ("llama3", LLAMA, None, ["weather"]),
         ("llama3", f"{LLAMA}; {LLAMA}", None, ["weather", "weather"]),
         ("mistral", "\x00" + MISTRAL, None, ["weather", "time"]),
         ("mistral", "Well, \x00" + MISTRAL, "Well, ", ["weather", "time"]),
+        ("bare", '\x00weather{"city": "Rome"}\x00time{}', None, ["weather", "time"]),
     ],
 )
 def test_calls_are_read(family: str, answer: str, content: str | None, expected: list[str]) -> None:
@@ -89,13 +91,53 @@ def test_calls_are_read(family: str, answer: str, content: str | None, expected:
     assert calls(choice["message"])[0][1] == {"city": "Rome"}
     ids = [one["id"] for one in choice["message"]["tool_calls"]]
     assert len(set(ids)) == len(ids)
-    assert all(len(one) == 9 and one.isalnum() for one in ids) == (family == "mistral")
+    assert all(len(one) == 9 and one.isalnum() for one in ids) == (family in ("mistral", "bare"))
     deltas = [one["choices"][0]["delta"] for one in chunks]
     assert "".join(one.get("content") or "" for one in deltas).rstrip() == (content or "").rstrip()
-    streamed = [call for one in deltas for call in one.get("tool_calls", ())]
-    assert [one["index"] for one in streamed] == list(range(len(expected)))
-    assert calls({"tool_calls": streamed}) == calls(choice["message"])
+    assert streamed_calls(deltas) == calls(choice["message"])
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def streamed_calls(deltas: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """The calls of a stream, put together as clients do: the name first, then the arguments' fragments."""
+    found: list[dict[str, Any]] = []
+    for call in (call for one in deltas for call in one.get("tool_calls", ())):
+        if "id" in call:
+            assert call["index"] == len(found)
+            assert call["type"] == "function"
+            assert call["function"]["arguments"] == ""
+            found.append({"function": dict(call["function"])})
+        else:
+            assert call["index"] == len(found) - 1
+            found[-1]["function"]["arguments"] += call["function"]["arguments"]
+    return calls({"tool_calls": found})
+
+
+def test_arguments_are_streamed_as_they_are_written() -> None:
+    _, chunks = asked("hermes", ONE)
+    fragments = [
+        call["function"]["arguments"]
+        for one in chunks
+        for call in one["choices"][0]["delta"].get("tool_calls", ())
+        if "id" not in call
+    ]
+    assert len(fragments) > 3
+    assert "".join(fragments) == '{"city": "Rome"}'
+
+
+def test_a_call_that_is_cut_short_ends_for_its_length() -> None:
+    at = len(ONE) - len('me"}}\n</tool_call>')
+    choice, chunks = asked("hermes", ONE, max_tokens=at)
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Ro'
+
+
+def test_logprobs_beside_calls_are_those_of_all_tokens() -> None:
+    choice, chunks = asked("hermes", ONE, logprobs=True)
+    parts = [one["choices"][0]["logprobs"] for one in chunks]
+    assert [token for part in parts if part for token in part["content"]] == choice["logprobs"]["content"]
+    assert "".join(one["token"] for one in choice["logprobs"]["content"]) == ONE
 
 
 @pytest.mark.parametrize(
@@ -105,7 +147,6 @@ def test_calls_are_read(family: str, answer: str, content: str | None, expected:
         ("hermes", "<tool_call>{broken</tool_call> and more"),
         ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
         ("llama3", '{"name": "unknown", "parameters": {}}'),
-        ("llama3", LLAMA + " and more"),
         ("llama3", "plain {text}"),
         ("mistral", "plain [text]"),
     ],
@@ -118,32 +159,83 @@ def test_what_is_no_call_stays_text(family: str, answer: str) -> None:
 
 
 def test_one_call_at_most_if_asked() -> None:
-    choice, _ = asked("hermes", HERMES + SECOND, parallel_tool_calls=False)
+    choice, _ = asked("hermes", ONE + SECOND, parallel_tool_calls=False)
     assert [name for name, _ in calls(choice["message"])] == ["weather"]
 
 
 def test_with_tool_choice_none_the_model_does_not_see_the_tools() -> None:
-    choice, _ = asked("hermes", HERMES, tool_choice="none")
-    assert choice["message"]["content"] == HERMES
+    choice, _ = asked("hermes", ONE, tool_choice="none")
+    assert choice["message"]["content"] == ONE
     assert "tool_calls" not in choice["message"]
 
 
-def test_text_that_cannot_be_a_call_is_streamed_at_once() -> None:
-    parser = ToolParser("hermes", NAMES, Scripted(""))
-    assert [parser.push(one, ()) for one in ("Hello <", "b> <to", "ol_call", ">{", "}")] == [
-        "Hello ",
-        "<b> ",
-        "",
-        "",
-        "",
-    ]
-    assert parser.finish() == ("<tool_call>{}", [])
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+REST = ' {"city": "Rome"}}'
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_calls_cannot_be_forced(choice: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "beginning", "rest"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments":', REST + "\n</tool_call>"),
+        ("llama3", '{"name": "weather", "parameters":', REST),
+        ("mistral", '\x00[{"name": "weather", "arguments":', REST + "]"),
+        ("bare", "\x00weather[ARGS]", '{"city": "Rome"}'),
+    ],
+)
+def test_a_named_function_is_called_as_the_server_writes_the_calls_beginning(
+    family: str, beginning: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    honest = Scripted.chat
+
+    def chat(self: Scripted, messages: Any, tools: Any = None, answer: str = "") -> list[int]:
+        written.append(answer)
+        return honest(self, messages, tools)
+
+    monkeypatch.setattr(Scripted, "chat", chat)
+    choice, chunks = asked(family, rest, tool_choice=WEATHER)
+    assert set(written) == {beginning.replace("\x00", MARKER)}
+    assert calls(choice["message"]) == [("weather", {"city": "Rome"})]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    assert streamed_calls([one["choices"][0]["delta"] for one in chunks]) == calls(choice["message"])
+
+
+def test_a_named_function_is_called_once_and_alone() -> None:
+    choice, _ = asked("hermes", REST + "</tool_call>" + SECOND + " more", tool_choice=WEATHER)
+    assert calls(choice["message"]) == [("weather", {"city": "Rome"})]
+    assert choice["message"]["content"] is None
+
+
+def test_a_required_call_names_a_function_itself() -> None:
+    choice, _ = asked("hermes", 'time", "arguments": {}}</tool_call>' + SECOND, tool_choice="required")
+    assert calls(choice["message"]) == [("time", {}), ("time", {})]
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}}
+    choice, _ = asked("hermes", REST + "</tool_call>", tool_choice=only)
+    assert calls(choice["message"]) == [("weather", {"city": "Rome"})]
+
+
+def test_a_required_call_that_the_model_does_not_write_is_an_error() -> None:
+    about: dict[str, Any] = {**ASKED, "tool_choice": "required", "temperature": 0}
+    with client(service(model("hermes", 'nothing", "arguments": {}}'))) as to:
+        error = refused(to, 500, "did not write a call", **about)
+        assert error["code"] == "tool_call_failed"
+        last = events(to, "/v1/chat/completions", **about)[-1]
+        assert last["error"]["code"] == "tool_call_failed"
+        short = to.post("/v1/chat/completions", json={**about, "max_tokens": 2}).json()["choices"][0]
+    assert short["finish_reason"] == "length"
+    assert short["message"] == {"role": "assistant", "content": "", "refusal": None}
+
+
+def test_only_the_allowed_tools_are_shown() -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
+    choice, _ = asked("hermes", SECOND, tool_choice=allowed)
+    assert choice["message"]["content"] == SECOND
     with client(service(model("hermes", "x"))) as to:
-        refused(to, 400, "'tool_choice' cannot be honoured", tools=TOOLS, tool_choice=choice)
+        other = {"type": "function", "function": {"name": "other"}}
+        refused(to, 400, "'other'", "not in 'tools'", tools=TOOLS, tool_choice=other)
+        refused(to, 400, "'tool_choice' needs 'tools'", tool_choice=other)
+        refused(to, 400, "tool_choice", tools=TOOLS, tool_choice={"type": "custom", "custom": {"name": "x"}})
 
 
 def test_tools_need_a_template_that_shows_them() -> None:
@@ -153,8 +245,6 @@ def test_tools_need_a_template_that_shows_them() -> None:
     with client(service(model("hermes", "x"))) as to:
         refused(to, 400, "same name", tools=[TOOLS[0], TOOLS[0]])
         refused(to, 400, "tool_call_id", messages=[{"role": "tool", "content": "5"}])
-        strict = {"type": "function", "function": {"name": "f", "strict": True}}
-        refused(to, 400, "'strict' cannot be honoured", tools=[strict])
 
 
 def test_earlier_calls_reach_the_template_with_their_arguments_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +280,8 @@ def test_templates_show_tools() -> None:
     assert render(template, [{"role": "user", "content": "x"}], {}) == "x"
 
 
-def test_families_are_known_by_their_templates() -> None:
-    assert {name: family_of(text) for name, text in TEMPLATES.items()} == {name: name for name in TEMPLATES}
-    assert family_of("{{ messages }}") is family_of("{% if tools %}{% endif %}") is None
+def test_formats_are_known_by_their_templates() -> None:
+    found = {name: format_of(text) for name, text in TEMPLATES.items()}
+    assert found == {"hermes": HERMES, "mistral": MISTRAL_LIST, "bare": MISTRAL_BARE, "llama3": LLAMA3}
+    assert format_of("{{ messages }}") is format_of("{% if tools %}{% endif %}") is None
+    assert format_of("{{ tools }}<tool_call>\n<function=name>\n<parameter=x>") is None  # XML, not JSON

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
 from outpace.serving.answers import ChatAnswers, CompletionAnswers
-from outpace.serving.chat import joined, prompt_ids, tool_parser
+from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
 from outpace.serving.errors import ApiError, api_error
 from outpace.serving.fields import refusal
 from outpace.serving.guard import Guard, tenant_of
@@ -24,6 +24,8 @@ from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
 from outpace.serving.service import Asked, Service
 from outpace.serving.streaming import Answering, Streaming, error_response
+from outpace.serving.tool_grammar import tool_grammar
+from outpace.serving.web_page import add_page
 
 MOST_BYTES = 4 * 1024 * 1024
 
@@ -31,19 +33,24 @@ MOST_BYTES = 4 * 1024 * 1024
 def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
     """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
     app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, service=service, most_bytes=most_bytes)
+    app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=service.metrics.refuse)
     if origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["X-Request-Id", "Retry-After"],
-        )
+        app.add_middleware(CORSMiddleware, **cross_origin(origins))
     _errors(app, service)
     _texts(app, service)
     _about(app, service)
+    add_page(app)
     return app
+
+
+def cross_origin(origins: Seq[str]) -> dict[str, Any]:
+    """Options of CORSMiddleware that let web pages of these origins use the API."""
+    return {
+        "allow_origins": list(origins),
+        "allow_methods": ["GET", "POST"],
+        "allow_headers": ["Authorization", "Content-Type"],
+        "expose_headers": ["X-Request-Id", "Retry-After"],
+    }
 
 
 def _texts(app: FastAPI, service: Service) -> None:
@@ -60,14 +67,16 @@ def _texts(app: FastAPI, service: Service) -> None:
         length = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
         logprobs = asked.top_logprobs or 0 if asked.logprobs else None
         references = (joined(asked.prediction.content),) if asked.prediction else ()
-        what = Asked(tenant, asked, length, logprobs, references)
         parser = tool_parser(tokenizer, asked)
+        grammar = tool_grammar(tokenizer, offered_tools(asked), parser)
+        ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
+        what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
         requests = await asyncio.to_thread(
-            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked)], asked.n or 1)
+            lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1)
         )
         usages = _usages(asked)
         job = service.admit(offered, tenant, requests, "chatcmpl")
-        answers = ChatAnswers(job, tokenizer, bool(asked.logprobs), usages, parser)
+        answers = ChatAnswers(job, tokenizer, bool(asked.logprobs), usages, parser, counting=_counting(asked))
         return _respond(service, job, answers, what)
 
     @app.post("/v1/completions", response_model=None)
@@ -95,7 +104,18 @@ def _texts(app: FastAPI, service: Service) -> None:
         requests = await asyncio.to_thread(service.requests, offered, what, prompts, best_of)
         job = service.admit(offered, tenant, requests, "cmpl")
         shown = texts if asked.echo else None
-        answers = CompletionAnswers(job, tokenizer, asked.logprobs is not None, usages, n, best_of, shown)
+        answers = CompletionAnswers(
+            job,
+            tokenizer,
+            asked.logprobs is not None,
+            usages,
+            n,
+            best_of,
+            shown,
+            counting=_counting(asked),
+            ids=bool(asked.return_token_ids),
+            as_ids=bool(asked.return_tokens_as_token_ids),
+        )
         return _respond(service, job, answers, what)
 
     @app.post("/v1/embeddings", response_model=None)
@@ -138,7 +158,7 @@ def _about(app: FastAPI, service: Service) -> None:
 
 def _errors(app: FastAPI, service: Service) -> None:
     def told(error: ApiError) -> Response:
-        service.metrics.refused.labels(str(error.status)).inc()
+        service.metrics.refuse(error.status)
         return error_response(error)
 
     async def own(request: Request, error: Exception) -> Response:
@@ -146,7 +166,7 @@ def _errors(app: FastAPI, service: Service) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return told(refusal(error.errors()[0]))
+        return told(refusal(error.errors(), error.body))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -178,13 +198,21 @@ def _usages(asked: Common) -> bool:
     """Whether a stream ends with what was used."""
     if asked.stream_options is not None and not asked.stream:
         raise ApiError("'stream_options' needs 'stream': true", param="stream_options")
-    return asked.stream_options is not None and asked.stream_options.include_usage
+    options = asked.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise ApiError("'continuous_usage_stats' needs 'include_usage': true", param="stream_options")
+    return options is not None and options.include_usage
+
+
+def _counting(asked: Common) -> bool:
+    """Whether every chunk of a stream has the tokens so far."""
+    return asked.stream_options is not None and asked.stream_options.continuous_usage_stats
 
 
 def _respond(service: Service, job: Any, answers: ChatAnswers | CompletionAnswers, what: Asked) -> Response:
     def failed(error: BaseException) -> ApiError:
         known = _failed(service, error)
-        service.metrics.refused.labels(str(known.status)).inc()
+        service.metrics.refuse(known.status)
         return known
 
     kind = Streaming if what.body.stream else Answering
@@ -192,11 +220,12 @@ def _respond(service: Service, job: Any, answers: ChatAnswers | CompletionAnswer
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    found = service.offered[name].model
+    offered = service.offered[name]
     return {
         "id": name,
         "object": "model",
         "created": service.started,
         "owned_by": "outpace",
-        "max_model_len": found.target.context_length,
+        "max_model_len": offered.model.target.context_length,
+        "speculation": {"method": offered.default_method, "methods": offered.methods},
     }

@@ -9,24 +9,29 @@ from typing import Any
 from outpace.core.errors import BadInput
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
-from outpace.serving.schemas import ChatMessage, ChatRequest, TextPart, ToolCall
-from outpace.serving.tools import ToolParser, family_of
+from outpace.serving.schemas import AllowedTools, ChatMessage, ChatRequest, NamedTool, TextPart, Tool, ToolCall
+from outpace.serving.tool_parser import ToolParser
+from outpace.serving.tools import Format, format_of
 
 
-def prompt_ids(tokenizer: ChatTokenizer, asked: ChatRequest) -> list[int]:
-    """The prompt. Raises ApiError for messages that are incomplete or that the template refuses."""
+def prompt_ids(tokenizer: ChatTokenizer, asked: ChatRequest, parser: ToolParser | None = None) -> list[int]:
+    """The prompt; with the beginning of a call where ``parser`` demands one.
+
+    Raises ApiError for messages that are incomplete or that the template refuses.
+    """
     if not tokenizer.has_chat_template:
         raise ApiError(
             f"model '{asked.model}' has no chat template, so it cannot chat; use /v1/completions", param="messages"
         )
     messages = [_message(at, one) for at, one in enumerate(asked.messages)]
-    shown = [one.model_dump(exclude_none=True) for one in asked.tools or ()] if _offered(asked) else []
+    shown = [one.model_dump(exclude_none=True) for one in offered_tools(asked)]
     with_tools = bool(shown) or any("tool_calls" in one or one["role"] == "tool" for one in messages)
     if with_tools:
-        _family(tokenizer, asked.model)
+        _format(tokenizer, asked.model)
     try:
         if with_tools:
-            ids: list[int] = tokenizer.chat(messages, tools=shown)  # type: ignore[call-arg]
+            forced = parser.forced if parser else ""
+            ids: list[int] = tokenizer.chat(messages, tools=shown, answer=forced)  # type: ignore[call-arg]
             return ids
         return tokenizer.chat(messages)
     except BadInput as error:
@@ -35,26 +40,21 @@ def prompt_ids(tokenizer: ChatTokenizer, asked: ChatRequest) -> list[int]:
 
 def tool_parser(tokenizer: ChatTokenizer, asked: ChatRequest) -> ToolParser | None:
     """What reads calls in one answer; None where no tools are offered. Raises ApiError for what cannot be honoured."""
-    choice = asked.tool_choice
+    choice, tools = asked.tool_choice, offered_tools(asked)
     if choice is not None and not asked.tools:
         raise ApiError("'tool_choice' needs 'tools'", param="tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        raise ApiError(
-            "'tool_choice' cannot be honoured: the output cannot be constrained to a call; send auto or none, and ask "
-            "for the call in the prompt",
-            param="tool_choice",
-            code="unsupported_value",
-        )
     if asked.parallel_tool_calls is not None and not asked.tools:
         raise ApiError("'parallel_tool_calls' needs 'tools'", param="parallel_tool_calls")
-    if not _offered(asked):
+    if not tools:
         return None
-    names = [one.function.name for one in asked.tools or ()]
+    names = [one.function.name for one in tools]
     if len(set(names)) < len(names):
         raise ApiError("two tools have the same name", param="tools")
-    return ToolParser(
-        _family(tokenizer, asked.model), frozenset(names), tokenizer, parallel=asked.parallel_tool_calls is not False
-    )
+    form = _format(tokenizer, asked.model)
+    named = isinstance(choice, NamedTool)
+    required = choice == "required" or (isinstance(choice, AllowedTools) and choice.allowed_tools.mode == "required")
+    forced = form.forced(names[0] if len(names) == 1 else None) if named or required else ""
+    return ToolParser(form, frozenset(names), tokenizer, asked.parallel_tool_calls is not False and not named, forced)
 
 
 def joined(content: str | Seq[TextPart] | None) -> str:
@@ -64,21 +64,31 @@ def joined(content: str | Seq[TextPart] | None) -> str:
     return "".join(one.text for one in content)
 
 
-def _offered(asked: ChatRequest) -> bool:
-    """With ``tool_choice`` none the model does not see the tools."""
-    return bool(asked.tools) and asked.tool_choice != "none"
+def offered_tools(asked: ChatRequest) -> list[Tool]:
+    """The tools that the model sees: none with ``tool_choice`` none; those that it names. Raises ApiError."""
+    choice, tools = asked.tool_choice, asked.tools or []
+    if choice == "none":
+        return []
+    if not isinstance(choice, NamedTool | AllowedTools):
+        return tools
+    wanted = [one.name for one in choice.functions]
+    known = {one.function.name for one in tools}
+    for name in wanted:
+        if tools and name not in known:
+            raise ApiError(f"'tool_choice' names '{name}', which is not in 'tools'", param="tool_choice")
+    return [one for one in tools if one.function.name in wanted]
 
 
-def _family(tokenizer: ChatTokenizer, model: str) -> str:
-    family = family_of(getattr(tokenizer, "template", ""))
-    if family is None:
+def _format(tokenizer: ChatTokenizer, model: str) -> Format:
+    found = format_of(getattr(tokenizer, "template", ""))
+    if found is None:
         raise ApiError(
             f"the chat template of model '{model}' has no place for tools, or writes calls in a way that is not known "
             "here; leave out tools and messages about calls",
             param="tools",
             code="unsupported_field",
         )
-    return family
+    return found
 
 
 def _message(at: int, one: ChatMessage) -> dict[str, Any]:

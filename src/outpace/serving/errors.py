@@ -11,6 +11,7 @@ from outpace.engine.scheduler import Closed, DeadlineExceeded, QueueFull
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -41,7 +42,8 @@ class ApiError(OutpaceError):
     def body(self) -> dict[str, Any]:
         """The answer's JSON object."""
         kind = _TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else encodable(self.param)
+        return {"error": {"message": encodable(str(self)), "type": kind, "param": param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -52,6 +54,11 @@ class ApiError(OutpaceError):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
+
+
+def encodable(text: str) -> str:
+    """A text without lone surrogates, which JSON can write and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from outpace.core.names import did_you_mean
-from outpace.serving.errors import ApiError
+from outpace.serving.errors import ApiError, encodable
 
 
 class Fields(BaseModel):
@@ -34,7 +34,8 @@ class Fields(BaseModel):
                 continue
             if any(_same(value, one) for one in cls.NEUTRAL.get(name, ())):
                 continue
-            raise PydanticCustomError("refused", "{reason}", {"reason": cls._reason(name), "field": name})
+            shown = encodable(name)
+            raise PydanticCustomError("refused", "{reason}", {"reason": cls._reason(shown), "field": shown})
         return {name: value for name, value in given.items() if name in cls.model_fields}
 
     @classmethod
@@ -50,9 +51,13 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
 
 
-def refusal(problem: Mapping[str, Any]) -> ApiError:
-    """The first problem that pydantic found in a request's body, as one of its ``errors()``."""
-    where = [str(one) for one in problem["loc"] if one != "body"]
+def refusal(problems: Seq[Mapping[str, Any]], body: Any) -> ApiError:
+    """The problem to report of those that pydantic found in a request's body, its ``errors()``.
+
+    Of the forms that a value may have, it is the one that fits best; a field that is refused in words goes first.
+    """
+    placed = [(_path(one, body), one) for one in problems]
+    where, problem = max(placed, key=lambda one: (one[1]["type"] == "refused", len(one[0])))
     if problem["type"] == "refused":
         return ApiError(problem["msg"], param=".".join([*where, problem["ctx"]["field"]]), code="unsupported_field")
     if problem["type"] == "json_invalid":
@@ -66,3 +71,19 @@ def refusal(problem: Mapping[str, Any]) -> ApiError:
     if not name:
         return ApiError(f"the body must be a JSON object: {said}")
     return ApiError(f"'{name}': {said}", param=name, code="invalid_value")
+
+
+def _path(problem: Mapping[str, Any], body: Any) -> list[str]:
+    """Where a problem is, without the names of the forms that pydantic tried on the way."""
+    found: list[str] = []
+    parts = [one for one in problem["loc"] if one != "body"]
+    for at, part in enumerate(parts):
+        missing = problem["type"] == "missing" and at == len(parts) - 1
+        if missing or (isinstance(body, dict) and part in body):
+            body = body.get(part) if isinstance(body, dict) else None
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+        else:
+            continue
+        found.append(str(part))
+    return found

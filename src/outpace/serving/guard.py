@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outpace.serving.errors import ApiError
-from outpace.serving.service import Service
+from outpace.engine.scheduler import Closed
+from outpace.serving.errors import ApiError, api_error
 from outpace.serving.streaming import error_response
-from outpace.serving.tenants import Tenant
+from outpace.serving.tenants import Tenant, Tenants
 
 _TENANT = "outpace.tenant"
+_ENDS = "the server is shutting down, and the whole body has not come"
+BODY_SECONDS = 60.0
+"""In which a whole body must have come."""
 
 
 class Guard:
-    """Paths under ``/v1/`` need a key where there are keys; no body may be longer than ``most_bytes``."""
+    """Paths under ``/v1/`` need a key where there are keys; no body may be longer than ``most_bytes``.
 
-    def __init__(self, app: ASGIApp, service: Service, most_bytes: int) -> None:
-        self._app, self._service, self._most = app, service, most_bytes
+    ``refused`` is called with the status code of every request that is refused here.
+    """
+
+    def __init__(self, app: ASGIApp, tenants: Tenants, most_bytes: int, refused: Callable[[int], object]) -> None:
+        self._app, self._tenants, self._most, self._refused = app, tenants, most_bytes, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -27,12 +36,18 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             if scope["path"].startswith("/v1/"):
-                scope[_TENANT] = self._service.tenants.find(headers.get("authorization"))
+                scope[_TENANT] = self._tenants.find(headers.get("authorization"))
                 _check_type(scope["method"], headers)
-            body = await self._read(headers, receive)
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._read(headers, receive)
+        except TimeoutError:
+            await self._refuse(ApiError(f"the body did not come within {BODY_SECONDS:g} s", 408), scope, receive, send)
+            return
+        except asyncio.CancelledError:  # the server ends, and has waited for it long enough
+            await self._refuse(api_error(Closed(_ENDS)), scope, receive, send)
+            return
         except ApiError as error:
-            self._service.metrics.refused.labels(str(error.status)).inc()
-            await error_response(error)(scope, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
         given = False
 
@@ -44,6 +59,10 @@ class Guard:
             return {"type": "http.request", "body": body, "more_body": False}
 
         await self._app(scope, again, send)
+
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._refused(error.status)
+        await error_response(error)(scope, receive, send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body. Raises ApiError 413 for one that is too long."""
@@ -73,5 +92,10 @@ def _check_type(method: str, headers: Headers) -> None:
 
 def tenant_of(request: Request) -> Tenant:
     """Who asks."""
-    found: Tenant = request.scope[_TENANT]
+    return tenant_in(request.scope)
+
+
+def tenant_in(scope: Scope) -> Tenant:
+    """Who asks, from the scope of a call that the guard has let pass."""
+    found: Tenant = scope[_TENANT]
     return found

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence as Seq
+from collections import deque
+from collections.abc import AsyncIterator, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, ref
 
 from outpace.core.metrics import RequestMetrics, total
-from outpace.engine.request import Generation, Logprob, Request
+from outpace.engine.request import Generation, Logprob, Request, TokenSource
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.serving.metrics import Metrics, RequestWatch
 
@@ -28,8 +30,48 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[Logprob, ...]
+    sources: tuple[TokenSource, ...] = ()
+    """One for each of ``tokens``, if the request asks for them."""
     finish_reason: str | None = None
     """Set in a choice's last piece."""
+
+
+Pieces = asyncio.Queue[tuple[int, Piece | None]]
+
+
+class Mail:
+    """From the decoding threads to the jobs of one event loop, which is woken once for all that a round gave."""
+
+    _known: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Mail]] = WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)
+        self._posted: deque[tuple[Pieces, tuple[int, Piece | None]]] = deque()
+        self._woken = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Mail:
+        """That of an event loop; called on it."""
+        found = cls._known.get(loop)
+        if found is None:
+            found = cls._known[loop] = cls(loop)
+        return found
+
+    def post(self, to: Pieces, item: tuple[int, Piece | None]) -> None:
+        """From any thread. Raises RuntimeError where the event loop is closed."""
+        self._posted.append((to, item))
+        if not self._woken:
+            loop = self._loop()
+            if loop is None:
+                raise RuntimeError("the event loop is gone")
+            self._woken = True
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # first: what is posted from now on wakes the loop again
+        while self._posted:
+            to, item = self._posted.popleft()
+            to.put_nowait(item)
 
 
 @dataclass(slots=True)
@@ -43,13 +85,13 @@ class Job:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     tickets: list[Ticket] = field(default_factory=list)
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _pieces: asyncio.Queue[tuple[int, Piece | None]] = field(default_factory=asyncio.Queue)
+    _mail: Mail = field(default_factory=lambda: Mail.of(asyncio.get_running_loop()))
+    _pieces: Pieces = field(default_factory=asyncio.Queue)
 
     def start(self) -> None:
         """Submit the requests. Raises QueueFull and Closed."""
         listeners = [
-            partial(_listen, self._loop, self._pieces, _Reader(index, RequestWatch(self.metrics, self.model)))
+            partial(_listen, self._mail, self._pieces, _Reader(index, RequestWatch(self.metrics, self.model)))
             for index in range(len(self.requests))
         ]
         self.tickets = self.decoder.submit(list(zip(self.requests, listeners, strict=True)))
@@ -103,30 +145,25 @@ class _Reader:
         self.tokens = self.logprobs = 0
 
     def read(self, ticket: Ticket, text: str) -> Piece | None:
-        """The piece of this round; None where there is nothing new."""
+        """The piece of this round; None where there is nothing new. That a request failed is told by its error."""
         one = ticket.generation
         assert one is not None
         tokens, logprobs = tuple(one.tokens[self.tokens :]), tuple(one.logprobs[self.logprobs :])
+        sources = tuple(one.sources[self.tokens :])
         self.tokens += len(tokens)
         self.logprobs += len(logprobs)
-        if not (text or tokens or logprobs or one.finish_reason):
+        reason = one.finish_reason if one.error is None else None
+        if not (text or tokens or logprobs or reason):
             return None
-        return Piece(self.index, text, tokens, logprobs, one.finish_reason)
+        return Piece(self.index, text, tokens, logprobs, sources, reason)
 
 
-def _listen(
-    loop: asyncio.AbstractEventLoop,
-    pieces: asyncio.Queue[tuple[int, Piece | None]],
-    reader: _Reader,
-    ticket: Ticket,
-    text: str | None,
-) -> None:
+def _listen(mail: Mail, pieces: Pieces, reader: _Reader, ticket: Ticket, text: str | None) -> None:
     """The listener of one choice."""
-    put: Callable[[tuple[int, Piece | None]], None] = pieces.put_nowait
     if text is None:
         reader.watch.end(ticket)
-        loop.call_soon_threadsafe(put, (reader.index, None))
+        mail.post(pieces, (reader.index, None))
         return
     reader.watch.event(ticket)
     if (piece := reader.read(ticket, text)) is not None:
-        loop.call_soon_threadsafe(put, (reader.index, piece))
+        mail.post(pieces, (reader.index, piece))

@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from outpace.core.errors import BadInput
-from outpace.core.metrics import RequestMetrics
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 
 _LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
@@ -108,11 +107,17 @@ class Metrics:
         self.refused = prometheus.Counter(
             "outpace:http_errors", "Answers with an error, by status code.", ["status"], **about
         )
+        self.counter = {model: {name: one.labels(model) for name, one in self.counters.items()} for model in decoders}
+        self.histogram = {
+            model: {name: one.labels(model) for name, one in self.histograms.items()} for model in decoders
+        }
         for model in decoders:
-            for family in (*self.counters.values(), *self.histograms.values()):
-                family.labels(model)
             self.accepted_per_position.labels(model, "0")
         self.registry.register(_Engines(decoders))
+
+    def refuse(self, status: int) -> None:
+        """An answer with an error was given."""
+        self.refused.labels(str(status)).inc()
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
@@ -156,12 +161,24 @@ def _usage(decoder: SharedDecoder) -> float:
     return 0.0 if not bound else (decoder.kv_bytes + _cached(decoder)) / bound
 
 
+_COUNTED = {
+    "preemptions": "num_preemptions",
+    "drafting": "spec_decode_num_drafts",
+    "rounds": "spec_decode_num_rounds",
+    "drafted": "spec_decode_num_draft_tokens",
+    "accepted": "spec_decode_num_accepted_tokens",
+}
+"""Counters by the figures of a request that they add up."""
+
+
 class RequestWatch:
     """Counts one request while it is decoded; called on the decoding thread alone."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
-        self._seen = RequestMetrics()
+        self._counter, self._histogram = metrics.counter[model], metrics.histogram[model]
+        self._seen = dict.fromkeys(_COUNTED, 0)
+        self._positions: list[int] = []
         self._tokens = 0
         self._first = self._last = 0.0
 
@@ -172,24 +189,20 @@ class RequestWatch:
             return
         now, seen = generation.metrics, self._seen
         new = len(generation.tokens) - self._tokens
-        self._add("generation_tokens", new)
-        self._add("num_preemptions", now.preemptions - seen.preemptions)
-        self._add("spec_decode_num_drafts", now.drafting - seen.drafting)
-        self._add("spec_decode_num_rounds", now.rounds - seen.rounds)
-        self._add("spec_decode_num_draft_tokens", now.drafted - seen.drafted)
-        self._add("spec_decode_num_accepted_tokens", now.accepted - seen.accepted)
+        if new:
+            self._add("generation_tokens", new)
+        for name, counter in _COUNTED.items():
+            value = getattr(now, name)
+            if value != seen[name]:
+                self._add(counter, value - seen[name])
+                seen[name] = value
         for position, count in enumerate(now.accepted_at_depth):
-            before = seen.accepted_at_depth[position] if position < len(seen.accepted_at_depth) else 0
-            if count > before:
-                self._metrics.accepted_per_position.labels(self._model, str(position)).inc(count - before)
-        self._seen = RequestMetrics(
-            preemptions=now.preemptions,
-            drafting=now.drafting,
-            rounds=now.rounds,
-            drafted=now.drafted,
-            accepted=now.accepted,
-            accepted_at_depth=list(now.accepted_at_depth),
-        )
+            if position == len(self._positions):
+                self._positions.append(0)
+            if count > self._positions[position]:
+                added = count - self._positions[position]
+                self._metrics.accepted_per_position.labels(self._model, str(position)).inc(added)
+                self._positions[position] = count
         if new > 0:
             self._time(ticket.arrived)
             self._tokens += new
@@ -230,7 +243,7 @@ class RequestWatch:
 
     def _add(self, name: str, amount: float) -> None:
         if amount > 0:
-            self._metrics.counters[name].labels(self._model).inc(amount)
+            self._counter[name].inc(amount)
 
     def _observe(self, name: str, value: float) -> None:
-        self._metrics.histograms[name].labels(self._model).observe(value)
+        self._histogram[name].observe(value)

@@ -9,11 +9,7 @@ from pydantic import Field
 from outpace.serving.fields import Fields
 
 MOST_CHOICES = 128
-_GRAMMAR = "the output cannot be constrained to a grammar or schema; ask for the format in the prompt"
-_CONSTRAINED = dict.fromkeys(
-    ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-    _GRAMMAR,
-)
+_CACHED = "beginnings of prompts are cached by themselves, and stay for as long as there is room"
 _NO_AUDIO = "this server reads and writes text only"
 _OF_COMPLETIONS = "it belongs to /v1/completions"
 
@@ -23,25 +19,30 @@ Stop = str | Annotated[list[Text], Field(max_length=16)]
 
 
 class StreamOptions(Fields):
-    """``stream_options``."""
+    """``stream_options``. ``continuous_usage_stats``, as vLLM names it: all chunks have the counts so far."""
 
     NEUTRAL = {"include_obfuscation": (False,)}  # noqa: RUF012
     REFUSED = {"include_obfuscation": "chunks are not padded; send false"}  # noqa: RUF012
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Speculation(Fields):
     """How this request drafts, instead of the server's defaults: an extension of the API.
 
+    ``rule``: an acceptance rule, a lossy one too, with its settings ``rule_params``.
     ``namespace``: of the tenant's own; what the method learns is kept there for later requests that name it.
+    ``trace``: every choice tells who drafted each of its tokens.
     """
 
     method: Text | None = None
     params: dict[str, Any] = Field(default_factory=dict, max_length=32)
     rule: Text | None = None
+    rule_params: dict[str, Any] = Field(default_factory=dict, max_length=32)
     off: bool = False
     namespace: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    trace: bool = False
 
 
 class Common(Fields):
@@ -59,7 +60,14 @@ class Common(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    # Extensions; the first five as vLLM names them.
+    # What answers must look like (:mod:`outpace.serving.constrained`): OpenAI's field, and vLLM's.
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = Field(default=None, max_length=10_000)
+    guided_grammar: Text | None = None
+    structured_outputs: dict[str, Any] | None = None
+    # Further extensions; the first five as vLLM names them.
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
@@ -72,6 +80,9 @@ class Common(Fields):
 
 class TextPart(Fields):
     """A part of a message. Images, audio and files are refused."""
+
+    REFUSED = {"prompt_cache_breakpoint": _CACHED}  # noqa: RUF012
+    NEUTRAL = {"prompt_cache_breakpoint": ({"mode": "explicit"},)}  # noqa: RUF012 - every beginning is cached
 
     type: Literal["text"]
     text: str
@@ -108,14 +119,12 @@ class ChatMessage(Fields):
 
 
 class FunctionTool(Fields):
-    """A function that the model may call. ``parameters``: a JSON schema."""
-
-    REFUSED = {"strict": _GRAMMAR}  # noqa: RUF012
-    NEUTRAL = {"strict": (False,)}  # noqa: RUF012
+    """A function that the model may call. ``parameters``: a JSON schema, to which ``strict`` holds the arguments."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Fields):
@@ -123,6 +132,46 @@ class Tool(Fields):
 
     type: Literal["function"]
     function: FunctionTool
+
+
+class FunctionName(Fields):
+    """Which function."""
+
+    name: Text
+
+
+class NamedTool(Fields):
+    """``tool_choice``, or an entry of ``allowed_tools``: this function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+    @property
+    def functions(self) -> list[FunctionName]:
+        """The functions that are named."""
+        return [self.function]
+
+
+class Allowance(Fields):
+    """``allowed_tools``: the tools that may be called; with ``required``, one of them has to be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=128)
+
+
+class AllowedTools(Fields):
+    """``tool_choice``: some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowance
+
+    @property
+    def functions(self) -> list[FunctionName]:
+        """The functions that are named."""
+        return [one.function for one in self.allowed_tools.tools]
+
+
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
 
 
 class PredictedText(Fields):
@@ -136,7 +185,6 @@ class ChatRequest(Common):
     """The body of POST /v1/chat/completions."""
 
     REFUSED: ClassVar = {
-        **_CONSTRAINED,
         "audio": _NO_AUDIO,
         "modalities": _NO_AUDIO,
         "functions": "use tools",
@@ -145,6 +193,9 @@ class ChatRequest(Common):
         "verbosity": "the length of answers has no levels; use max_completion_tokens, or ask for it in the prompt",
         "web_search_options": "this server does not search the web",
         "store": "answers are not stored",
+        "moderation": "texts are not moderated",
+        "prompt_cache_options": _CACHED,
+        "prompt_cache_retention": _CACHED,
         "service_tier": "there is one tier; send auto or default, or leave it out",
         "best_of": "use n, and choose among the choices",
         "prompt": _OF_COMPLETIONS,
@@ -152,8 +203,11 @@ class ChatRequest(Common):
         "suffix": _OF_COMPLETIONS,
     }
     NEUTRAL: ClassVar = {
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
+        "prompt_cache_options": ({"mode": "implicit"},),
+        "prompt_cache_retention": ("in_memory",),
+        "reasoning_effort": ("none",),
+        "verbosity": ("medium",),
         "store": (False,),
         "service_tier": ("auto", "default"),
     }
@@ -164,7 +218,7 @@ class ChatRequest(Common):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: list[Tool] | None = Field(default=None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictedText | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
@@ -177,16 +231,18 @@ class CompletionRequest(Common):
 
     REFUSED: ClassVar = {
         "suffix": "the model continues texts and does not fill gaps",
-        **_CONSTRAINED,
         "messages": "it belongs to /v1/chat/completions",
         "tools": "it belongs to /v1/chat/completions",
         "max_completion_tokens": "here its name is max_tokens",
         "top_logprobs": "here logprobs is the number of alternatives",
     }
-    NEUTRAL: ClassVar = {"suffix": ("",), "response_format": ({"type": "text"},)}
+    NEUTRAL: ClassVar = {"suffix": ("",)}
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = Field(default=None, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     best_of: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    # Extensions, as vLLM names them: the ids of the tokens, also as the names that logprobs gives them.
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None

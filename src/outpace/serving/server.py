@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from outpace.core.errors import BadInput
-from outpace.serving.service import Service
+from outpace.serving.logs import Log
+from outpace.serving.tls import Certificate
 
-_LAST_BYTES = 10
+LAST_BYTES = 10
 """Seconds in which answers that are complete may still be sent when the server ends."""
+
+_HINTS = {
+    errno.EADDRNOTAVAIL: "--host must be an address of this machine",
+    errno.EACCES: "ports below 1024 need privileges; choose a --port above",
+}
+
+
+class Ending(Protocol):
+    """What must end in order before a server may: a service, or what stands in front of several."""
+
+    @property
+    def log(self) -> Log: ...
+
+    def drain(self) -> object:
+        """Take no more requests, and wait for those under way."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel everything."""
+        ...
 
 
 def open_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Raises BadInput where the address cannot be used."""
+    if not host.strip():
+        raise BadInput("--host is empty; give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -35,7 +60,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         found.listen(2048)
     except OSError as error:
         found.close()
-        raise BadInput(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
+        hint = _HINTS.get(error.errno or 0, "choose another --port")
+        raise BadInput(f"cannot listen on {host}, port {port}: {error.strerror}; {hint}") from None
     return found
 
 
@@ -44,18 +70,31 @@ def check_address(host: str, port: int) -> None:
     open_socket(host, port).close()
 
 
-def url(listening: socket.socket, host: str) -> str:
+def url(listening: socket.socket, host: str, scheme: str = "http") -> str:
     """Where the server is found."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
 
-def run(app: FastAPI, service: Service, listening: socket.socket, ready: Callable[[], None]) -> bool:
+def run(
+    app: ASGIApp,
+    service: Ending,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    certificate: Certificate | None = None,
+) -> bool:
     """Serve until SIGTERM or Ctrl-C; then refuse new requests, finish those that there are, and return True.
 
     ``ready`` is called when requests are answered. A second signal ends it at once; then False is returned.
     """
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_LAST_BYTES, ws="none"
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=LAST_BYTES,
+        ws="none",
+        ssl_certfile=certificate.chain if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
     )
     server = _Server(config, service, ready)
     server.run(sockets=[listening])
@@ -65,7 +104,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ready: Callabl
 class _Server(uvicorn.Server):
     """uvicorn's, which goes on answering while the decoders drain: so /ready tells that it is ending."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Ending, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._ready = service, ready
         self._draining: asyncio.Task[None] | None = None

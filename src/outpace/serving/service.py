@@ -6,19 +6,27 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.registry import find_rule
 from outpace.api.requests import ask, sample
+from outpace.constraints.compiler import compiled
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.core.errors import BadInput
 from outpace.core.lru import Lru
 from outpace.core.names import did_you_mean
 from outpace.core.turns import ROUNDS
 from outpace.engine.method import Method
 from outpace.engine.request import Request
+from outpace.engine.scheduler import Closed, QueueFull
 from outpace.engine.shared_decoder import SharedDecoder
-from outpace.methods.registry import build, find
+from outpace.engine.warm_up import warm_up
+from outpace.methods.registry import MethodInfo, build, find, methods
 from outpace.model import Model
+from outpace.serving.constrained import grammar_of
 from outpace.serving.errors import ApiError
 from outpace.serving.jobs import Job
 from outpace.serving.logs import Log
@@ -36,12 +44,17 @@ _ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """How methods draft where a request does not say. ``named``: draft models, heads and a datastore, loaded."""
+    """How methods draft where a request does not say. ``named``: draft models, heads and a datastore, loaded.
+
+    ``lossless``: requests that ask for a lossy rule are refused.
+    """
 
     method: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
     rule: str | None = None
+    lossless: bool = False
     named: Mapping[str, Any] = field(default_factory=dict)
+    grammar_limits: GrammarLimits = DEFAULT_LIMITS
     time_limit: float | None = None
 
 
@@ -67,26 +80,62 @@ class Offered:
         """The decoder that all its requests share."""
         return self.model.shared
 
+    def warm_up(self) -> None:
+        """Measure what the server's own method measures when it is first used."""
+        warm_up(self.model.target, self._own, self.decoder.limits.max_batch)
+
+    @property
+    def default_method(self) -> str:
+        """The method of requests that name none."""
+        return self._own.name
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """Methods that have what they need: the draft models, heads and datastore that were named or are shipped."""
+        return [info.name for info in methods() if self._supplied(info)]
+
+    def _supplied(self, info: MethodInfo) -> bool:
+        given = {"datastore": self._context.has_datastore, "reference": False}
+        return all(given.get(need, True) for need in info.needs) and all(map(self._context.bindings.find, info.kinds))
+
     def method(self, wish: Speculation | None) -> Method:
         """The method of one request. Raises ApiError for one that cannot be built; may measure the target."""
         if wish is None:
             return self._own
         if wish.off:
-            if wish.method is not None or wish.params or wish.rule is not None:
+            if wish.method is not None or wish.params or wish.rule is not None or wish.rule_params:
                 raise ApiError("'speculation.off' and a method contradict each other", param="speculation")
             return self._remembered("none", {}, None)
-        if wish.method is None and not wish.params and wish.rule is None:
+        if wish.method is None and not wish.params and wish.rule is None and not wish.rule_params:
             return self._own
         name = self._defaults.method if wish.method is None else wish.method
         try:
             same = find(name) is find(self._defaults.method)
             settings = {**(self._defaults.settings if same else {}), **wish.params}
-            return self._remembered(name, settings, self._defaults.rule if wish.rule is None else wish.rule)
+            found = self._remembered(name, settings, self._rule(wish))
+            self._check_rule(found.rule)
         except BadInput as error:
             raise ApiError(str(error), param="speculation", code="invalid_value") from error
+        return found
 
-    def _remembered(self, name: str, settings: Mapping[str, Any], rule: str | None) -> Method:
-        key = (name, repr(sorted(settings.items())), rule)
+    def _rule(self, wish: Speculation) -> AcceptanceRule | None:
+        """The rule that a request names, else the server's. Raises BadInput."""
+        name = self._defaults.rule if wish.rule is None else wish.rule
+        if name is None:
+            if wish.rule_params:
+                raise BadInput("'speculation.rule_params' are settings of a rule; name it in 'speculation.rule'")
+            return None
+        rule = find_rule(name, wish.rule_params)
+        self._check_rule(rule)
+        return rule
+
+    def _check_rule(self, rule: AcceptanceRule) -> None:
+        """Raise BadInput for a lossy rule, however it was named, where the server answers losslessly only."""
+        if self._defaults.lossless and not rule.lossless:
+            raise BadInput(f"rule '{rule.name}' is lossy, and this server answers losslessly only; leave it out")
+
+    def _remembered(self, name: str, settings: Mapping[str, Any], rule: AcceptanceRule | None) -> Method:
+        key = (name, repr(sorted(settings.items())), None if rule is None else rule.described)
         with self._building:
             known = self._built.get(key)
             if known is None:
@@ -98,13 +147,18 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What all requests of a call have in common. ``length``: most new tokens; None: as many as fit."""
+    """What all requests of a call have in common. ``length``: most new tokens; None: as many as fit.
+
+    ``ends_with``: a stop text beside the caller's own ("": none). ``grammar``: of the answers, where tools demand one.
+    """
 
     tenant: Tenant
     body: Common
     length: int | None
     logprobs: int | None = None
     references: tuple[str, ...] = ()
+    ends_with: str = ""
+    grammar: Grammar | None = None
 
 
 class Service:
@@ -136,10 +190,11 @@ class Service:
         return found
 
     def requests(self, offered: Offered, asked: Asked, prompts: Seq[Seq[int]], count: int) -> list[Request]:
-        """``count`` requests for each prompt, checked. May take a while: not for the event loop's thread."""
+        """``count`` requests for each prompt, checked, with consecutive seeds. May take a while: not for the event
+        loop's thread."""
         body, model = asked.body, offered.model
         method = offered.method(body.speculation)
-        options = self._options(asked)
+        options = self._options(asked) | self._grammar(model, asked)
         found: list[Request] = []
         for at, ids in enumerate(prompts):
             try:
@@ -156,8 +211,9 @@ class Service:
                 priority=self._priority(asked),
                 time_limit=self.defaults.time_limit,
                 prefix_owner=asked.tenant.prefix_owner(body.shared_prefix),
+                sources=body.speculation is not None and body.speculation.trace,
             )
-            found += [sample(one, number) for number in range(count)]
+            found += [sample(one, number) for number in range(len(found), len(found) + count)]
         limits = offered.decoder.limits
         most = None if limits.max_queue is None else limits.max_queue + limits.max_batch
         if most is not None and len(found) > most:
@@ -172,7 +228,11 @@ class Service:
         """Start a call. Raises ApiError, QueueFull or Closed where it cannot be taken now. On the event loop."""
         job = Job(f"{kind}-{secrets.token_hex(12)}", offered.id, requests, offered.decoder, self.metrics)
         tenant.admit(job.prompt_tokens)
-        job.start()
+        try:
+            job.start()
+        except (QueueFull, Closed):
+            tenant.give_back(job.prompt_tokens)
+            raise
         self._jobs.put(job.id, (tenant.name, job))
         return job
 
@@ -224,14 +284,35 @@ class Service:
         for one in self.offered.values():
             one.decoder.stop()
 
+    def _grammar(self, model: Model, asked: Asked) -> dict[str, Any]:
+        """The grammar of the answers, compiled. Raises ApiError for one that cannot be used, and for two."""
+        given = grammar_of(asked.body)
+        if given is None and asked.grammar is None:
+            return {}
+        if given is not None and asked.grammar is not None:
+            raise ApiError(f"'{given[1]}' and strict tools contradict each other; give one of them", param=given[1])
+        grammar, name = given or (asked.grammar, "tools")
+        assert grammar is not None
+        limits = self.defaults.grammar_limits
+        try:
+            compiled(grammar, model.tokenizer, limits)
+        except BadInput as error:
+            raise ApiError(f"'{name}': {error}", param=name, code="invalid_value") from error
+        return {"grammar": grammar, "grammar_limits": limits}
+
     @staticmethod
     def _options(asked: Asked) -> dict[str, Any]:
         """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1."""
         body = asked.body
         options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO) if getattr(body, name) is not None}
         options.setdefault("temperature", 1.0)
+        if options["temperature"] > 0:  # one for all prompts; the answer reports it
+            options.setdefault("seed", secrets.randbits(32))
         if isinstance(body.stop, str) and not body.stop:
             del options["stop"]
+        if asked.ends_with:
+            own = options.get("stop", [])
+            options["stop"] = [*([own] if isinstance(own, str) else own), asked.ends_with]
         if body.logit_bias:
             try:
                 options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}

@@ -26,6 +26,7 @@ from outpace.serving.errors import ApiError
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _SHORTEST_KEY = 8
+_LONGEST_FILE = 4 * 1024 * 1024
 
 
 class Terms(StrictModel):
@@ -82,6 +83,14 @@ class Tenant:
                 if allowance is not None:
                     allowance.take(amount)
 
+    def give_back(self, prompt_tokens: int) -> None:
+        """A request that was counted could not be taken: it counts no longer."""
+        with self._changing:
+            if self._requests is not None:
+                self._requests.take(-1)
+            if self._tokens is not None:
+                self._tokens.take(-max(1, prompt_tokens))
+
     def charge(self, tokens: int) -> None:
         """Count an answer's tokens."""
         with self._changing:
@@ -126,11 +135,14 @@ class Tenants:
 def read_keys(path: Path) -> dict[str, Terms]:
     """The tenants of a file of keys, by name. Raises BadInput, which never repeats a key, for a file that is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_LONGEST_FILE + 1)
     except UnicodeDecodeError:
         raise BadInput(f"--api-keys {path}: the file is not UTF-8 text") from None
     except OSError as error:
         raise BadInput(f"--api-keys {path}: {error.strerror}") from None
+    if len(text) > _LONGEST_FILE:
+        raise BadInput(f"--api-keys {path}: the file is longer than {_LONGEST_FILE:,} characters; is it another one?")
     entries = _json_entries(path, text) if text.lstrip().startswith("{") else _line_entries(path, text)
     if not entries:
         raise BadInput(f"--api-keys {path}: the file has no keys; write a line 'NAME KEY' for each tenant")

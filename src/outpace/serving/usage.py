@@ -16,23 +16,30 @@ _LEAST = -9999.0
 
 
 def usage(job: Job) -> dict[str, Any]:
-    """Counts of one call. Prompts count once, however many choices they have."""
+    """Counts of one call. Prompts count once, however many choices they have. ``seed``: of the first choice; each
+    further choice has the next number."""
+    first = job.requests[0]
     counted = job.counted
     cached = {id(one.request.prompt): one.metrics.cached_tokens for one in job.generations}
     prompt, answer = job.prompt_tokens, sum(len(one.tokens) for one in job.generations)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answer,
-        "total_tokens": prompt + answer,
+        **counts(prompt, answer),
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},
         "speculation": {
-            "method": job.requests[0].method.name,
+            "seed": None if first.params.greedy else first.params.fixed_seed,
+            "method": first.method.name,
+            "lossy": first.method.lossy,
             "rounds": counted.rounds,
             "drafted": counted.drafted,
             "accepted": counted.accepted,
             "mean_acceptance_length": ratio(counted.committed, counted.rounds),
         },
     }
+
+
+def counts(prompt: int, answer: int) -> dict[str, int]:
+    """The three counts of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 def chat_logprobs(tokenizer: ChatTokenizer, found: Iterable[Logprob]) -> dict[str, Any]:
@@ -47,16 +54,24 @@ def chat_logprobs(tokenizer: ChatTokenizer, found: Iterable[Logprob]) -> dict[st
     }
 
 
-def completion_logprobs(tokenizer: ChatTokenizer, found: Iterable[Logprob], offset: int) -> dict[str, Any]:
-    """``logprobs`` of a completion's choice, or of a part of it that begins at character ``offset``."""
+def completion_logprobs(
+    tokenizer: ChatTokenizer, found: Iterable[Logprob], offset: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """``logprobs`` of a completion's choice, or of a part of it that begins at character ``offset``.
+
+    ``as_ids``: tokens are named ``token_id:N``, because several tokens may have one text.
+    """
+
+    def name(token: int) -> str:
+        return f"token_id:{token}" if as_ids else tokenizer.token_text(token)
+
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in found:
-        text = tokenizer.token_text(one.token)
-        shown["tokens"].append(text)
+        shown["tokens"].append(name(one.token))
         shown["token_logprobs"].append(_finite(one.logprob))
-        shown["top_logprobs"].append({tokenizer.token_text(token): _finite(value) for token, value in one.top})
+        shown["top_logprobs"].append({name(token): _finite(value) for token, value in one.top})
         shown["text_offset"].append(offset)
-        offset += len(text)
+        offset += len(tokenizer.token_text(one.token))
     return shown
 
 

@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks/serving.py``: conversations, a client, loads, servers, figures."""

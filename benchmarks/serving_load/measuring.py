@@ -1,0 +1,198 @@
+"""Blocks of requests in turn on every server, and what was found so far."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.peers.cpu_contention import CpuContention
+from outpace.bench.peers.stopping import TimeLimit
+from outpace.bench.results import plain_figures
+from outpace.core import machine
+from outpace.core.errors import BadInput
+from outpace.core.files import write_atomically
+from outpace.core.progress import stage
+from serving_load.client import Client
+from serving_load.conversations import Conversation
+from serving_load.figures import Bounds, cell, compared
+from serving_load.loads import Block, Body, arrival_times, closed, open_loop
+from serving_load.servers import Running, Variant
+from serving_load.tables import headings, line, ratio_line
+
+_WARM_UP = 2
+"""Conversations that each row answers before anything is measured."""
+_FEWEST = 12
+"""Requests of a block, of which a rate is known well enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One column of cells: which conversations come, and how. ``rate``: requests per second; None: a closed loop."""
+
+    workload: str
+    conversations: Sequence[Conversation]
+    requests: int
+    users: int = 0
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As tables and the JSON object name it."""
+        how = f"{self.users} user{'s'[: self.users > 1]}" if self.rate is None else f"{self.rate:g} requests/s"
+        return f"{self.workload}, {how}"
+
+    def blocks(self) -> Iterator[list[Conversation]]:
+        """The conversations of each block. A block is long enough for all users to be active during most of it."""
+        turns = sum(len(one.turns) for one in self.conversations) / len(self.conversations)
+        total = max(1, round(self.requests / turns))
+        size = (
+            max(2 * self.users, math.ceil(_FEWEST / turns))
+            if self.rate is None
+            else math.ceil(max(_FEWEST, 8 * self.rate))
+        )
+        count = max(1, round(total / size))
+        ends = [round(total * at / count) for at in range(count + 1)]
+        for begin, end in pairwise(ends):
+            yield [self.conversations[at % len(self.conversations)] for at in range(begin, end)]
+
+    def run(self, client: Client, block: Sequence[Conversation], body: Body, name: str, seed: int) -> Block:
+        """One block on one server."""
+        if self.rate is None:
+            return closed(client, block, body, self.users, name)
+        turns = sum(len(one.turns) for one in block) / len(block)
+        return open_loop(client, block, body, arrival_times(self.rate / turns, len(block), seed), name)
+
+
+@dataclass(slots=True)
+class Results:
+    """What was measured so far, and the JSON object of it."""
+
+    path: Path | None
+    bounds: Bounds
+    about: dict[str, Any]
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    idle: dict[str, list[float]] = field(default_factory=dict)
+    contention: CpuContention = field(default_factory=CpuContention)
+
+    def put(self, model: str, load: Load, blocks: dict[str, list[Block]], pairs: Sequence[tuple[str, str]]) -> None:
+        """Enter a load's cells, as far as they are, and rewrite the file."""
+        cores = machine.usable_cpus()
+        found = {
+            "model": model,
+            "load": load.name,
+            "workload": load.workload,
+            "users": load.users or None,
+            "rate": load.rate,
+            "servers": {name: cell(mine, self.bounds, cores) for name, mine in blocks.items() if mine},
+            "ratios": [
+                {"of": one, "to": other, **compared(blocks[one], blocks[other])}
+                for one, other in pairs
+                if blocks[one] and len(blocks[one]) == len(blocks[other])
+            ],
+        }
+        self.cells = [one for one in self.cells if (one["model"], one["load"]) != (model, load.name)] + [found]
+        self.write()
+
+    def write(self, *, complete: bool = False) -> None:
+        """Replace the file by one that holds what was measured so far."""
+        if self.path is None:
+            return
+        idle = {name: max(shares) for name, shares in self.idle.items() if shares}
+        found = {
+            "complete": complete,
+            **self.about,
+            "cpu_taken_by_others": self.contention.share,
+            "most_cpu_of_idle_server": idle,
+            "cells": self.cells,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(plain_figures(found), indent=1).encode())
+
+    def show(self, model: str, load: Load) -> None:
+        """Print a load's cells."""
+        found = next((one for one in self.cells if (one["model"], one["load"]) == (model, load.name)), None)
+        if found is None:
+            return
+        print(headings(load.name))
+        for name, one in found["servers"].items():
+            print(line(name, one))
+        for one in found["ratios"]:
+            print(ratio_line(f"{one['of']} / {one['to']}", one))
+        sys.stdout.flush()
+
+
+def measure(
+    results: Results,
+    model: str,
+    loads: Sequence[Load],
+    running: Running,
+    common: dict[str, Any],
+    limit: TimeLimit,
+    timeout: float,
+) -> None:
+    """All loads, block by block; within a block every row in turn. Raises Stopped when the time limit is reached."""
+    rows = running.variants
+    clients = {one.server.name: Client(one.server.url, timeout) for one in rows}
+    pairs = pairs_of(rows)
+
+    def body(one: Variant) -> Body:
+        return lambda messages, salt: one.body(messages, salt, common)
+
+    with stage("warming up", total=len(rows), unit="servers") as at:
+        for number, one in enumerate(rows, 1):
+            for first in loads[0].conversations[:_WARM_UP]:
+                [*_, last] = closed(clients[one.server.name], [first], body(one), 1, "warm-up").replies
+                if last.error is not None:
+                    raise BadInput(f"{one.name} does not answer: {last.error}")
+            at.move(number)
+    for load in loads:
+        blocks: dict[str, list[Block]] = {one.name: [] for one in rows}
+        planned = list(load.blocks())
+        try:
+            with stage(load.name, total=len(planned) * len(rows), unit="blocks") as at:
+                for number, said in enumerate(planned):
+                    answered = {}
+                    for one in (*rows[number % len(rows) :], *rows[: number % len(rows)]):
+                        limit.check()
+                        at.move(detail=one.name)
+                        work = partial(
+                            load.run, clients[one.server.name], said, body(one), f"{load.name} {number}", number
+                        )
+                        answered[one.name] = _watched(results, running, one, work)
+                        at.move(at.done + 1)
+                    for name, block in answered.items():
+                        blocks[name].append(block)
+                    results.put(model, load, blocks, pairs)
+        finally:
+            results.show(model, load)
+
+
+def _watched(results: Results, running: Running, one: Variant, work: Callable[[], Block]) -> Block:
+    """A block, during which the CPU time of the idle servers and of other programs is noted."""
+    servers = running.servers(running.variants)
+    for server in servers:
+        server.pause(paused=server is not one.server)
+    before = {server.name: server.cpu_seconds() for server in servers if server is not one.server}
+    results.contention.begin([server.pid for server in servers])
+    block = work()
+    results.contention.end()
+    for server in servers:
+        if server.name in before:
+            share = (server.cpu_seconds() - before[server.name]) / block.whole
+            results.idle.setdefault(server.name, []).append(share)
+    return block
+
+
+def pairs_of(rows: Sequence[Variant]) -> list[tuple[str, str]]:
+    """What is compared: our first method with the others of its dtype, and each row of ours with the other servers."""
+    own = [one for one in rows if "speculation" in one.fields]
+    firsts = {one.server.name: one for one in reversed(own)}
+    pairs = [(firsts[one.server.name].name, one.name) for one in own if one is not firsts[one.server.name]]
+    return pairs + [(one.name, other.name) for one in own for other in rows if other not in own]

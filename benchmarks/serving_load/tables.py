@@ -1,0 +1,65 @@
+"""What is printed: a line for each server under each load, and the ratios."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_COLUMNS = (
+    ("tokens/s", 18),
+    ("requests/s", 11),
+    ("TTFT p50", 9),
+    ("p90", 8),
+    ("p99", 8),
+    ("ITL p50", 8),
+    ("p90", 7),
+    ("p99", 7),
+    ("TPOT p50", 9),
+    ("goodput/s", 16),
+    ("cached", 7),
+    ("errors", 7),
+)
+
+
+def headings(load: str) -> str:
+    """The first line of a load's table."""
+    return f"\n{load}\n{'':28}" + "".join(f"{title:>{width}}" for title, width in _COLUMNS)
+
+
+def line(name: str, one: dict[str, Any]) -> str:
+    """One server's figures under one load."""
+    ttft, itl = (_percentiles(one[key]) for key in ("ttft_ms", "itl_ms"))
+    goodput = f"{one['goodput']['value'] or 0:.2f} ({one['goodput']['share']:.0%})"
+    cached = one["cached_share"]
+    cells = (
+        _with_interval(one["tokens_per_second"]),
+        f"{one['requests_per_second']['value'] or 0:.2f}",
+        *ttft,
+        *itl,
+        _percentiles(one["tpot_ms"])[0],
+        goodput,
+        "" if cached is None else f"{cached:.0%}",
+        str(sum(one["errors"].values())),
+    )
+    return f"{name:28}" + "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def ratio_line(name: str, one: dict[str, Any]) -> str:
+    """A ratio of two servers' tokens per second."""
+    if one["ratio"] is None:
+        return f"  {name}: no rate"
+    interval = "" if one["ci95"] is None else f" [{one['ci95'][0]:.2f}, {one['ci95'][1]:.2f}]"
+    return f"  {name}: {one['ratio']:.2f}{interval} times the tokens per second"
+
+
+def _with_interval(one: dict[str, Any]) -> str:
+    if one["value"] is None:
+        return "-"
+    if one["ci95"] is None:
+        return f"{one['value']:.1f}"
+    return f"{one['value']:.1f} [{one['ci95'][0]:.0f}, {one['ci95'][1]:.0f}]"
+
+
+def _percentiles(one: dict[str, Any] | None) -> tuple[str, ...]:
+    if one is None:
+        return "-", "-", "-"
+    return tuple(f"{each['value']:.0f}" for each in one.values())

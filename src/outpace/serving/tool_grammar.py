@@ -1,0 +1,78 @@
+"""The grammar of an answer that may call tools of which some are strict: their arguments follow their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any
+
+from outpace.constraints.compiler import LAYOUT
+from outpace.constraints.grammar import Grammar
+from outpace.models.base import ChatTokenizer
+from outpace.serving.errors import ApiError
+from outpace.serving.schemas import Tool
+from outpace.serving.tool_parser import ToolParser
+from outpace.serving.tools import Format
+
+
+def tool_grammar(tokenizer: ChatTokenizer, tools: Seq[Tool], parser: ToolParser | None) -> Grammar | None:
+    """The grammar of what the model writes; None where no tool is strict. ``tools``: those that may be called.
+
+    Raises ApiError where the model's way to write calls cannot be expressed.
+    """
+    if parser is None or not any(tool.function.strict for tool in tools):
+        return None
+    form, named = parser.format, len(tools) == 1 and parser.forced != parser.format.forced(None)
+    bodies = [f"body{at}: {_body(form, tool)}" for at, tool in enumerate(tools)]
+    any_body = " | ".join(f"body{at}" for at in range(len(tools)))
+    opening = form.begin + form.name
+    more = "(call)* " if parser.parallel and form.closing else ""
+    rules = [f"call: {_text(_between(form) + opening)} body" if more else "", f"body: {any_body}", *bodies]
+    if parser.forced:
+        first = f"{_arguments(tools[0])} {_text(form.closing)}" if named else "body"
+        rules.insert(0, f"start: {first} {more}".rstrip())
+    else:
+        rules.insert(0, _free(tokenizer, form, opening, more))
+    return Grammar.lark("\n".join(rule for rule in rules if rule))
+
+
+def _free(tokenizer: ChatTokenizer, form: Format, opening: str, more: str) -> str:
+    """Rules of an answer that may be text, or a call."""
+    if form.begin.strip() and not form.listed and _spelled(tokenizer, form.begin.strip()):
+        mark = form.begin.strip()
+        rest = opening.removeprefix(mark)
+        pattern = "(.|\\n)*" + "".join(f"[{one}]" if one.isalnum() or one in "<>_" else f"\\{one}" for one in mark)
+        return f"start: head {_text(rest)} body {more}| TEXT\nhead[lazy]: /{pattern}/\nTEXT: /(.|\\n)*/"
+    if not form.begin and opening.startswith("{"):
+        return f"start: {_text(opening)} body {more}| TEXT\nTEXT: /[^{{](.|\\n)*/"
+    raise ApiError(
+        "this model begins calls with a special token, so that strict tools need a 'tool_choice' that demands a call",
+        param="tools",
+        code="unsupported_field",
+    )
+
+
+def _spelled(tokenizer: ChatTokenizer, mark: str) -> bool:
+    """Whether a call's mark is made of tokens that have text."""
+    return all(tokenizer.token_bytes(token) for token in tokenizer.encode(mark))
+
+
+def _between(form: Format) -> str:
+    return "\n" if form.begin.strip() else "; "
+
+
+def _body(form: Format, tool: Tool) -> str:
+    return f"{_text(tool.function.name + form.arguments)} {_arguments(tool)} {_text(form.closing)}".rstrip()
+
+
+def _arguments(tool: Tool) -> str:
+    schema: Mapping[str, Any] = {"type": "object"}
+    if tool.function.strict and tool.function.parameters is not None:
+        schema = tool.function.parameters
+    Grammar.schema(dict(schema))
+    written = json.dumps({**schema, "x-guidance": LAYOUT}, ensure_ascii=False)
+    return f'" " %json {written}'
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -1,0 +1,112 @@
+"""Answers under a schema or a grammar over HTTP, and strict tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serving_support import CHAT, COMPLETE, USER, client, refused, service
+from test_serving_tools import asked, calls, model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Bergen"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PROSE = 'Well, {"city": "Rome"} I think'
+"""What the model would say."""
+
+
+def said(path: str = CHAT, **body: Any) -> tuple[str, str]:
+    """The text of an answer and why it ended."""
+    prompt = {"messages": USER} if path == CHAT else {"prompt": "ab"}
+    found = model("hermes", PROSE)
+    if path == COMPLETE:
+        found.tokenizer.chat([])
+    with client(service(found)) as to:
+        asked_for = {"model": "toy", "temperature": 0, "max_tokens": 60, **prompt, **body}
+        answer = to.post(path, json=asked_for)
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        return choice["message"]["content"] if path == CHAT else choice["text"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_a_schema_holds(path: str, body: dict[str, Any]) -> None:
+    text, reason = said(path, **body)
+    assert json.loads(text)["city"] in ("Oslo", "Bergen")
+    assert reason == "stop"
+
+
+def test_other_forms() -> None:
+    assert said(guided_choice=["yes", "no"])[0] in ("yes", "no")
+    assert said(guided_regex="[0-9]{3}")[0].isdigit()
+    assert said(guided_grammar='start: "<" /[a-c]{2}/ ">"')[0][::3] == "<>"
+    assert said(response_format={"type": "text"})[0] == PROSE
+    text, reason = said(response_format={"type": "json_object"}, max_tokens=5)
+    assert text.startswith("{")
+    assert reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "type must be text, json_object or json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "shema": {}}}}, "did you mean"),
+        ({"guided_json": {"not": {}}}, "schema cannot be used"),
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "contradict each other"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "contradict each other"),
+        ({"guided_regex": "("}, "expression cannot be used"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(body: dict[str, Any], words: str) -> None:
+    with client(service(model("hermes", "x"))) as to:
+        error = refused(to, 400, words, **body)
+    assert error["param"] in body
+
+
+STRICT = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}]
+WRONG = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def test_strict_tools_have_arguments_of_their_schema() -> None:
+    whole, chunks = asked("hermes", WRONG, tools=STRICT)
+    assert whole["message"]["content"].strip() == "Let me see."
+    [(name, arguments)] = calls(whole["message"])
+    assert name == "weather"
+    assert arguments["city"] in ("Oslo", "Bergen")
+    assert whole["finish_reason"] == "tool_calls"
+    assert chunks
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_strict_tools_that_have_to_be_called(family: str, choice: Any) -> None:
+    whole, _ = asked(family, "no idea", tools=STRICT, tool_choice=choice)
+    [(name, arguments)] = calls(whole["message"])
+    assert name == "weather"
+    assert arguments["city"] in ("Oslo", "Bergen")
+
+
+def test_text_without_a_call_is_allowed_beside_strict_tools() -> None:
+    whole, _ = asked("hermes", "No need for that.", tools=STRICT)
+    assert whole["message"]["content"] == "No need for that."
+    assert whole["finish_reason"] == "stop"
+
+
+def test_strict_tools_and_a_schema_contradict_each_other() -> None:
+    with client(service(model("hermes", "x"))) as to:
+        refused(to, 400, "contradict each other", tools=STRICT, guided_json=SCHEMA)
