@@ -28,7 +28,7 @@ PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test certify-all peers bench-peers gpu lint format types docs package clean
+.PHONY: help run serve test certify-all engines peers bench-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -80,14 +80,19 @@ run: $(BASE) ## compare autoregressive with speculative decoding on the embedded
 	@echo "Is the output identical, token for token?"
 	@$(BIN)/outpace certify auto --level greedy --limit 14 --threads $(THREADS)
 
-serve: $(SERVE) ## OpenAI's API on http://127.0.0.1:8000 with the embedded model
+serve: $(SERVE) ## OpenAI's API, and a page to chat, on http://127.0.0.1:8000 with the embedded model
 	@$(BIN)/outpace serve --model smollm2 --threads $(THREADS)
 
 test: $(DEV) ## all tests, certification on a rotating slice of settings
-	@$(BIN)/python -m pytest -m "not slow" -n $(THREADS)
+	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(THREADS)
 
 certify-all: $(DEV) ## the full certification: every method, every rule on every kind of tree (half an hour)
-	@$(BIN)/python -m pytest -m slow -n $(THREADS)
+	@$(BIN)/python -m pytest -m "slow and not engine" -n $(THREADS)
+
+engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with other engines (vLLM, in its own environment), and the table of docs/engines.md
+	@mkdir -p $(OUT)
+	@OUTPACE_ENGINES=$(abspath $(OUT)/engines.json) $(BIN)/python -m pytest -m engine tests/engines
+	@$(BIN)/python benchmarks/engines_table.py $(OUT)/engines.json
 
 peers: $(PEERS) $(VLLM)/.outpace-vllm ## install the libraries that bench-peers compares with
 

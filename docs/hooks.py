@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.registry import rules
+from outpace.acceptance.registry import all_rules, public, rules
+from outpace.controllers.registry import controllers
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.heads.kinds import kinds
@@ -26,7 +27,14 @@ KINDS = {
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this for every page."""
-    tables = {"rules": rules_table, "heads": heads_table, "layouts": layouts_table}
+    tables = {
+        "rules": rules_table,
+        "lossy rules": lossy_table,
+        "heads": heads_table,
+        "layouts": layouts_table,
+        "controllers": controllers_table,
+        "controller settings": controller_settings,
+    }
     for name, table in tables.items():
         if (mark := f"<!-- table: {name} -->") in markdown:
             markdown = markdown.replace(mark, table())
@@ -44,6 +52,43 @@ def rules_table() -> str:
     for rule in {kind.name: kind() for kind in rules().values()}.values():
         takes = " | ".join("✓" if _takes(rule, proposal) else "" for proposal in KINDS.values())
         rows.append(f"| `{rule.name}` | {rule.paper} | {takes} |")
+    return "\n".join(rows)
+
+
+def lossy_table() -> str:
+    """Every lossy rule: what it does, what it promises, and its settings with their defaults."""
+    rows = [
+        "| rule | what it does | bound at a node | at temperature 0 | settings (`--rule-param`) |",
+        "|---|---|---|---|---|",
+    ]
+    for entry in (public(rule) for rule in all_rules() if not rule.lossless):
+        names = ", ".join([f"`{entry['name']}`", *entry["aliases"]])
+        settings = "; ".join(f"`{one['name']}={one['default']}` {one['description']}" for one in entry["settings"])
+        bound = entry["bound"]
+        promise = "none" if bound is None else f"{bound['measure']} ≤ {bound['limit']}"
+        greedy = "no bound" if bound is None else bound["at_temperature_0"]
+        greedy = "greedy decoding" if greedy == "0" else greedy
+        rows.append(f"| {names} | {entry['summary']} {entry['paper']}. | {promise} | {greedy} | {settings} |")
+    return "\n".join(rows)
+
+
+def controllers_table() -> str:
+    """Every controller that a user may name, what it does, and which methods it fits."""
+    rows = ["| controller | what it does | fits | paper |", "|---|---|---|---|"]
+    for kind in controllers():
+        names = f"`{kind.name}`" + "".join(f", `{alias}`" for alias in kind.aliases)
+        rows.append(f"| {names} | {kind.summary} | {kind.fits} | {kind.paper} |")
+    return "\n".join(rows)
+
+
+def controller_settings() -> str:
+    """Every setting of every controller, with its default."""
+    rows = ["| controller | `--controller-param` | default | meaning |", "|---|---|---|---|"]
+    rows += [
+        f"| `{kind.name}` | `{key}` | `{field.get_default(call_default_factory=True)}` | {field.description or ''} |"
+        for kind in controllers()
+        for key, field in kind.Settings.model_fields.items()
+    ]
     return "\n".join(rows)
 
 

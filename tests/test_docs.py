@@ -83,7 +83,7 @@ def test_commands_in_the_documents_are_valid(
 ) -> None:
     """Every command parses, and runs on a toy model unless it takes long or needs what a toy has not."""
     words = shlex.split(command, comments=True)[1:]
-    if words[0] in NOT_RUN or words[0].endswith("-head") or "bigrams" in words or "--head" in words:
+    if words[0] in NOT_RUN or words[0].endswith("-head") or {"bigrams", "--head", "--ray"} & set(words):
         words.append("--help")  # behind its options, which are parsed first
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("notes")
@@ -108,9 +108,13 @@ def prose(page: Path) -> str:
     return re.sub(r"^## Before and after\n.*?(?=^## )", "", text, flags=re.S | re.M)
 
 
+_CODE = (".py", ".cpp", ".h", ".html", "", ".service")
+
+
 def sources() -> list[Path]:
     folders = ("src", "tests", "benchmarks", "docs")
-    return [path for folder in folders for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts]
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts]
+    return [*found, *(ROOT / "deploy").iterdir()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -125,7 +129,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_in_code_style_are_in_the_code(page: Path) -> None:
     """Functions, classes, settings and figures: words with an underscore, and words in CamelCase."""
-    texts = [path.read_text(encoding="utf-8") for path in sources() if path.suffix in (".py", ".cpp", ".h", ".html")]
+    texts = [path.read_text(encoding="utf-8") for path in sources() if path.suffix in _CODE]
     known = set(re.findall(r"[A-Za-z_]\w*", "\n".join([*texts, (ROOT / "pyproject.toml").read_text(encoding="utf-8")])))
     known |= {part for path in sources() for part in path.with_suffix("").parts}
     without_blocks = re.sub(r"^```.*?^```", "", prose(page), flags=re.S | re.M)

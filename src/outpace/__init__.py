@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outpace.bench.benchmark import bench as bench
     from outpace.bench.head_evaluation import evaluate_head as evaluate_head
     from outpace.certify import certify as certify
+    from outpace.constraints.grammar import Grammar as Grammar, GrammarLimits as GrammarLimits
     from outpace.core.errors import BadInput as BadInput, OutpaceError as OutpaceError
     from outpace.core.sampling import SamplingParams as SamplingParams
     from outpace.core.tree import TokenTree as TokenTree
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 # Imported on first use: `outpace --help` and error messages must not wait for torch.
 _HOME = {
     "BadInput": "outpace.core.errors",
+    "Grammar": "outpace.constraints.grammar",
+    "GrammarLimits": "outpace.constraints.grammar",
     "Method": "outpace.engine.method",
     "Model": "outpace.model",
     "OutpaceError": "outpace.core.errors",

@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.api import calls, conversation, streams
+from outpace.controllers.registry import ControllerChoice
 from outpace.core.lru import Lru
 from outpace.engine.method import Method
 from outpace.engine.shared_decoder import SharedDecoder
@@ -46,7 +47,7 @@ class Model:
     learned: Lru[Any, tuple[Context, Method]] = field(
         default_factory=lambda: Lru(REMEMBERED), init=False, repr=False, compare=False
     )
-    """Methods that were named together with a namespace: what they learned there is theirs (:mod:`outpace.api`)."""
+    """Methods as they were built for earlier requests, and what they learned in namespaces (:mod:`outpace.api`)."""
     shared: SharedDecoder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class Model:
         draft_model: DraftModels = None,
         datastore: str | Path | None = None,
         head: Heads = None,
+        controller: str | ControllerChoice | None = None,
     ) -> Method:
         """Build a method for this model. Raises BadInput for what does not exist or does not fit.
 
@@ -76,19 +78,27 @@ class Model:
         ``datastore``: a corpus that ``outpace datastore build`` made, for methods that copy from one; opened when the
         method asks for it. ``head``: folders of trained heads, by name or not; a method takes the first of its kind.
         Without a draft model, or without any head, a method drafts with what is shipped for this model.
+        ``controller``: decides how much is drafted, in place of the method's own (``outpace controllers``).
         """
         if isinstance(name, Method):
             return name
-        return build(name, self.context(draft_model=draft_model, datastore=datastore, head=head), settings, rule)
+        context = self.context(draft_model=draft_model, datastore=datastore, head=head, controller=controller)
+        return build(name, context, settings, rule)
 
     def context(
-        self, *, draft_model: DraftModels = None, datastore: str | Path | None = None, head: Heads = None
+        self,
+        *,
+        draft_model: DraftModels = None,
+        datastore: str | Path | None = None,
+        head: Heads = None,
+        controller: str | ControllerChoice | None = None,
     ) -> Context:
         """What methods are built from, for those who supply something else of it: see :meth:`method`."""
         from outpace.datastore.store import open_datastore
 
         named = bindings(self.target, self.tokenizer, draft_model, head, self.name)
-        context = Context(self.target, named, self.tokenizer)
+        choice = ControllerChoice(controller) if isinstance(controller, str) else controller
+        context = Context(self.target, named, self.tokenizer, controller=choice)
         if datastore is not None:
             context = replace(context, datastore=lambda: open_datastore(datastore, self.tokenizer.fingerprint))
         return context

@@ -14,6 +14,7 @@ from cli_support import EOS, toy
 from outpace.api.chosen import Chosen, choose
 from outpace.api.options import GenerateOptions, options, other_names
 from outpace.api.result import Result
+from outpace.constraints.grammar import Grammar
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 
@@ -107,12 +108,17 @@ WRONG: dict[str, list[Any]] = {
     "references": [7, [7], b"bytes"],
     "logit_bias": [[1], "x", {"a": 1}, {1: "b"}, {1: math.inf}, {1: math.nan}, {999: 1.0}, {-1: 1.0}],
     "processors": [3, [object()], "x", [dict], [lambda a, b, c, d: a]],
+    "grammar": [3, [], [3], ["a", "a"], "", {"type": "no type"}, Grammar.regex("(")],
+    "grammar_limits": [3, (1, 2)],
     "seed": ["x", 1.5, True],
     "logprobs": ["x", -1, 1.5],
     "top_logprobs": ["x", -1, 5000],
     "method": [3, "no such method", None.__class__],
     "settings": [3, [1], "a"],
     "rule": [3, "no such rule"],
+    "rule_settings": [3, [1], "a"],
+    "controller": [3, "no such controller"],
+    "controller_settings": [3, [1], {"threshold": 0.5}],
     "draft_model": [3, [3], {"a": 3}],
     "head": [3, [3], {"a": 3}],
     "datastore": [3],
@@ -135,7 +141,9 @@ def test_wrong_types_are_refused_in_one_line_that_names_them(name: str, value: A
         answer(**given)
     said = str(refused.value)
     assert "\n" not in said
-    assert any(word in said for word in (name, "stop string", "no such", "method"))
+    assert any(
+        word in said for word in (name, "stop string", "no such", "method", "choices", "choice", "schema", "expression")
+    )
 
 
 def test_wrong_types_cover_every_option() -> None:

@@ -244,10 +244,8 @@ def test_a_biased_method_is_exit_code_1_at_every_level(cli: Run, prompts: str) -
     assert strict(statistical.out)["p_value"] < 0.01
 
     greedy = cli("certify", "acme-second", "--level", "greedy", "--threads", "1", "--prompts", prompts, "--json")
-    assert greedy.code == 1, greedy
-    first = strict(greedy.out)["first_difference"]
-    assert first["near_tie"] is False
-    assert first["expected"] != first["found"]
+    assert greedy.code == 2, "a rule that says itself that it is lossy"
+    assert "is lossy" in greedy.err
 
 
 @pytest.mark.usefixtures("acme")

@@ -35,7 +35,7 @@ def answer(cli: Run, *argv: str, stdin: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("method", ["none", "pld", "sam"])
 def test_json_is_the_contract(cli: Run, method: str) -> None:
     found = answer(cli, "--method", method, "--max-new-tokens", "40")
-    assert set(found) == {"text", "tokens", "metrics"}
+    assert set(found) == {"text", "tokens", "finish_reason", "metrics"}
     assert len(found["tokens"]) <= 40
     assert EOS not in found["tokens"]
     assert found["text"] == "".join(WORDS[token] for token in found["tokens"])

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.registry import configured_rule
 from outpace.api.options import options, other_names
 from outpace.api.processor_forms import read_processors
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
+from outpace.controllers.registry import ControllerChoice
 from outpace.core.errors import BadInput, shown
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import check_text
@@ -60,6 +63,10 @@ class Chosen:
     method: str | Method
     settings: Mapping[str, Any]
     rule: str | AcceptanceRule | None
+    rule_settings: Mapping[str, Any]
+    """Those of ``rule``, which has them already."""
+    controller: str | ControllerChoice | None
+    controller_settings: Mapping[str, Any]
     draft_model: DraftModels
     head: Heads
     datastore: str | Path | None
@@ -68,10 +75,20 @@ class Chosen:
     raw: bool
     max_new_tokens: int
     max_length: int | None
+    grammar: Grammar | None
+    grammar_limits: GrammarLimits
     stop: tuple[str, ...]
     ignore_eos: bool
     eos_token_id: frozenset[int] | None
     stop_token_ids: frozenset[int]
+
+    @property
+    def choice(self) -> ControllerChoice | None:
+        """The controller with its settings. Raises BadInput for settings without a controller's name."""
+        if self.controller_settings and not isinstance(self.controller, str):
+            raise BadInput("controller_settings are for a controller that is given by its name: controller=NAME")
+        named = self.controller
+        return ControllerChoice(named, self.controller_settings) if isinstance(named, str) else named
 
     def stop_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end an answer, for a model whose own are ``eos_ids``."""
@@ -90,7 +107,14 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         params=_params(values),
         method=_of_type("method", values.get("method"), (str, Method), "a method's name", "auto"),
         settings=_of_type("settings", values.get("settings"), (Mapping,), "a dict of the method's settings", {}),
-        rule=_of_type("rule", values.get("rule"), (str, AcceptanceRule), "a rule's name", None),
+        rule=_rule(values),
+        rule_settings=values.get("rule_settings", {}),
+        controller=_of_type(
+            "controller", values.get("controller"), (str, ControllerChoice), "a controller's name", None
+        ),
+        controller_settings=_of_type(
+            "controller_settings", values.get("controller_settings"), (Mapping,), "a dict of its settings", {}
+        ),
         draft_model=_weights("draft_model", values.get("draft_model"), "a loaded model, the folder of a draft LM"),
         head=_weights("head", values.get("head"), "the folder of a trained head"),
         datastore=_of_type("datastore", values.get("datastore"), (str, os.PathLike), "a path", None),
@@ -99,6 +123,10 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         raw=_of_type("raw", values.get("raw"), (bool,), "True or False", False),
         max_new_tokens=lengths["max_new_tokens"] or _DEFAULT_LENGTH,
         max_length=lengths["max_length"],
+        grammar=Grammar.read(values["grammar"]) if "grammar" in values else None,
+        grammar_limits=_of_type(
+            "grammar_limits", values.get("grammar_limits"), (GrammarLimits,), "a GrammarLimits", DEFAULT_LIMITS
+        ),
         stop=texts("stop", values.get("stop")),
         ignore_eos=_of_type("ignore_eos", values.get("ignore_eos"), (bool,), "True or False", False),
         eos_token_id=None if eos is None else _ids("eos_token_id", eos),
@@ -161,6 +189,12 @@ def _params(values: Mapping[str, Any]) -> SamplingParams:
     if "temperature" in named:
         raise BadInput(f"do_sample={sample} and temperature={params.temperature:g} contradict each other; give one")
     return replace(params, temperature=1.0 if sample else 0.0)
+
+
+def _rule(values: Mapping[str, Any]) -> str | AcceptanceRule | None:
+    rule = _of_type("rule", values.get("rule"), (str, AcceptanceRule), "a rule's name", None)
+    settings = _of_type("rule_settings", values.get("rule_settings"), (Mapping,), "a dict of the rule's settings", {})
+    return configured_rule(rule, settings)
 
 
 def _of_type(name: str, value: Any, kinds: tuple[type, ...], what: str, default: Any) -> Any:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
+from outpace.controllers.registry import ControllerChoice
 from outpace.core.processors import LogitsProcessor
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
@@ -66,6 +68,17 @@ class Options(TypedDict, total=False):
         LogitsProcessor | ForeignProcessor | Sequence[LogitsProcessor | ForeignProcessor],
         Option((), "logits processors: outpace's, those of transformers, or functions (token ids, logits) -> logits."),
     ]
+    grammar: Annotated[
+        Grammar | Mapping[str, Any] | Sequence[str] | str | None,
+        Option(
+            None,
+            "what the answer must look like: an outpace.Grammar, a JSON schema (a dict or a pydantic model's class), a "
+            "list of choices, or a Lark grammar (a text).",
+        ),
+    ]
+    grammar_limits: Annotated[
+        GrammarLimits, Option(DEFAULT_LIMITS, "bounds on the size of a grammar, and on the time to compile it.")
+    ]
     stop: Annotated[
         str | Sequence[str], Option((), "one or more strings; the answer ends before the first that occurs.")
     ]
@@ -83,7 +96,18 @@ class Options(TypedDict, total=False):
     top_logprobs: Annotated[int, Option(0, "the same k, as OpenAI's API names it.")]
     method: Annotated[str | Method, Option("auto", "how to draft; `outpace methods` lists the names.")]
     settings: Annotated[Mapping[str, Any], Option({}, "the method's settings; `outpace methods NAME` lists them.")]
-    rule: Annotated[str | AcceptanceRule | None, Option(None, "acceptance rule, instead of the method's own.")]
+    rule: Annotated[
+        str | AcceptanceRule | None,
+        Option(None, "acceptance rule, instead of the method's own; `outpace rules` lists the names."),
+    ]
+    rule_settings: Annotated[Mapping[str, Any], Option({}, "the rule's settings; `outpace rules NAME` lists them.")]
+    controller: Annotated[
+        str | ControllerChoice | None,
+        Option(None, "decides how much is drafted, instead of the method's own; `outpace controllers` lists them."),
+    ]
+    controller_settings: Annotated[
+        Mapping[str, Any], Option({}, "the controller's settings; `outpace controllers NAME` lists them.")
+    ]
     draft_model: Annotated[
         DraftModels, Option(None, "a smaller model, or several by name, for methods that use a draft model.")
     ]

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 from outpace.api.chosen import Chosen, choose
 from outpace.api.options import with_options
 from outpace.api.prompt_forms import Prompt, read_prompts
+from outpace.constraints.compiler import compiled
+from outpace.controllers.registry import ControllerChoice
 from outpace.core.errors import BadInput, shown
 from outpace.core.lru import Lru
 from outpace.core.sampling import SamplingParams
@@ -54,10 +56,16 @@ class LoadedModel(Protocol):
         draft_model: DraftModels = None,
         datastore: str | Path | None = None,
         head: Heads = None,
+        controller: str | ControllerChoice | None = None,
     ) -> Method: ...
 
     def context(
-        self, *, draft_model: DraftModels = None, datastore: str | Path | None = None, head: Heads = None
+        self,
+        *,
+        draft_model: DraftModels = None,
+        datastore: str | Path | None = None,
+        head: Heads = None,
+        controller: str | ControllerChoice | None = None,
     ) -> Context: ...
 
 
@@ -112,11 +120,15 @@ def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str,
 def build_request(
     model: LoadedModel, chosen: Chosen, method: Method, references: tuple[tuple[int, ...], ...], ids: Sequence[int]
 ) -> Request:
-    """The request for one prompt. Raises BadInput for a prompt that leaves no room under ``max_length``."""
+    """The request for one prompt. Raises BadInput for a prompt that leaves no room under ``max_length``, and for a
+    grammar that cannot be used."""
+    params = _seeded(chosen.params)
+    if chosen.grammar is not None:
+        params = replace(params, constraint=compiled(chosen.grammar, model.tokenizer, chosen.grammar_limits))
     return Request(
         prompt=tuple(ids),
         method=method,
-        params=_seeded(chosen.params),
+        params=params,
         max_new_tokens=_length(chosen, len(ids)),
         stop_ids=chosen.stop_ids(model.eos_ids),
         stop_strings=chosen.stop,
@@ -133,6 +145,8 @@ def read_references(model: LoadedModel, chosen: Chosen) -> tuple[tuple[int, ...]
 def build_method(model: LoadedModel, chosen: Chosen) -> Method:
     """The method that was chosen, in its turn: building one may measure the target."""
     if isinstance(chosen.method, Method):
+        if chosen.choice is not None:
+            raise BadInput("the method is built already, with its controller; give its name, or leave out controller")
         return chosen.method
     with ROUNDS:
         return _method(model, chosen)
@@ -193,19 +207,25 @@ def sample(request: Request, number: int) -> Request:
 
 
 def _method(model: LoadedModel, chosen: Chosen) -> Method:
-    named: dict[str, Any] = {"draft_model": chosen.draft_model, "datastore": chosen.datastore, "head": chosen.head}
+    named: dict[str, Any] = {
+        "draft_model": chosen.draft_model,
+        "datastore": chosen.datastore,
+        "head": chosen.head,
+        "controller": chosen.choice,
+    }
     assert isinstance(chosen.method, str)
-    if not chosen.namespace:
-        return model.method(chosen.method, chosen.settings, rule=chosen.rule, **named)
     return _remembered(model, chosen.method, chosen, model.context(**named))
 
 
 def _remembered(model: LoadedModel, name: str, chosen: Chosen, context: Context) -> Method:
-    """The method as it was built for an earlier request: what namespaces have learned is kept in it."""
+    """The method as it was built for an earlier request: loading a head takes as long as a short answer, and what
+    namespaces have learned is kept in it."""
     store = None if chosen.datastore is None else (str(chosen.datastore), _changed(chosen.datastore))
     weights = tuple((one.kind, one.name, one.key) for one in context.bindings.named)
     rule = chosen.rule if chosen.rule is None or isinstance(chosen.rule, str) else repr(chosen.rule)
-    key = (name, repr(sorted(chosen.settings.items())), rule, store, weights)
+    choice = chosen.choice
+    controller = choice and (choice.name, repr(sorted(choice.settings.items())))
+    key = (name, repr(sorted(chosen.settings.items())), rule, store, weights, controller)
     known = model.learned.get(key)
     if known is None:
         # The context keeps the draft models, so that their ids stay theirs.

@@ -21,6 +21,7 @@ from outpace.cli.bench import bench
 from outpace.cli.bench_peers import bench_peers
 from outpace.cli.certify import certify
 from outpace.cli.chat import chat
+from outpace.cli.controllers import controllers
 from outpace.cli.datastore import datastore
 from outpace.cli.doctor import doctor
 from outpace.cli.eval_head import eval_head
@@ -30,6 +31,7 @@ from outpace.cli.interrupt import deferred
 from outpace.cli.methods import methods
 from outpace.cli.options import INTERRUPTED
 from outpace.cli.output import err
+from outpace.cli.rules import rules
 from outpace.cli.serve import serve
 from outpace.cli.train import train
 from outpace.cli.tune import tune
@@ -60,8 +62,10 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, serve, bench, bench_peers, certify, train, tune, eval_head, methods, doctor):
+for command in (generate, chat, serve, bench, bench_peers, certify, train, tune, eval_head):
     app.command()(command)
+for listing in (methods, rules, controllers, doctor):
+    app.command()(listing)
 for head_command in (validate_head, export_head, import_head):
     app.command()(head_command)
 app.add_typer(datastore)

@@ -19,7 +19,11 @@ def bench(
     machine: Machine,
     methods: Annotated[
         str,
-        option(value="A,B,C", text="Methods to compare, as METHOD or METHOD#LABEL; none (autoregressive) always runs."),
+        option(
+            value="A,B,C",
+            text="Methods to compare, as METHOD or METHOD#LABEL, with @RULE(KEY=VALUE,...) behind it for another "
+            "acceptance rule; none (autoregressive) always runs.",
+        ),
     ] = "none,pld,sam,auto",
     sweep: Annotated[
         list[str] | None,
@@ -27,21 +31,36 @@ def bench(
             value="KEY=V1,V2,...",
             panel=opt.DRAFTING,
             text="Run a method once for each value of a setting (METHOD.KEY=V1,V2,...; KEY alone: every method "
-            "that has it). May be repeated: every combination is a row.",
+            "or rule that has it). May be repeated: every combination is a row.",
         ),
     ] = None,
+    quality: Annotated[
+        bool,
+        option(
+            "--quality",
+            text="Measure how far the answers diverge from the model's own, and score those to prompts with 'answer', "
+            "or 'entry_point' and 'test'.",
+        ),
+    ] = False,
     *,
     questions: opt.PromptFile,
     max_new_tokens: opt.MaxNewTokens = 64,
     ignore_eos: opt.IgnoreEos = False,
     batch_size: Annotated[
-        int, option("--batch-size", "-b", value="N", text="Number of requests decoded together.")
+        int,
+        option(
+            "--batch-size",
+            "-b",
+            value="N",
+            text="Number of requests decoded at once. When one ends, the next prompt joins.",
+        ),
     ] = 1,
     outputs: Outputs,
     drafting: Drafting,
     reference: opt.Reference = None,
     namespace: opt.Namespace = None,
     sampling: opt.Sampling,
+    constrained: opt.Constrained,
 ) -> None:
     """Compare methods on this machine: same model and prompts, interleaved runs, answers checked."""
     opt.check_length(max_new_tokens)
@@ -53,14 +72,19 @@ def bench(
     texts = read_texts(reference)
     try:
         prompts, params = questions.read(), sampling.params()
+        if quality:
+            from outpace.bench.quality.task_scores import check_tasks
+
+            check_tasks(prompts)
+        grammar, limits = constrained.read(), constrained.limits
         names = opt.names(methods)
-        settings = drafting.settings(["none", *names] if names else [], params)
+        settings = drafting.settings(["none", *names] if names else [], params, bench=True)
         if sweep:
             from outpace.bench.sweep import swept
 
             settings = swept(settings, opt.sweeps(sweep))
         loaded = machine.load()
-        needs = drafting.load(machine)
+        needs = drafting.load(machine, bench=True)
         with advancing("benchmark") as advance:
             report = outpace.bench(
                 loaded,
@@ -71,8 +95,11 @@ def bench(
                 ignore_eos=ignore_eos,
                 references=texts,
                 namespace=namespace or "",
-                rule=drafting.rule,
+                rule=drafting.judge(),
                 params=params,
+                quality=quality,
+                grammar=grammar,
+                grammar_limits=limits,
                 command=typed(),
                 on_progress=advance,
                 **needs,

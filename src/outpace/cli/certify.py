@@ -1,63 +1,95 @@
-"""``outpace certify``: is a method lossless? Exit code 0: yes; 1: no; 2: inconclusive."""
+"""``outpace certify``: is a method or a server's speculation lossless, does a rule keep its bound?
+
+Exit code 0: yes; 1: no; 2: inconclusive.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 import outpace
-from outpace.certify import LEVELS, check_options, check_params
+from outpace.certify import LEVELS, TOYS, check_options, check_params, check_rule
 from outpace.certify.certificate import Certificate
 from outpace.cli import options as opt
+from outpace.cli.certify_endpoint import EngineOptions, certify_endpoint
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
 from outpace.cli.output import out, print_json
 from outpace.cli.session import Drafting, Machine
+from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 
 NOT_LOSSLESS, INCONCLUSIVE = 1, 2
+_UNITS = {"exact": "cells", "statistical": "tokens", "greedy": "prompts", "bound": "settings"}
 
 
 @grouped(limit=14, temperature=None)
 def certify(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="The method to certify; see: outpace methods.")],
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="The method to certify; see: outpace methods.")
+    ] = None,
+    *,
     machine: Machine,
     level: Annotated[
-        str, option(value="LEVEL", text="exact (on small built-in targets), statistical or greedy (on --model).")
+        str,
+        option(
+            value="LEVEL",
+            text="exact (on small built-in targets), statistical or greedy (on --model); bound: whether the rule keeps "
+            "what it promises (on small built-in targets).",
+        ),
     ] = "exact",
     samples: Annotated[int, option(value="N", text="Number of tokens (statistical) or runs (exact) to sample.")] = 5000,
     alpha: Annotated[float, option(value="A", text="Probability of rejecting a lossless method.")] = 0.01,
-    *,
     prompts: opt.PromptFile,
     cells: Annotated[
         int | None, option(value="N", text="Test only N cells of the exact matrix, selected by --seed.")
     ] = None,
     drafting: Drafting,
     sampling: opt.Sampling,
+    engine: EngineOptions,
     json: opt.Json = False,
 ) -> None:
-    """Test whether a method is lossless, that is, keeps the model's output distribution.
+    """Test whether a method is lossless, that is, keeps the model's output distribution; or whether a server's is.
 
-    Without sampling options: all settings of the exact matrix, temperature 1 (statistical) or 0 (greedy).
+    Without sampling options: all settings of the exact matrix, temperature 1 (statistical) or 0 (greedy). A server
+    (--endpoint): temperature 1, and greedy answers.
     """
+    engine.check(method)
     check_options(level, samples, alpha, cells)
+    if engine.server:
+        if level != "exact" or cells is not None or (engine.endpoint is not None and drafting != Drafting()):
+            raise BadInput(
+                "--level, --cells and the options of drafting belong to METHOD; a server has its own settings"
+            )
+        found = certify_endpoint(engine, method, machine, drafting, prompts, sampling, samples, alpha, json=json)
+        if found.lossless is False or found.inconclusive:
+            raise typer.Exit(NOT_LOSSLESS if found.lossless is False else INCONCLUSIVE)
+        return
+    assert method is not None
     params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=LEVELS[level])
     given = params if sampling.given else None
     check_params(level, given)
+    judge = drafting.judge()
+    check_rule(level, judge)
     chosen = drafting.settings([method], params)
     opt.check_threads(machine.threads)
     loaded: dict[str, Any] = {}
-    if level != "exact":
+    if level not in TOYS:
         texts = [prompt.turns[0] for prompt in prompts.read()]
         machine.check()
         drafting.check()
         loaded = {"model": machine.load(), "prompts": texts, **drafting.load(machine)}
-    elif machine.threads is None:
-        import torch
+    else:
+        loaded = {"controller": drafting.choice()}
+        if machine.threads is None:
+            import torch
 
-        torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
-    with stage("certification", unit={"exact": "cells", "statistical": "tokens", "greedy": "prompts"}[level]) as at:
+            torch.set_num_threads(1)  # toy targets are too small to share: a second thread only waits for the first
+    with stage("certification", unit=_UNITS[level]) as at:
         certificate = outpace.certify(
             method,
             level=level,
@@ -66,7 +98,7 @@ def certify(
             alpha=alpha,
             seed=sampling.seed or 0,
             settings=chosen.popitem()[1],
-            rule=drafting.rule,
+            rule=judge,
             cells=cells,
             on_progress=lambda done, total, doing: at.move(done, total, "" if doing == level else doing),
             **loaded,
@@ -75,12 +107,15 @@ def certify(
         print_json(certificate.public())
     else:
         _show(certificate)
-    if certificate.lossless is not True:
-        raise typer.Exit(NOT_LOSSLESS if certificate.lossless is False else INCONCLUSIVE)
+    if certificate.passed is not True:
+        raise typer.Exit(NOT_LOSSLESS if certificate.passed is False else INCONCLUSIVE)
 
 
 def _show(certificate: Certificate) -> None:
     console = out()
+    if certificate.bounds:
+        _show_bounds(certificate)
+        return
     mark = {True: "[green]lossless[/]", False: "[bold red]not lossless[/]", None: "[yellow]inconclusive[/]"}
     sampling = f", {certificate.sampling}" if certificate.sampling else ""
     level = f"{certificate.level} level{sampling}"
@@ -96,3 +131,25 @@ def _show(certificate: Certificate) -> None:
     for check in failed[:5]:
         size = "" if check.max_abs_error is None else f"  off by {check.max_abs_error:.2g}"
         console.print(f"  [red]failed[/] {check.name}{size}", style="dim")
+
+
+def _show_bounds(certificate: Certificate) -> None:
+    console = out()
+    holds = certificate.passed
+    mark = "[green]no bound broken[/]" if holds else "[bold red]bound broken[/]"
+    console.print(f"[bold cyan]{certificate.method}[/]  {mark}  (bound level)", soft_wrap=True)
+    console.print(f"  {escape(certificate.verdict)}")
+    table = Table(box=None, header_style="bold")
+    for heading in ("rule", "bound", "holds", "largest", "of its limit", "outputs (TV)"):
+        table.add_column(heading)
+    for one in certificate.bounds:
+        words = {True: "yes", False: "no", None: "-"}[one.holds]
+        table.add_row(
+            escape(one.rule),
+            escape("none" if one.measure is None else f"{one.measure} <= {one.limit}"),
+            "lossless" if one.lossless else words,
+            "-" if one.largest is None else f"{one.largest:.3g}",
+            "-" if one.tightest is None else f"{one.tightest:.0%}",
+            f"{one.total_variation:.3g}",
+        )
+    console.print(table)

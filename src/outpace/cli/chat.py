@@ -36,6 +36,7 @@ def chat(
     reference: opt.Reference = None,
     namespace: opt.Namespace = None,
     sampling: opt.Sampling,
+    constrained: opt.Constrained,
 ) -> None:
     """Chat with the model. The K/V of earlier turns is reused. If input is piped, each line is one turn."""
     opt.check_texts(system, stop)
@@ -53,6 +54,8 @@ def chat(
         stop=stop or (),
         references=texts,
         namespace=namespace,
+        grammar=constrained.read(),
+        grammar_limits=constrained.limits,
     )
     if not loaded.tokenizer.has_chat_template:
         err().print(

@@ -1,10 +1,12 @@
-"""``outpace generate``: one answer, streamed."""
+"""``outpace generate``: one answer, streamed; with --ray, the answers to a file of prompts."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,9 +30,22 @@ if TYPE_CHECKING:
     from outpace.model import Model
 
 
+BATCH = "Offline batch"
+_MOST_WORKERS = 10_000
+
+
 @grouped()
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPT", help="The prompt; - reads it from standard input. With --ray: a file of rows."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Argument(metavar="[OUT.jsonl]", help="With --ray: the file of answers.", show_default=False)
+    ] = None,
+    *,
     machine: Machine,
     system: opt.System = None,
     raw: Annotated[bool, option("--raw", text="Continue the text as is, without the chat template.")] = False,
@@ -41,25 +56,58 @@ def generate(
         bool, option("--explain", text="Show drafted, accepted and rejected tokens, round by round.")
     ] = False,
     json: Annotated[bool, option("--json", text="Print one JSON object instead of the text.")] = False,
+    ray: Annotated[
+        bool,
+        option(
+            "--ray",
+            panel=BATCH,
+            text="Answer the rows of IN.jsonl with workers on Ray (docs/scaling.md): outpace generate --ray IN.jsonl "
+            "OUT.jsonl. Needs outpace\\[ray]. Exit code 1: rows without an answer.",
+        ),
+    ] = False,
+    replicas: Annotated[
+        int | None, option(value="N", panel=BATCH, text="With --ray: number of workers. [dim]\\[default: 1][/]")
+    ] = None,
+    resume: Annotated[
+        bool, option("--resume", panel=BATCH, text="With --ray: go on with an interrupted batch.")
+    ] = False,
     method: opt.MethodName = "auto",
-    *,
     drafting: Drafting,
     reference: opt.Reference = None,
     sampling: opt.Sampling,
+    constrained: opt.Constrained,
     logprobs: Annotated[
         int | None,
         option(value="N", panel=opt.SAMPLING, text="Print log-probabilities, with the N most likely alternatives."),
     ] = None,
 ) -> None:
     """Generate one answer by speculative decoding: faster, with the model's own output distribution."""
-    question = read_prompt(prompt, raw)
     if system is not None and raw:
         raise BadInput("--system is part of the chat template; leave out --raw or --system")
     opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
+    _check_batch(ray, output, replicas, resume, {"--explain": explain, "--json": json, "--logprobs": logprobs})
+    question = "" if ray else read_prompt(prompt, raw)
     machine.check()
     drafting.check()
     texts = read_texts(reference)
+    grammar, limits = constrained.read(), constrained.limits
+    if ray:
+        from outpace.cli.generate_ray import Batch, generate_batch
+
+        params = sampling.params()
+        options = {
+            "max_new_tokens": max_new_tokens,
+            "stop": list(stop or ()),
+            "ignore_eos": ignore_eos,
+            "references": list(texts),
+            "params": params,
+        }
+        batch = Batch(machine, drafting, drafting.settings([method], params), options, system, raw)
+        assert output is not None
+        if generate_batch(batch, Path(prompt), output, replicas or 1, resume=resume):
+            raise typer.Exit(1)
+        return
     try:
         params = sampling.params(logprobs=logprobs is not None, top_logprobs=logprobs or 0)
         settings = drafting.settings([method], params)
@@ -78,6 +126,8 @@ def generate(
             references=texts,
             ignore_eos=ignore_eos,
             params=params,
+            grammar=grammar,
+            grammar_limits=limits,
         )
         asked = replace(asked, trace=explain)
         complete = _answer(model, asked, explain=explain, json=json)
@@ -89,6 +139,26 @@ def generate(
         raise Interrupted("before the first token") from None
     if not complete:
         raise typer.Exit(opt.INTERRUPTED)
+
+
+def _check_batch(
+    ray: bool, output: Path | None, replicas: int | None, resume: bool, single: Mapping[str, object]
+) -> None:
+    """Raise BadInput where options of a batch and of a single answer are mixed."""
+    if not ray:
+        for name, given in (("--replicas", replicas is not None), ("--resume", resume)):
+            if given:
+                raise BadInput(f"{name} needs --ray, which answers a file of prompts")
+        if output is not None:
+            raise BadInput(f"one prompt is answered, and '{output}' is another argument; put the prompt in quotes")
+        return
+    if output is None:
+        raise BadInput("--ray takes two files: outpace generate --ray IN.jsonl OUT.jsonl")
+    for name, value in single.items():
+        if value is not None and value is not False:
+            raise BadInput(f"{name} shows one answer; leave it out, or --ray")
+    if replicas is not None and not 1 <= replicas <= _MOST_WORKERS:
+        raise BadInput(f"--replicas must be between 1 and {_MOST_WORKERS}, not {replicas}")
 
 
 def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> bool:
@@ -159,10 +229,17 @@ def report(model: Model, generation: Generation, interrupted: bool) -> dict[str,
     figures = {
         "method": method.name,
         "lossless": method.lossless,
+        "lossy": method.lossy,
+        "controller": method.controlled_by,
         **generation.metrics.figures(),
         "seed": seed(generation),
     }
-    value: dict[str, Any] = {"text": generation.text, "tokens": list(generation.tokens), "metrics": figures}
+    value: dict[str, Any] = {
+        "text": generation.text,
+        "tokens": list(generation.tokens),
+        "finish_reason": generation.finish_reason,
+        "metrics": figures,
+    }
     if generation.request.params.logprobs:
         show = model.tokenizer.token_text
         value["logprobs"] = [
@@ -188,13 +265,17 @@ def seed(generation: Generation) -> int | None:
 def status(generation: Generation) -> str:
     """The line under an answer: method, length, rate and wait; the seed of a sampled one."""
     figures = generation.metrics.figures()
-    parts = [f"{generation.request.method.name}: {figures['tokens']} tokens"]
+    method = generation.request.method
+    under = f" under {method.controlled_by}" if method.controlled_by else ""
+    parts = [f"{method.name}{under}: {figures['tokens']} tokens"]
     if figures["decode_tokens_per_second"]:
         parts.append(f"{figures['decode_tokens_per_second']:.1f} tokens/s")
     if figures["mean_acceptance_length"]:
         parts.append(f"{figures['mean_acceptance_length']:.2f} tokens/round")
     if figures["ttft_ms"]:
         parts.append(f"first token after {figures['ttft_ms']:.0f} ms")
+    if (lossy := generation.request.method.lossy) is not None:
+        parts.append(f"lossy: {lossy}")
     if (drawn := seed(generation)) is not None:
         parts.append(f"seed {drawn}")
     return ", ".join(parts)

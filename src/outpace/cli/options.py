@@ -16,12 +16,13 @@ import typer
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
 from outpace.core.machine import usable_cpus
-from outpace.core.names import did_you_mean
+from outpace.core.names import did_you_mean, split_outside_brackets
 from outpace.core.text import check_text
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts
 
 if TYPE_CHECKING:
+    from outpace.constraints.grammar import Grammar, GrammarLimits
     from outpace.core.sampling import SamplingParams
 
 INTERRUPTED = 130
@@ -33,7 +34,7 @@ def option(*flags: str, value: str | None = None, panel: str | None = None, text
     return typer.Option(*flags, metavar=value or "", rich_help_panel=panel, help=text)
 
 
-DRAFTING, SAMPLING, MACHINE = "Drafting", "Sampling", "Machine"
+DRAFTING, SAMPLING, GRAMMAR, MACHINE = "Drafting", "Sampling", "Grammar", "Machine"
 
 ModelName = Annotated[
     str, option("--model", "-m", value="NAME", text="Hub id, folder, GGUF file, or 'smollm2' (embedded).")
@@ -80,6 +81,26 @@ Param = Annotated[
         text="Setting of the methods (num_draft_tokens, topk, depth, max_nodes, ...); METHOD.KEY=VALUE for one method. "
         "May be repeated. See: outpace methods NAME.",
     ),
+]
+RuleParam = Annotated[
+    list[str] | None,
+    option(
+        "--rule-param",
+        value="KEY=VALUE",
+        panel=DRAFTING,
+        text="Setting of the rule that --rule names. May be repeated. See: outpace rules NAME.",
+    ),
+]
+ControllerName = Annotated[
+    str | None,
+    option(
+        value="NAME",
+        panel=DRAFTING,
+        text="Decides how much is drafted, in place of the method's own; see: outpace controllers.",
+    ),
+]
+ControllerParam = Annotated[
+    list[str] | None, option(value="KEY=VALUE", panel=DRAFTING, text="Setting of the controller; may be repeated.")
 ]
 System = Annotated[str | None, option(value="TEXT", text="System message.")]
 Stop = Annotated[list[str] | None, option(value="TEXT", text="Stop before this text; may be repeated.")]
@@ -175,6 +196,76 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarBounds:
+    """Bounds on the grammars that are compiled."""
+
+    grammar_bytes: Annotated[
+        int, option(value="N", panel=GRAMMAR, text="Refuse grammars and schemas with more bytes.")
+    ] = 1_000_000
+    grammar_seconds: Annotated[
+        float, option(value="X", panel=GRAMMAR, text="Refuse grammars that take longer to compile.")
+    ] = 5.0
+
+    @property
+    def limits(self) -> GrammarLimits:
+        """The bounds. Raises BadInput for values out of range."""
+        from outpace.constraints.grammar import GrammarLimits
+
+        return GrammarLimits(self.grammar_bytes, self.grammar_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained(GrammarBounds):
+    """What answers must look like: one of a schema, a regular expression, a grammar and choices."""
+
+    schema: Annotated[
+        str | None, option(value="FILE_OR_JSON", panel=GRAMMAR, text="Answer in JSON that this schema describes.")
+    ] = None
+    regex: Annotated[
+        str | None, option(value="R", panel=GRAMMAR, text="Answer in text that matches this regular expression.")
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        option(
+            value="FILE", panel=GRAMMAR, text="Answer in text of this grammar: Lark syntax, or GBNF (root ::= ...)."
+        ),
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        option(value="TEXT", panel=GRAMMAR, text="Answer with one of these texts; given once for each."),
+    ] = None
+
+    def read(self) -> Grammar | None:
+        """The grammar; None where none is given. Raises BadInput for several, and for what cannot be read."""
+        from outpace.constraints.grammar import Grammar
+
+        given = {
+            name: value
+            for name in ("schema", "regex", "grammar", "choice")
+            if (value := getattr(self, name)) not in (None, [])
+        }
+        if len(given) > 1:
+            raise BadInput(f"{' and '.join(f'--{name}' for name in given)} contradict each other; give one of them")
+        if self.schema is not None:
+            text = self.schema.strip()
+            return Grammar.schema(text if text[:1] == "{" or text == "true" else _file(Path(self.schema), "--schema"))
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        if self.grammar is not None:
+            return Grammar.lark(_file(self.grammar, "--grammar"))
+        return Grammar.choice(self.choice) if self.choice else None
+
+
+def _file(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{name} {path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {name} {path}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptFile:
     """The prompts that a command decodes."""
 
@@ -215,8 +306,8 @@ def check_threads(threads: int | None) -> None:
 
 
 def names(text: str | None) -> list[str]:
-    """The names in a list with commas."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+    """The names in a list with commas; those in brackets belong to one name."""
+    return split_outside_brackets(text or "")
 
 
 def logit_bias(pairs: Sequence[str] | None) -> dict[int, float]:
@@ -259,6 +350,32 @@ def settings_by_method(
             raise BadInput(f"--param {pair}: no chosen method has the setting '{setting}'{hint} (settings of {have})")
         for name in takers:
             settings[name][known[name][setting]] = _value(pair, text)
+    return settings
+
+
+def rule_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """``--rule-param`` values by key. Raises BadInput for what has another form, and for a key that is given twice."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            raise BadInput(f"--rule-param takes KEY=VALUE, not '{pair}'")
+        if key in found:
+            raise BadInput(f"--rule-param gives '{key}' twice; give it once")
+        found[key] = _value(pair, text)
+    return found
+
+
+def controller_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """``--controller-param`` values. Raises BadInput for what is not KEY=VALUE, and for a key that is given twice."""
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            raise BadInput(f"--controller-param takes KEY=VALUE, not '{pair}'")
+        if key in settings:
+            raise BadInput(f"--controller-param gives '{key}' twice")
+        settings[key] = text
     return settings
 
 

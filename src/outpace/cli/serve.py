@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
+from outpace.cli.serve_vllm import Engine, Served, serve_vllm
+from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput, MissingExtra
-from outpace.core.machine import free_memory
 
-if TYPE_CHECKING:
-    from outpace.model import Model
-
-SERVER, BOUNDS = "Server", "Bounds"
-_KV_SHARE = 0.5
-"""Of the memory that is free when the models have been loaded: for K/V, where no bound is given."""
-_PREFIX_SHARE = 0.5
-"""Of the bound on K/V: for cached beginnings of prompts, where no bound is given for them."""
+SERVER, LIMITS, REPLICAS = "Server", "Limits", "Replicas"
 
 
 @grouped()
@@ -34,21 +29,26 @@ def serve(
             "--model",
             "-m",
             value="NAME",
-            text="Hub id, folder, GGUF file, or 'smollm2' (embedded); its id in the API is this name. May be repeated. "
-            "[dim]\\[default: smollm2][/]",
+            text="Model to serve: Hub id, folder, GGUF file, or 'smollm2' (embedded). Requests name it as here. "
+            "Repeat the option to serve several models. [dim]\\[default: smollm2][/]",
         ),
     ] = None,
     host: Annotated[
-        str, option(value="HOST", panel=SERVER, text="Address to listen on; 0.0.0.0 is every one of this machine.")
+        str,
+        option(
+            value="HOST",
+            panel=SERVER,
+            text="Address to listen on. 0.0.0.0 listens on all network interfaces; then also give --api-keys.",
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, option(value="N", panel=SERVER, text="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, option(value="N", panel=SERVER, text="Port to listen on; 0 picks a free port.")] = 8000,
     api_keys: Annotated[
         Path | None,
         option(
             value="FILE",
             panel=SERVER,
-            text="API keys: a line 'NAME KEY' for each tenant, or JSON with limits (docs/serving.md). "
-            "[dim]\\[default: no key is needed][/]",
+            text="File of API keys: a line 'NAME KEY' for each tenant, or JSON with limits (docs/serving.md). "
+            "[dim]\\[default: requests need no key][/]",
         ),
     ] = None,
     cors_origin: Annotated[
@@ -56,58 +56,115 @@ def serve(
         option(
             value="ORIGIN",
             panel=SERVER,
-            text="Let web pages of this origin use the server; may be repeated. [dim]\\[default: none][/]",
+            text="Allow web pages of this origin (https://HOST) to use the server; may be repeated. "
+            "[dim]\\[default: none][/]",
         ),
+    ] = None,
+    ssl_certfile: Annotated[
+        Path | None,
+        option(value="FILE", panel=SERVER, text="Serve HTTPS with this certificate (PEM, with intermediate ones)."),
+    ] = None,
+    ssl_keyfile: Annotated[
+        Path | None, option(value="FILE", panel=SERVER, text="Private key of --ssl-certfile (PEM, no password).")
     ] = None,
     log_requests: Annotated[
         bool, option("--log-requests", panel=SERVER, text="Write a JSON line for each request to standard error.")
     ] = False,
     log_texts: Annotated[
-        bool, option("--log-texts", panel=SERVER, text="With --log-requests: with prompts and answers.")
+        bool, option("--log-texts", panel=SERVER, text="Include prompts and answers in the lines of --log-requests.")
     ] = False,
     goodput: Annotated[
         list[str] | None,
         option(
             value="KEY:MS",
             panel=SERVER,
-            text="Latency bound of an answer that counts for goodput: ttft, tpot or e2e, in milliseconds; may be "
-            "repeated.",
+            text="Latency bound for the goodput metrics: ttft (time to first token), tpot (time per output token) or "
+            "e2e (whole request), in milliseconds; may be repeated.",
         ),
     ] = None,
     max_batch: Annotated[
-        int, option(value="N", panel=BOUNDS, text="Requests of a model that are decoded together.")
-    ] = 8,
+        int | None,
+        option(
+            value="N",
+            panel=LIMITS,
+            text="Maximum number of requests decoded together, for each model. [dim]\\[default: 8; other engines: "
+            "their own][/]",
+        ),
+    ] = None,
     max_queue: Annotated[
-        int, option(value="N", panel=BOUNDS, text="Requests of a model that may wait; others get status 429.")
+        int,
+        option(
+            value="N",
+            panel=LIMITS,
+            text="Maximum number of waiting requests, for each model. Further requests get status 429.",
+        ),
     ] = 256,
     kv_bytes: Annotated[
         int | None,
         option(
             value="N",
-            panel=BOUNDS,
-            text="Bytes for keys and values of a model's requests. [dim]\\[default: half of the free memory][/]",
+            panel=LIMITS,
+            text="Memory for keys and values of all requests to a model, in bytes. "
+            "[dim]\\[default: half of the free memory, divided among the models][/]",
         ),
     ] = None,
     prefix_cache_bytes: Annotated[
         int | None,
         option(
             value="N",
-            panel=BOUNDS,
-            text="Of these, bytes for cached beginnings of prompts; 0 is off. [dim]\\[default: half][/]",
+            panel=LIMITS,
+            text="Part of --kv-bytes that may hold cached prompts; 0 turns the cache off. [dim]\\[default: half][/]",
         ),
     ] = None,
     time_limit: Annotated[
-        float | None, option(value="S", panel=BOUNDS, text="Seconds after which a request ends with status 504.")
+        float | None,
+        option(
+            value="S",
+            panel=LIMITS,
+            text="Maximum time of a request in seconds, waiting included. Longer requests get status 504. "
+            "[dim]\\[default: none][/]",
+        ),
     ] = None,
     max_request_bytes: Annotated[
-        int, option(value="N", panel=BOUNDS, text="Most bytes of a request's body; larger ones get status 413.")
+        int,
+        option(value="N", panel=LIMITS, text="Maximum size of a request's body in bytes. Larger ones get status 413."),
     ] = 4 * 1024 * 1024,
+    ray: Annotated[
+        bool,
+        option("--ray", panel=REPLICAS, text="Serve with replicas on Ray (docs/scaling.md); needs outpace\\[ray]."),
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        option(
+            value="N",
+            panel=REPLICAS,
+            text="With --ray: number of replicas, or MIN..MAX, where the queue decides. [dim]\\[default: 1][/]",
+        ),
+    ] = None,
     method: opt.MethodName = "auto",
     *,
     drafting: Drafting,
+    grammars: opt.GrammarBounds,
     hardware: Hardware,
+    engine: Engine,
 ) -> None:
-    """Serve models over HTTP with OpenAI's API, for many users at once. SIGTERM finishes what is under way."""
+    """Serve models over HTTP with OpenAI's API, for many users at once.
+
+    Prints 'ready: URL' on standard error when it accepts requests. SIGTERM or Ctrl-C lets running requests finish.
+    """
+    if engine.other:
+        if ray or replicas is not None:
+            raise BadInput("--ray runs outpace's own server; leave out --engine, or start one engine on each machine")
+        foreign = {
+            **{"--api-keys": api_keys, "--cors-origin": cors_origin, "--ssl-certfile": ssl_certfile},
+            **{"--ssl-keyfile": ssl_keyfile, "--log-requests": log_requests, "--log-texts": log_texts},
+            **{"--goodput": goodput, "--prefix-cache-bytes": prefix_cache_bytes, "--time-limit": time_limit},
+        }
+        _check_least(max_batch=(max_batch, 1), kv_bytes=(kv_bytes, 1))
+        served = Served(model or ["smollm2"], host, port, max_batch, kv_bytes)
+        serve_vllm(engine, served, method, drafting, hardware, unsupported=foreign)
+        return
+    engine.check_unused()
     try:
         import prometheus_client  # noqa: F401
 
@@ -117,11 +174,9 @@ def serve(
         if error.name is not None and error.name.startswith("outpace"):
             raise
         raise MissingExtra("outpace serve", "serve") from None
-    from outpace.core.sampling import SamplingParams
-    from outpace.serving.logs import Log
     from outpace.serving.metrics import read_bounds
-    from outpace.serving.service import Defaults, Service
     from outpace.serving.tenants import Tenants, read_keys
+    from outpace.serving.tls import certificate
 
     names = model or ["smollm2"]
     _check(names, port, time_limit)
@@ -129,23 +184,58 @@ def serve(
         raise BadInput("--log-texts adds to the lines of --log-requests; give that too")
     _check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))
     _check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
-    bounds = read_bounds(goodput or ())
+    read_bounds(goodput or ())
+    if replicas is not None and not ray:
+        raise BadInput("--replicas needs --ray, which runs the replicas")
+    tls = certificate(ssl_certfile, ssl_keyfile)
+    for origin in cors_origin or ():
+        _check_origin(origin)
     keys = None if api_keys is None else read_keys(api_keys)
     for name in names:
         hardware.check(name)
     drafting.check()
-    settings = drafting.settings([method], SamplingParams())
+    settings = _lossless_settings(drafting, method)
     check_address(host, port)
-    models = [hardware.load(name) for name in names]
-    _limit(models, max_batch, max_queue, kv_bytes, prefix_cache_bytes)
-    [(own, chosen)] = settings.items()
-    defaults = Defaults(own, chosen, drafting.rule, drafting.load(hardware), time_limit)
-    service = Service(models, Tenants(keys), defaults, Log(log_requests, log_texts), bounds)
-    app = build_app(service, most_bytes=max_request_bytes, origins=cors_origin or ())
-    listening = open_socket(host, port)
-    where = url(listening, host)
-    if not run(app, service, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True)):
+    options = ServiceOptions(
+        tuple(names),
+        hardware,
+        drafting,
+        settings,
+        tuple(goodput or ()),
+        log_requests,
+        log_texts,
+        max_batch or MAX_BATCH,
+        max_queue,
+        kv_bytes,
+        prefix_cache_bytes,
+        time_limit,
+        grammars.limits,
+    )
+    if ray:
+        from outpace.cli.serve_ray import Replication, serve_replicas
+
+        replication = Replication.checked(options, replicas or "1")
+        ended = serve_replicas(replication, host, port, keys, tls, cors_origin or (), max_request_bytes)
+    else:
+        service = options.open(Tenants(keys))
+        app = build_app(service, most_bytes=max_request_bytes, origins=cors_origin or ())
+        listening = open_socket(host, port)
+        where = url(listening, host, "http" if tls is None else "https")
+        ended = run(app, service, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls)
+    if not ended:
         raise typer.Exit(opt.INTERRUPTED)
+
+
+def _lossless_settings(drafting: Drafting, method: str) -> dict[str, dict[str, Any]]:
+    """The settings of the server's own method. Raises BadInput for settings that do not exist, and for a lossy rule."""
+    from outpace.core.sampling import SamplingParams
+
+    settings = drafting.settings([method], SamplingParams())
+    if any(not rule.lossless for rule in drafting.rules(settings)):
+        raise BadInput(
+            "a lossy rule is never the default of a server; leave it out, and let requests choose it (speculation.rule)"
+        )
+    return settings
 
 
 def _check_least(**given: tuple[int | None, int]) -> None:
@@ -163,25 +253,7 @@ def _check(names: list[str], port: int, time_limit: float | None) -> None:
         raise BadInput(f"--time-limit must be a number of seconds above 0, not {time_limit:g}")
 
 
-def _limit(models: list[Model], max_batch: int, max_queue: int, kv_bytes: int | None, prefix_bytes: int | None) -> None:
-    """Give every model its bounds. Raises BadInput where memory does not hold them."""
-    from outpace.engine.prefix_cache import PrefixCache
-    from outpace.engine.scheduler import ROUND_ROWS, Limits
-    from outpace.engine.shared_decoder import SharedDecoder
-
-    free = free_memory()
-    each = int(free * _KV_SHARE) // len(models) if kv_bytes is None else kv_bytes
-    if each * len(models) > free:
-        raise BadInput(
-            f"--kv-bytes {each:,}: {free:,} bytes of memory are free for the K/V of {len(models)} "
-            f"model{'s' if len(models) > 1 else ''}; give fewer"
-        )
-    for one in models:
-        least = one.target.kv_bytes(None, 2 * ROUND_ROWS)
-        if each < least:
-            raise BadInput(
-                f"--kv-bytes: {each:,} bytes hold no request to '{one.name}'; the least that is useful are {least:,}"
-            )
-        cached = int(each * _PREFIX_SHARE) if prefix_bytes is None else min(prefix_bytes, each)
-        prefixes = PrefixCache(one.target, cached) if cached and one.target.kv_blocks else None
-        one.shared = SharedDecoder(one.target, one.tokenizer, Limits(max_batch, max_queue, each), prefixes)
+def _check_origin(origin: str) -> None:
+    """Browsers send scheme, host and port; anything else would never be equal to it."""
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", origin):
+        raise BadInput(f"--cors-origin {origin}: write scheme and host, such as https://chat.example.com, or * for all")

@@ -20,6 +20,8 @@ from outpace.core.progress import stage
 from outpace.models.source import Source, resolve
 
 if TYPE_CHECKING:
+    from outpace.acceptance.base import AcceptanceRule
+    from outpace.controllers.registry import ControllerChoice
     from outpace.core.sampling import SamplingParams
     from outpace.engine.method import Method
     from outpace.model import Model
@@ -104,8 +106,17 @@ class Drafting:
 
     param: opt.Param = None
     rule: Annotated[
-        str | None, option(value="NAME", panel=DRAFTING, text="Acceptance rule to use instead of the method's own.")
+        str | None,
+        option(
+            value="NAME", panel=DRAFTING, text="Acceptance rule to use instead of the method's own; see: outpace rules."
+        ),
     ] = None
+    rule_param: opt.RuleParam = None
+    lossless: Annotated[bool, option("--lossless", panel=DRAFTING, text="Refuse acceptance rules that are lossy.")] = (
+        False
+    )
+    controller: opt.ControllerName = None
+    controller_param: opt.ControllerParam = None
     draft_model: opt.DraftModel = None
     head: opt.Head = None
     datastore: Annotated[
@@ -145,12 +156,45 @@ class Drafting:
         check_names("--draft-model", [name for name, _ in found])
         return dict(found)
 
-    def settings(self, names: Iterable[str], params: SamplingParams) -> dict[str, dict[str, Any]]:
+    def judge(self) -> AcceptanceRule | None:
+        """The rule that was chosen, with its settings; None: the methods' own.
+
+        Raises BadInput for a rule or settings that do not exist, and for a lossy rule with --lossless.
+        """
+        from outpace.acceptance.registry import find_rule
+
+        settings = opt.rule_settings(self.rule_param)
+        if self.rule is None:
+            if settings:
+                raise BadInput("--rule-param sets a rule that --rule names; give --rule NAME too (see: outpace rules)")
+            return None
+        rule = find_rule(self.rule, settings)
+        self._check_rule(rule)
+        return rule
+
+    def rules(self, labels: Iterable[str]) -> list[AcceptanceRule]:
+        """The rules that were named: by --rule, and in the methods' labels. Raises BadInput as :meth:`judge` does."""
+        from outpace.acceptance.rule_text import rule_from
+        from outpace.methods.bindings import split_rule
+
+        judge = self.judge()
+        own = [rule_from(text) for label in labels if (text := split_rule(label)[1])]
+        return [*([] if judge is None else [judge]), *own]
+
+    def _check_rule(self, rule: AcceptanceRule) -> None:
+        if self.lossless and not rule.lossless:
+            raise BadInput(
+                f"--lossless: rule '{rule.name}' is lossy; leave out --rule, or choose a lossless one (see: outpace "
+                "rules)"
+            )
+
+    def settings(
+        self, names: Iterable[str], params: SamplingParams, *, bench: bool = False
+    ) -> dict[str, dict[str, Any]]:
         """The chosen methods with their settings, checked as far as is possible without a model.
 
         Raises BadInput for methods, settings and rules that do not exist, and for a rule that is not for ``params``.
         """
-        from outpace.acceptance.registry import find_rule
         from outpace.methods.registry import canonical, configured, find
 
         infos = {canonical(name): find(name) for name in names}
@@ -160,14 +204,31 @@ class Drafting:
         settings = opt.settings_by_method(pairs, {name: info.setting_names() for name, info in infos.items()})
         for name, info in infos.items():
             configured(info, settings[name])
-        if self.rule is not None:
-            find_rule(self.rule).check_params(params)
+        for rule in self.rules(infos):
+            self._check_rule(rule)
+            rule.check_params(params)
+        if (choice := self.choice(bench=bench)) is not None:
+            from outpace.controllers.registry import configured as configured_controller
+
+            configured_controller(choice)
         return settings
 
-    def load(self, machine: Hardware) -> dict[str, Any]:
+    def choice(self, *, bench: bool = False) -> ControllerChoice | None:
+        """The controller that was named, if any. ``bench``: whether a bench asks. Raises BadInput for settings without
+        one."""
+        given = opt.controller_settings(self.controller_param)
+        if self.controller is None:
+            if given:
+                raise BadInput("--controller-param is for --controller; name one, see: outpace controllers")
+            return None
+        from outpace.controllers.registry import ControllerChoice
+
+        return ControllerChoice(self.controller, given, bench=bench)
+
+    def load(self, machine: Hardware, *, bench: bool = False) -> dict[str, Any]:
         """What methods need beside the model, loaded, by the names of the parameters of :meth:`Model.methods`.
 
-        A model that has two names is loaded once.
+        A model that has two names is loaded once. ``bench``: as for :meth:`choice`.
         """
         loaded: dict[Source, Model] = {}
         models: dict[str, Model | str] = {}
@@ -175,7 +236,8 @@ class Drafting:
             if source is not None and source not in loaded:
                 loaded[source] = machine.load(text)
             models[name] = text if source is None else loaded[source]
-        return {"draft_model": models, "datastore": self.datastore, "head": self.head}
+        choice = self.choice(bench=bench)
+        return {"draft_model": models, "datastore": self.datastore, "head": self.head, "controller": choice}
 
     def build(self, machine: Machine, settings: dict[str, dict[str, Any]]) -> tuple[Model, list[Method]]:
         """The model, and the methods for it. Raises BadInput for parts that do not fit.
@@ -186,7 +248,7 @@ class Drafting:
 
         model = machine.load()
         context = model.context(**self.load(machine))
-        built = build_all(list(settings), context, settings, self.rule)
+        built = build_all(list(settings), context, settings, self.judge())
         for note in use_notes({one.name: one.drafts_with for one in built}, context.bindings):
             err().print(f"[dim]{escape(note)}[/]", soft_wrap=True)
         return model, built

@@ -1,0 +1,57 @@
+"""The options of grammars on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.cli.options import Constrained
+from outpace.constraints.grammar import Grammar
+from outpace.core.errors import BadInput
+
+
+def test_a_grammar_of_every_form(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text('{"type": "integer"}')
+    schema = Grammar.schema({"type": "integer"})
+    assert Constrained(schema=str(file)).read() == Constrained(schema='{"type": "integer"}').read() == schema
+    assert Constrained(regex="a+").read() == Grammar.regex("a+")
+    assert Constrained(choice=["a", "b"]).read() == Grammar.choice(["a", "b"])
+    file.write_text('start: "a"')
+    assert Constrained(grammar=file).read() == Grammar.lark('start: "a"')
+    assert Constrained().read() is None
+    assert Constrained(grammar_bytes=5, grammar_seconds=2.0).limits.max_bytes == 5
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--regex and --choice contradict each other"):
+        Constrained(regex="a", choice=["b"]).read()
+    with pytest.raises(BadInput, match="cannot read --schema"):
+        Constrained(schema=str(tmp_path / "none.json")).read()
+    (tmp_path / "x").write_bytes(b"\xff")
+    with pytest.raises(BadInput, match="not UTF-8"):
+        Constrained(grammar=tmp_path / "x").read()
+    with pytest.raises(BadInput, match="at least 1 byte"):
+        _ = Constrained(grammar_bytes=0).limits
+
+
+def test_a_prompt_file_may_name_grammars(tmp_path: Path) -> None:
+    from outpace.prompts.reader import read_prompts
+
+    rows = [
+        {"prompt": "a", "schema": {"type": "integer"}},
+        {"prompt": "b", "grammar": {"choices": ["x", "y"]}},
+        {"prompt": "c", "grammar": 'start: "a"'},
+        {"prompt": "d"},
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    found = [prompt.grammar for prompt in read_prompts(file).values()]
+    choices, lark = Grammar.choice(["x", "y"]), Grammar.lark('start: "a"')
+    assert found == [Grammar.schema({"type": "integer"}), choices, lark, None]
+    for wrong in ({"schema": {}, "grammar": "x"}, {"grammar": {"xml": "x"}}, {"schema": "no json"}, {"grammar": 3}):
+        file.write_text(json.dumps({"prompt": "a", **wrong}))
+        with pytest.raises(BadInput, match=r"line 1: '?(schema|grammar)"):
+            read_prompts(file)

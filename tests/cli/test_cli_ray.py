@@ -1,0 +1,112 @@
+"""``--ray``: what is refused before anything starts, in one line and with exit code 2."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cli_support import Run, refused, runner
+from outpace.core.errors import MissingExtra
+from outpace.core.machine import usable_cpus
+from outpace.integrations.ray.cluster import ADDRESS_VARIABLE, require_ray
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a", "prompt": "hello"}\n')
+    return str(path)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> str:
+    return str(tmp_path / "out.jsonl")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Let a Ray of this version be installed, with nothing in it."""
+    for name in ("ray", "ray.data", "ray.serve", "ray.serve.request_router"):
+        module = ModuleType(name)
+        module.__version__ = version  # type: ignore[attr-defined]
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_without_ray_the_install_command_is_named(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str, output: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused(run("serve", "--ray"), "outpace serve --ray", "pip install 'outpace[ray]'")
+    refused(run("generate", "--ray", source, output), "outpace generate --ray", "pip install 'outpace[ray]'")
+    assert not Path(output).exists()
+
+
+def test_another_version_of_ray(run: Run, monkeypatch: pytest.MonkeyPatch, source: str, output: str) -> None:
+    install(monkeypatch, "2.9.0")
+    refused(run("serve", "--ray"), "Ray 2.9.0", "2.60 or newer")
+    refused(run("generate", "--ray", source, output), "Ray 2.9.0")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "3..1", "0..2"])
+def test_numbers_of_replicas(run: Run, value: str) -> None:
+    refused(run("serve", "--ray", f"--replicas={value}"), "--replicas", value)
+
+
+def test_more_replicas_than_cpus(run: Run, monkeypatch: pytest.MonkeyPatch, source: str, output: str) -> None:
+    install(monkeypatch, "2.60.0")
+    many = str(usable_cpus() + 1)
+    refused(run("serve", "--ray", "--replicas", many), f"{many} replicas", "--threads", ADDRESS_VARIABLE)
+    refused(run("generate", "--ray", source, output, "--replicas", many), f"{many} replicas")
+
+
+def test_a_port_in_use(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "2.60.0")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refused(run("serve", "--ray", "--port", str(other.getsockname()[1])), "in use")
+
+
+def test_options_that_belong_together(run: Run, source: str, output: str) -> None:
+    refused(run("serve", "--replicas", "2"), "--replicas needs --ray")
+    refused(run("generate", "hello", "--replicas", "2"), "--replicas needs --ray")
+    refused(run("generate", "hello", "--resume"), "--resume needs --ray")
+    refused(run("generate", "hello", "world"), "put the prompt in quotes")
+    refused(run("generate", "--ray", source), "two files")
+    refused(run("generate", "--ray", source, output, "--replicas", "0"), "--replicas")
+    for option in ("--explain", "--json", "--logprobs=2"):
+        refused(run("generate", "--ray", source, output, option), option.partition("=")[0])
+
+
+def test_files(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, output: str) -> None:
+    install(monkeypatch, "2.60.0")
+    refused(run("generate", "--ray", "nowhere.jsonl", output), "nowhere.jsonl", "No such file")
+    refused(run("generate", "--ray", source, source), "is the input")
+    refused(run("generate", "--ray", source, str(tmp_path / "none" / "out.jsonl")), "no folder")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    refused(run("generate", "--ray", str(empty), output), "has no rows")
+    Path(output).write_text("mine\n")
+    refused(run("generate", "--ray", source, output), "exists already")
+    assert Path(output).read_text() == "mine\n"
+    Path(output).unlink()
+    Path(output + ".partial").write_text("{}\n")
+    refused(run("generate", "--ray", source, output), "--resume")
+    assert not Path(output).exists()
+
+
+def test_a_folder_named_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray").mkdir()
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *[one for one in sys.path if "site-packages" not in one]])
+    with pytest.raises(MissingExtra, match="ray"):
+        require_ray("outpace serve --ray")
