@@ -53,10 +53,10 @@ def table_of(name: str, seed: int) -> tuple[int, Any]:
 def request_for(
     name: str, make: Callable[[Context], Method], seed: int, params: SamplingParams
 ) -> tuple[Context, Request]:
-    size = len(PIECES[name])
-    words = Letters(PIECES[name])
-    context = replace(tiny_context(size, seed), tokenizer=words)
-    held = replace(params, constraint=compiled(GRAMMARS[name], words))
+    pieces = PIECES[name]
+    size = len(pieces)
+    context = tiny_context(size, seed, pieces, pieces[::-1])
+    held = replace(params, constraint=compiled(GRAMMARS[name], Letters(pieces)))
     asked = Request(PROMPT, make(context), held, max_new_tokens=LENGTH[name], stop_ids=frozenset({size - 1}))
     return context, asked
 

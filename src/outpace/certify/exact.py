@@ -136,13 +136,18 @@ def rotating_slice(
     return [first, *rng.sample(others, min(count - 1, len(others)))]
 
 
-def tiny_context(vocab_size: int, seed: int) -> Context:
-    """A table target, an untrained head, and toy draft models of its vocabulary and, with tokenizers, of another."""
+def tiny_context(
+    vocab_size: int, seed: int, pieces: Seq[str | None] = LETTERS, others: Seq[str | None] = OTHER_LETTERS
+) -> Context:
+    """A table target, an untrained head, and toy draft models of its vocabulary and, with tokenizers, of another.
+
+    ``pieces`` and ``others`` are the texts of the tokens of the two vocabularies.
+    """
 
     def toy(size: int, number: int) -> TableTarget:
         return TableTarget(size, random_table(size, seed + number, order=1, sharpness=1.2))
 
-    other = Model("toy", toy(len(OTHER_LETTERS), 900), Letters(OTHER_LETTERS), frozenset())
+    other = Model("toy", toy(len(others), 900), Letters(others), frozenset())
     drafts: dict[str, Binding] = {}
     named_heads = [""]
 
@@ -164,7 +169,7 @@ def tiny_context(vocab_size: int, seed: int) -> Context:
     return Context(
         TableTarget(vocab_size, seed=seed),
         Bindings(default=default),
-        tokenizer=Letters(LETTERS[:vocab_size]),
+        tokenizer=Letters(pieces[:vocab_size]),
         datastore=lambda: toy_datastore(vocab_size),
     )
 
