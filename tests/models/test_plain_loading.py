@@ -22,6 +22,7 @@ from gguf_support import reference, write_gguf
 from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.model import Model
+from outpace.models.gguf_cache import CACHE_VARIABLE, cache_dir
 from outpace.models.gguf_header import read_header
 from outpace.models.plain_config import plain_config
 from outpace.targets import choice
@@ -64,9 +65,11 @@ EQUAL = ("architecture", "parameters", "dtype", "target", "note", "device", "lay
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    kernel_build.library()  # before the cache moves
+    kernel_build.library()
     place = tmp_path / "cache"
-    monkeypatch.setenv("OUTPACE_CACHE", str(place))
+    place.mkdir()
+    (place / "native").symlink_to(cache_dir() / "native")  # kernels are not compiled again
+    monkeypatch.setenv(CACHE_VARIABLE, str(place))
     return place
 
 
@@ -514,6 +517,6 @@ def test_a_gguf_file_is_loaded_again_without_importing_transformers(tmp_path: Pa
 
 @pytest.mark.model
 def test_the_embedded_model_is_loaded_again_without_importing_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OUTPACE_CACHE")
+    monkeypatch.delenv(CACHE_VARIABLE)
     imports_transformers("smollm2")
     assert not imports_transformers("smollm2")

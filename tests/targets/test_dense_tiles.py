@@ -138,6 +138,7 @@ def test_the_instructions_are_compiled_for_any_processor() -> None:
     assert set(re.findall(r"\b(?:tdpb|tile|ldtile)[a-z0-9]+\b", listing)) >= _INSTRUCTIONS
 
 
+@pytest.mark.slow
 def test_scores_by_tiles(cache: Path) -> None:
     """Trees score as decoding alone does, and quantised formats as without tiles, bit for bit."""
     with_tiles, without = (emulated(cache, "-c", _SCORES, OUTPACE_TILES=on).splitlines() for on in ("1", "0"))
