@@ -174,7 +174,7 @@ def test_interpreters_that_are_none(run: Run, folder: str, tmp_path: Path) -> No
         (("--engine", "vllm", "--print", "--method", "cacheback", "--proposer", "vllm"), ("is not in vLLM",)),
         (("--engine", "vllm", "--print", "--proposer", "mine"), ("--proposer must be one of",)),
         (("--engine", "vllm", "--print", "--method", "pld", "--num-draft-tokens", "0"), ("at least 1",)),
-        (("--engine", "vllm", "--print", "--head", "./nowhere"), ("./nowhere", "neither a folder nor a kind")),
+        (("--engine", "vllm", "--print", "--head", "./nowhere"), ("./nowhere", "no such folder, and no kind")),
         (("--engine", "vllm", "--print", "--method", "eagle3"), ("eagle3", "shipped")),
         (("--engine", "vllm", "--print", "--method", "pld", "--draft-model", "smollm2"), ("--draft-model",)),
         (("--engine", "vllm", "--print", "--model", "a/b", "--model", "c/d"), ("one model",)),

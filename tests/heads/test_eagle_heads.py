@@ -26,7 +26,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"norms": "attdrift"}),
     ("eagle3", {"residual": "normed"}),
     ("eagle", {}),
-    ("eagle", {"bias": False}),
+    ("eagle", {"bias": True}),
 ]
 
 

@@ -40,8 +40,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("eagle3", "speculators", {"norms": "attdrift"}),
     ("eagle3", "speculators", {"residual": "normed"}),
     ("eagle3", "eagle", {}),
+    ("eagle3", "eagle", {"norms": "attdrift"}),
     ("eagle", "eagle", {}),
-    ("eagle", "eagle", {"bias": False}),
+    ("eagle", "eagle", {"bias": True}),
     ("dflash", "speculators", {}),
     ("dflash", "speculators", {"causal": True, "block": 5, "layers": 1}),
     ("medusa", "medusa", {"layers": 2, "heads": 3}),
@@ -218,6 +219,26 @@ def test_sglang_names_the_layers_whose_output_it_is(tmp_path: Path) -> None:
     assert open_head(folder).load(target()).config.aux_hidden_state_layers == (1, 2)  # EAGLE's own
 
 
+def test_the_configuration_of_eagle_is_what_sglang_and_specforge_read(tmp_path: Path) -> None:
+    found = configuration(written(head_of("eagle3", 50, norms="attdrift"), "eagle", tmp_path / "drift"))
+    assert found["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert found["fc_norm"] is found["norm_output"] is True
+    assert (found["draft_vocab_size"], found["num_hidden_layers"], found["tie_word_embeddings"]) == (50, 1, False)
+    assert {f"fc_norm.{index}.weight" for index in range(2)} < tensors(tmp_path / "drift").keys()
+    plain = configuration(written(head_of("eagle3", 50, norms="eagle3"), "eagle", tmp_path / "plain"))
+    assert plain["fc_norm"] is plain["norm_output"] is False
+    edit(tmp_path / "drift", {"norm_output": None})
+    with pytest.raises(BadInput, match="one of fc_norm and norm_output"):
+        open_head(tmp_path / "drift").load(target())
+
+
+def test_engines_do_not_take_the_bias_of_an_eagle_head_for_one_of_attention(tmp_path: Path) -> None:
+    for bias in (False, True):
+        folder = written(head_of("eagle", bias=bias), "eagle", tmp_path / str(bias))
+        assert "bias" not in configuration(folder)
+        assert ("fc.bias" in tensors(folder)) is bias
+
+
 @pytest.mark.parametrize(("kind", "layout"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("draft-lm", "hf")])
 def test_a_low_rank_lm_head_is_multiplied_out(kind: str, layout: str, tmp_path: Path) -> None:
     head = head_of(kind, 50, rank=4)
@@ -234,7 +255,6 @@ def test_what_a_layout_cannot_say_is_refused(tmp_path: Path) -> None:
         assert all(one in str(caught.value) for one in said), caught.value
         assert not list(tmp_path.iterdir())
 
-    refused(head_of("eagle3", norms="attdrift"), "eagle", "attdrift", "speculators")
     refused(head_of("eagle3", residual="normed"), "eagle", "residual", "speculators")
     refused(head_of("eagle", rank=4), "eagle", "LM head of its own")
     refused(head_of("bpd"), "medusa", "no heads of kind 'bpd'", "no layout of other engines")

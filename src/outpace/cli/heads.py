@@ -28,7 +28,14 @@ NewFolder = Annotated[Path, option("--out", "-o", value="DIR", text="Folder to c
 
 @grouped()
 def export_head(
-    folder: Folder,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|KIND",
+            help="Folder of a head, in the layout of outpace or of another engine, or the kind of one that is shipped "
+            "for the model, such as eagle3.",
+        ),
+    ],
     output: NewFolder,
     layout: Annotated[
         str, option(value="NAME", text="Layout to write: speculators (vLLM), eagle, medusa, or hf (transformers).")

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import read_provenance, save
-from outpace.heads.head_folder import open_head
+from outpace.heads.head_folder import HeadOwner, open_head
 from outpace.heads.layouts.base import About
 from outpace.heads.layouts.files import check_new, new_folder
 from outpace.heads.layouts.registry import find_layout, write
+from outpace.heads.shipped import find_head
 from outpace.models.base import ChatTokenizer
-from outpace.targets.base import Target
 
 HUB = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """What other engines call the embedded models."""
-
-
-class HeadOwner(Protocol):
-    """A model as ``outpace.load`` returns it: what heads borrow from, and what other engines want to know of it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def target(self) -> Target: ...
-    @property
-    def tokenizer(self) -> ChatTokenizer: ...
-    @property
-    def eos_ids(self) -> Set[int]: ...
-    @property
-    def info(self) -> Mapping[str, Any]: ...
 
 
 def export_head(
@@ -43,17 +28,19 @@ def export_head(
     *,
     verifier: str | None = None,
 ) -> Head:
-    """Write the head in ``folder`` as other engines load it, with all that it borrows from its model.
+    """Write a head as other engines load it, with all that it borrows from its model.
 
-    ``model``: or what loads it, called after the folders and the layout have been checked. ``output``: a new folder.
+    ``model``: or what loads it, called after the folders and the layout have been checked. ``folder``: of the head, or
+    the kind of one that is shipped for the model. ``output``: a new folder.
     ``layout``: speculators (vLLM), eagle, medusa or hf (transformers). ``verifier``: what the engine calls the model;
     None takes its hub id or name. Returns the head. Raises BadInput for a folder without a head, one that does not fit
     the model, a layout that does not hold this kind, and an ``output`` that is not empty.
     """
-    found, output = open_head(folder), Path(output)
-    find_layout(layout, found.kind)
+    load, output = cache(model if callable(model) else lambda: model), Path(output)
     check_new(output)
-    owner = model() if callable(model) else model
+    found = find_head(folder, load)
+    find_layout(layout, found.kind)
+    owner = load()
     head = found.load(owner.target)
     about = About(
         verifier or HUB.get(owner.name, owner.name),

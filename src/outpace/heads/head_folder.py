@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from outpace.core.errors import BadInput
 from outpace.heads.base import Head
@@ -15,7 +17,23 @@ from outpace.heads.layouts.base import Layout, StoredHead
 from outpace.heads.layouts.files import HeadFiles
 from outpace.heads.layouts.own import OwnLayout
 from outpace.heads.layouts.registry import layouts
+from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
+
+
+class HeadOwner(Protocol):
+    """A model as ``outpace.load`` returns it: what heads borrow from, and what other engines want to know of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def tokenizer(self) -> ChatTokenizer: ...
+    @property
+    def eos_ids(self) -> Set[int]: ...
+    @property
+    def info(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

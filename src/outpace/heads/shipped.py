@@ -10,7 +10,9 @@ from outpace.core.files import read_json
 from outpace.heads.head_config import CONFIG, HeadConfig
 
 if TYPE_CHECKING:
-    from outpace.heads.head_folder import HeadFolder
+    from collections.abc import Callable
+
+    from outpace.heads.head_folder import HeadFolder, HeadOwner
     from outpace.targets.base import Target
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -52,6 +54,26 @@ def shipped(target: Target) -> list[HeadFolder]:
         if alike(theirs.fingerprint, seen):
             fitting.append(found)
     return fitting
+
+
+def find_head(named: str | Path, model: Callable[[], HeadOwner]) -> HeadFolder:
+    """The head in a folder, or the one of a kind that is shipped for the model, which is then loaded. Raises BadInput
+    for neither."""
+    from outpace.heads.head_folder import open_head
+
+    kind, kinds = str(named), sorted(shipped_for())
+    if Path(named).is_dir():
+        return open_head(named)
+    offered: dict[str, HeadFolder] = {}
+    whose = "shipped"
+    if kind in kinds:
+        owner = model()
+        offered = {one.kind: one for one in shipped(owner.target)}
+        kinds, whose = sorted(offered), f"shipped for '{owner.name}'"
+    if kind not in offered:
+        have = ", ".join(kinds) or "none is"
+        raise BadInput(f"there is no head at '{kind}': no such folder, and no kind of head that is {whose} ({have})")
+    return offered[kind]
 
 
 def shipped_for() -> dict[str, list[str]]:

@@ -18,9 +18,8 @@ from outpace.core.progress import stage
 from outpace.core.version import __version__
 from outpace.heads.exchange import export_head
 from outpace.heads.head_config import CONFIG
-from outpace.heads.head_folder import HeadFolder, open_head
+from outpace.heads.head_folder import HeadFolder
 from outpace.heads.layouts.speculators import TYPE
-from outpace.heads.shipped import shipped
 from outpace.models.gguf_cache import cache_dir
 
 if TYPE_CHECKING:
@@ -37,18 +36,6 @@ class ExportedHead:
     folder: Path
     head: HeadFolder
     notes: tuple[str, ...] = ()
-
-
-def find_head(named: str, model: Callable[[], Model]) -> HeadFolder:
-    """The head in a folder, or the one of a kind that is shipped for the model. Raises BadInput for neither."""
-    if Path(named).is_dir():
-        return open_head(named)
-    owner = model()
-    offered = {one.kind: one for one in shipped(owner.target)}
-    if named in offered:
-        return offered[named]
-    have = f"shipped for '{owner.name}': {', '.join(sorted(offered))}" if offered else f"none for '{owner.name}'"
-    raise BadInput(f"--head {named}: neither a folder nor a kind of head that is shipped ({have})")
 
 
 def exported(head: HeadFolder, model: Callable[[], Model], served: str) -> ExportedHead:

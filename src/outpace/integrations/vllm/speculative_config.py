@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import BadInput
-from outpace.integrations.vllm.exported_head import LAYOUTS, exported, find_head
+from outpace.heads.shipped import find_head
+from outpace.integrations.vllm.exported_head import LAYOUTS, exported
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.measured_length import DraftLength, measured_length
 from outpace.integrations.vllm.proposer_options import ProposerOptions

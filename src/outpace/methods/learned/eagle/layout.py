@@ -1,8 +1,10 @@
 """EAGLE-1 heads in EAGLE's own layout (SafeAILab): a flat configuration of a Llama, one file of tensors.
 
-Verified there: ``fc`` with or without a bias (``bias``), layer 0 without its first norm. It reads and predicts states
-behind the target's final norm, for the target's own LM head: neither an LM head nor a vocabulary map is stored. A
-reduced vocabulary lies beside it as ``token_map.pt``, for SGLang's ``--speculative-token-map``.
+Verified there: ``fc`` with or without a bias, layer 0 without its first norm. vLLM loads an ``fc`` without a bias, and
+SGLang one with a bias. No ``bias`` is written into the configuration: engines take it for a bias of attention. The head
+reads and predicts states behind the target's final norm, for the target's own LM head: neither an LM head nor a
+vocabulary map is stored. A reduced vocabulary lies beside it as ``token_map.pt``, for SGLang's
+``--speculative-token-map``.
 """
 
 from __future__ import annotations
@@ -53,7 +55,6 @@ class EagleLayout(Layout):
                 "layout 'eagle' takes the target's LM head for an eagle head; this one has an LM head of its own"
             )
         config = {"architectures": ["LlamaForCausalLM"], **decoder_config(head.config, target, "llama")}
-        config["bias"] = head.options.bias
         own = {name: bf16(value) for name, value in head.own_weights().items()}
         package = Package(config, {EMBEDDING: embedding(target), **own})
         if len(head.draft_vocabulary) < target.vocab_size:

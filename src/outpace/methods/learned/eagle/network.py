@@ -30,7 +30,9 @@ from outpace.heads.unrolled import gathered, spread, unrolled
 class EagleOptions(StrictModel):
     """Settings of an ``eagle`` head."""
 
-    bias: bool = Field(True, description="whether the layer that joins embedding and feature has a bias")
+    bias: bool = Field(
+        False, description="whether the layer that joins embedding and feature has a bias, which vLLM does not load"
+    )
     feature_weight: float = Field(1.0, ge=0.0, description="weight of the features' smooth L1 loss")
     word_weight: float = Field(0.1, ge=0.0, description="weight of the tokens' cross entropy")
     noise: float = Field(0.2, ge=0.0, description="width of the uniform noise on features that are read in training")

@@ -5,10 +5,11 @@ Verified there:
 * EAGLE's own (SafeAILab): a flat configuration of a Llama; the one layer is ``midlayer``; ``d2t`` and ``t2d`` as in
   speculators. EAGLE itself always reads the streams that enter layers 2, half and last but two. Other engines let the
   configuration say: vLLM's ``eagle_aux_hidden_state_layer_ids`` are those numbers; the ``eagle_config`` of SGLang and
-  SpecForge names the layers whose output it is, one less. Both are written.
-* speculators: ``fc_norm`` (a norm for each auxiliary hidden state before ``fc``) together with ``norm_output`` (the
-  final norm's output goes on to the next row) is outpace's ``norms="attdrift"``. ``norm_before_residual`` is always
-  written: vLLM takes its absence for true.
+  SpecForge names the layers whose output it is, one less. Both are written. The architecture is SpecForge's
+  ``LlamaForCausalLMEagle3``, which SGLang and vLLM both know.
+* speculators: ``norm_before_residual`` is always written: vLLM takes its absence for true.
+* Both: ``fc_norm`` (a norm for each auxiliary hidden state before ``fc``) together with ``norm_output`` (the final
+  norm's output goes on to the next row) is outpace's ``norms="attdrift"``, which others call EAGLE 3.1.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from outpace.heads.layouts.writing import EMBEDDING, LM_HEAD, decoder_config, in
 from outpace.targets.base import Target
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
 @layout
@@ -53,14 +55,12 @@ class Eagle3Layout(Layout):
         return self.kind if "draft_vocab_size" in files.config and TYPE not in files.config else None
 
     def package(self, head: Head, target: Target, about: About) -> Package:
-        if head.options.norms == "attdrift":
-            raise BadInput("layout 'eagle' has no place for the norms of attdrift; write it with --layout speculators")
         if head.options.residual == "normed":
             raise BadInput(
                 "layout 'eagle' adds to the state as it is (residual=state); write it with --layout speculators"
             )
         layers = sorted(head.config.aux_hidden_state_layers)
-        config = {"architectures": ["LlamaForCausalLM"], **decoder_config(head.config, target, "llama")}
+        config = {"architectures": [_ARCHITECTURE], **decoder_config(head.config, target, "llama"), **_norms(head)}
         config |= {"draft_vocab_size": len(head.draft_vocabulary), _LAYERS: layers}
         if layers[0] > 0:
             config["eagle_config"] = {"use_aux_hidden_state": True, _LAYERS: [layer - 1 for layer in layers]}
@@ -101,13 +101,11 @@ class Eagle3Speculators(SpeculatorsLayout):
     layers_key: ClassVar[str] = _LAYERS
 
     def fields(self, head: Head, target: Target) -> dict[str, Any]:
-        drift = head.options.norms == "attdrift"
         return {
             "transformer_layer_config": decoder_config(head.config, target, "llama"),
             "norm_before_residual": head.options.residual == "normed",
             "norm_before_fc": False,
-            "fc_norm": drift,
-            "norm_output": drift,
+            **_norms(head),
             "embed_requires_grad": False,
         }
 
@@ -117,6 +115,12 @@ class Eagle3Speculators(SpeculatorsLayout):
     def options(self, files: HeadFiles, inner: Mapping[str, Any], layers: int) -> dict[str, Any]:
         before = files.config.get("norm_before_residual", True)
         return _options(files.config, inner, files.path) | {"residual": "normed" if before else "state"}
+
+
+def _norms(head: Head) -> dict[str, bool]:
+    """The norms of EAGLE 3.1, which outpace has together or not at all."""
+    drift = head.options.norms == "attdrift"
+    return {"fc_norm": drift, "norm_output": drift}
 
 
 def _options(config: Mapping[str, Any], inner: Mapping[str, Any], where: Path) -> dict[str, Any]:
