@@ -5,11 +5,13 @@ make engines
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from engine_results import keep
 from outpace.certify.engine_certificate import EngineCertificate
 from outpace.certify.engine_prompts import engine_prompts
 from outpace.certify.engines import Plan, certify_engine
@@ -22,6 +24,8 @@ from outpace.prompts.questions import load_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.model]
 MODEL = "smollm2"
+PYTHON = os.environ.get("OUTPACE_VLLM_PYTHON")
+found: dict[str, Any] = {}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
@@ -29,23 +33,35 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 def baseline() -> Iterator[str]:
     """vLLM without speculation."""
     try:
-        find_interpreter(None)
+        find_interpreter(PYTHON)
     except BadInput as error:
         pytest.skip(str(error))
-    with running_server(MODEL, max_num_seqs=16) as address:
+    with running_server(MODEL, python=PYTHON, max_num_seqs=16) as address:
         yield address
 
 
-def certified(address: str, baseline: str | None, **about: Any) -> EngineCertificate:
+@pytest.fixture(scope="module", autouse=True)
+def written() -> Iterator[None]:
+    """What was found, for the table."""
+    yield
+    if found:
+        keep("vllm", {"version": find_interpreter(PYTHON).version, "certificates": found})
+
+
+def certified(label: str, address: str, baseline: str | None, **about: Any) -> EngineCertificate:
+    """The certificate of a server, kept for the table under a label."""
     texts = engine_prompts([one.text for one in load_prompts(None, 6)])
     plan = Plan(texts, SamplingParams(**{"temperature": 1.0, **about}), samples=900, draft_length=4)
     base = None if baseline is None else Server(baseline, MODEL, time_limit=600.0, name="the baseline")
-    return certify_engine(Server(address, MODEL, time_limit=600.0), plan, baseline=base)
+    certificate = certify_engine(Server(address, MODEL, time_limit=600.0), plan, baseline=base)
+    found[label] = {"lossless": certificate.lossless, "speculation": certificate.speculation}
+    return certificate
 
 
 def test_the_build_for_cpus_is_refused(baseline: str) -> None:
-    with running_server(MODEL, NGRAM, plugin=False, max_num_seqs=16) as address:
-        greedy, sampled = certified(address, baseline, temperature=0.0), certified(address, None)
+    with running_server(MODEL, NGRAM, python=PYTHON, plugin=False, max_num_seqs=16) as address:
+        greedy = certified("n-gram, as released, greedy", address, baseline, temperature=0.0)
+        sampled = certified("n-gram, as released, temperature 0.7", address, None, temperature=0.7)
     assert greedy.lossless is True, greedy.verdict
     if sampled.lossless is True:
         pytest.skip("this build of vLLM has no such defect")
@@ -54,8 +70,9 @@ def test_the_build_for_cpus_is_refused(baseline: str) -> None:
 
 
 def test_with_the_override_it_passes(baseline: str) -> None:
-    with running_server(MODEL, NGRAM, max_num_seqs=16) as address:
-        found = certified(address, baseline)
-    assert found.lossless is True, found.verdict
-    assert found.speculation is not None and found.speculation["accepted"] > 100
-    assert found.logprobs == {"kind": "raw", "top": 20}
+    with running_server(MODEL, NGRAM, python=PYTHON, max_num_seqs=16) as address:
+        mended = certified("n-gram, with the override, temperature 0.7", address, baseline, temperature=0.7)
+    assert mended.lossless is True, mended.verdict
+    assert mended.speculation is not None
+    assert mended.speculation["accepted"] > 100
+    assert mended.logprobs == {"kind": "raw", "top": 20}
