@@ -18,6 +18,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 BEGIN, END = "<!-- table: engines -->", "<!-- end of the table -->"
 CERTIFICATES = ("| engine | configuration | certificate | draft tokens accepted |", "|---|---|---|---|")
 VERDICTS = {True: "nothing speaks against it", False: "refused", None: "inconclusive"}
+NAMES = {"own pld": "vLLM's own n-gram", "own sam": "vLLM's own suffix"}
+"""What the tests call otherwise."""
 HEADER = ("| engine | method | greedy answers identical | accepted length | outpace's own |", "|---|---|---|---|---|")
 
 
@@ -28,7 +30,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         for method, row in about.get("methods", {}).items():
             theirs, ours = _number(row["mean_acceptance_length"]), _number(row["outpace"])
             same = f"{row['identical']} of {row['prompts']}"
-            table.append(f"| {engine} {about['version']} | {method} | {same} | {theirs} | {ours} |")
+            table.append(f"| {engine} {about['version']} | {NAMES.get(method, method)} | {same} | {theirs} | {ours} |")
     return table
 
 
