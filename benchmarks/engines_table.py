@@ -16,6 +16,10 @@ from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 BEGIN, END = "<!-- table: engines -->", "<!-- end of the table -->"
+CERTIFICATES = ("| engine | configuration | certificate | draft tokens accepted |", "|---|---|---|---|")
+VERDICTS = {True: "nothing speaks against it", False: "refused", None: "inconclusive"}
+NAMES = {"own pld": "vLLM's own n-gram", "own sam": "vLLM's own suffix"}
+"""What the tests call otherwise."""
 HEADER = ("| engine | method | greedy answers identical | accepted length | outpace's own |", "|---|---|---|---|---|")
 
 
@@ -26,7 +30,19 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         for method, row in about.get("methods", {}).items():
             theirs, ours = _number(row["mean_acceptance_length"]), _number(row["outpace"])
             same = f"{row['identical']} of {row['prompts']}"
-            table.append(f"| {engine} {about['version']} | {method} | {same} | {theirs} | {ours} |")
+            table.append(f"| {engine} {about['version']} | {NAMES.get(method, method)} | {same} | {theirs} | {ours} |")
+    return table
+
+
+def certificates(found: Mapping[str, Any]) -> list[str]:
+    """The table of certificates, a line a server."""
+    table = [*CERTIFICATES]
+    for engine, about in found.items():
+        for configuration, row in about.get("certificates", {}).items():
+            counts = row["speculation"] or {"accepted": "-", "drafted": "-"}
+            counted = f"{counts['accepted']} of {counts['drafted']}"
+            verdict = VERDICTS[row["lossless"]]
+            table.append(f"| {engine} {about['version']} | {configuration} | {verdict} | {counted} |")
     return table
 
 
@@ -40,7 +56,7 @@ def rewritten(page: str, found: Mapping[str, Any]) -> str:
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise ValueError(f"{PAGE} has no marks {BEGIN} and {END}")
-    return "\n".join((before + BEGIN, "", *lines(found), "", END + after))
+    return "\n".join((before + BEGIN, "", *lines(found), "", *certificates(found), "", END + after))
 
 
 def main() -> int:
@@ -50,7 +66,7 @@ def main() -> int:
     except (OSError, ValueError, IndexError) as error:
         print(f"error: {error}; run make engines first", file=sys.stderr)
         return 2
-    print("\n".join(lines(found)))
+    print("\n".join((*lines(found), "", *certificates(found))))
     return 0
 
 

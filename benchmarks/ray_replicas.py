@@ -6,6 +6,8 @@ end in one of these ways: complete, with the text that it had undisturbed; a str
 a beginning of that text; refused with a status code. Anything else is lost. Needs outpace[serve,ray].
 
     python benchmarks/ray_replicas.py --replicas 2 --kill 1 --json out/ray_replicas.json
+    python benchmarks/ray_replicas.py --serve "--engine vllm --method pld --dtype float32 --kv-bytes 268435456
+        --max-model-len 1024 --engine-arg=--enforce-eager" --tokens 48
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import http.client
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,7 +94,7 @@ def _whole(read: bytes) -> Ended:
             "complete",
             found["choices"][0]["message"]["content"],
             prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            cached_tokens=_cached(usage),
             tokens=usage["completion_tokens"],
         )
     except (ValueError, KeyError) as error:
@@ -115,8 +118,13 @@ def _streamed(read: bytes) -> Ended:
             reason = choice["finish_reason"] or reason
         if usage := chunk.get("usage"):
             found.prompt_tokens, found.tokens = usage["prompt_tokens"], usage["completion_tokens"]
-            found.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            found.cached_tokens = _cached(usage)
     return found
+
+
+def _cached(usage: dict[str, Any]) -> int:
+    """Tokens of the prompt that were cached; 0 from an engine that does not tell."""
+    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
 @contextmanager
@@ -225,7 +233,7 @@ def _share(ended: Sequence[Ended]) -> float:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     given = ["--model", options.model, "--threads", str(options.threads), "--replicas", str(options.replicas)]
     bodies = conversations(options.conversations, options.model, options.tokens)
-    with served([*given, "--log-requests"], options.log) as (url, process):
+    with served([*given, "--log-requests", *shlex.split(options.serve)], options.log) as (url, process):
         began = time.perf_counter()
         first = asked(url, bodies, options.users)
         seconds = time.perf_counter() - began
@@ -287,6 +295,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=8, help="requests at a time")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--kill", type=int, default=1, help="replicas that are killed under load")
+    parser.add_argument("--serve", default="", help="further options of outpace serve, such as '--engine vllm'")
     parser.add_argument("--log", type=Path, default=Path("out/ray_replicas.log"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

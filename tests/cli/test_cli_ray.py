@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from cli_support import Run, refused, runner
+from outpace.cli import serve_ray
+from outpace.cli.serve_ray import Replication
 from outpace.core.errors import MissingExtra
 from outpace.core.machine import usable_cpus
 from outpace.integrations.ray.cluster import ADDRESS_VARIABLE, require_ray
+from outpace.integrations.ray.messages import Call, collected
 
 
 @pytest.fixture
@@ -101,6 +107,97 @@ def test_files(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source
     Path(output + ".partial").write_text("{}\n")
     refused(run("generate", "--ray", source, output), "--resume")
     assert not Path(output).exists()
+
+
+VLLM = """#!{python}
+import http.server, json, sys
+if "-c" in sys.argv:  # asked for its version
+    print(json.dumps({{"vllm": "0.32.0", "suffix": True}}))
+    sys.exit()
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        body = json.dumps({{"command": sys.argv, "usage": {{"total_tokens": 5}}}}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *given):
+        pass
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+"""Stands for the interpreter that has vLLM."""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> str:
+    program = tmp_path / "python"
+    program.write_text(VLLM.format(python=sys.executable))
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A folder that looks like a model."""
+    place = tmp_path / "model"
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    (place / "model.safetensors").write_bytes(b"")
+    return str(place)
+
+
+def test_vllm_as_the_engine_of_replicas(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vllm: str, folder: str
+) -> None:
+    install(monkeypatch, "2.60.0")
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
+    found: list[Replication] = []
+
+    def serve_replicas(replication: Replication, *_: Any) -> bool:
+        found.append(replication)
+        return True
+
+    monkeypatch.setattr(serve_ray, "serve_replicas", serve_replicas)
+    given = ["serve", "--ray", "--replicas", "1", "--threads", "1", "--port", "0", "--max-batch", "4", "--log-requests"]
+    given += ["--time-limit", "30", "--engine", "vllm", "--vllm-python", vllm, "--model", folder, "--method", "pld"]
+    monkeypatch.setattr(sys, "argv", ["outpace", *given])
+    ran = run(*given)
+    assert ran.code == 0, ran.err
+    assert "min_p and logit_bias" in ran.err
+    [replication] = found
+    assert (replication.how.batch, replication.how.cpus) == (4, 1)
+    assert (replication.log_requests, replication.time_limit) == (True, 30.0)
+    engine = replication.open_engine()
+    try:
+        engine.check()
+        call = Call("POST", "/v1/completions", body=b"{}")
+        reply = asyncio.run(collected(engine.ask(call, "r0")))
+    finally:
+        engine.close()
+    command = json.loads(reply.body)["command"]
+    assert command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert command[command.index("--max-num-seqs") + 1] == "4"
+    assert json.loads(command[command.index("--speculative-config") + 1])["method"] == "ngram"
+
+
+def test_what_vllm_as_the_engine_of_replicas_refuses(
+    run: Run, monkeypatch: pytest.MonkeyPatch, vllm: str, folder: str
+) -> None:
+    install(monkeypatch, "2.60.0")
+    serve = ("serve", "--ray", "--port", "0", "--engine", "vllm", "--vllm-python", vllm, "--model", folder)
+    refused(run(*serve, "--method", "pld", "--print"), "--print", "leave out --ray")
+    refused(run(*serve, "--method", "pld", "--goodput", "ttft:200"), "--goodput", "outpace's own server")
+    refused(run(*serve, "--method", "lookahead"), "'lookahead' does not run in vLLM")
+    refused(run(*serve[:-4], "--vllm-python", sys.executable, "--model", folder), "has no vLLM")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused(run(*serve, "--method", "pld"), "pip install 'outpace[ray]'")
 
 
 def test_a_folder_named_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,18 @@ def test_nodes_are_the_distinct_paths_in_order_of_first_appearance(drawn: Drawn)
         assert [tree.tokens[other] for other in tree.path(node)] == tree.path_tokens(node)
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 1.0)), max_size=8))
+def test_a_chain_is_what_adding_its_tokens_makes(drawn: list[tuple[int, float]]) -> None:
+    tokens, probs = [token for token, _ in drawn], [prob for _, prob in drawn]
+    tree = TokenTree()
+    for token, prob in drawn:
+        tree.add(len(tree) - 1, token, path_acceptance_prob=prob)
+    chain = TokenTree.chain(tokens, path_acceptance_probs=probs)
+    assert chain == tree
+    assert chain.follow(tokens) == list(range(len(tokens)))
+    assert TokenTree.chain(tokens).path_acceptance_probs == [1.0] * len(tokens)
+
+
 @given(draws())
 def test_draws_stay_in_the_order_in_which_they_were_made(drawn: Drawn) -> None:
     tree, paths = grown(drawn)

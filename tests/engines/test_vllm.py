@@ -19,12 +19,16 @@ from typing import Any
 
 import pytest
 
+from engine_results import keep
 from outpace.bench.peers.weights import find as find_weights
 from outpace.bench.peers.worker import environment
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
 from outpace.core.metrics import total
 from outpace.core.sampling import SamplingParams
+from outpace.datastore.build import build_datastore
+from outpace.datastore.corpus import TokenPiece
+from outpace.datastore.shipped_answers import shipped_answers
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -51,7 +55,7 @@ OURS: dict[str, tuple[str, dict[str, Any], Fixed]] = {
 }
 OWN = ("pld", "sam")
 """Methods that vLLM has an implementation of its own of."""
-TOKEN_METHODS = ("sam", "pld", "recycling", "cacheback", "cascade", "merge", "auto")
+TOKEN_METHODS = ("sam", "pld", "recycling", "cacheback", "rest", "cascade", "merge", "auto")
 MOST = 8
 """Draft tokens in a round, of the plug-in."""
 found: dict[str, Any] = {}
@@ -61,9 +65,7 @@ found: dict[str, Any] = {}
 def written() -> Iterator[None]:
     """What was found, for the table."""
     yield
-    if (place := os.environ.get("OUTPACE_ENGINES")) and found:
-        before = json.loads(Path(place).read_text()) if Path(place).is_file() else {}
-        Path(place).write_text(json.dumps({**before, "vllm": {**before.get("vllm", {}), **found}}, indent=1))
+    keep("vllm", found)
 
 
 @pytest.fixture(scope="module")
@@ -111,12 +113,15 @@ class Answered:
         return acceptance_length(sum(map(len, self.answers)), len(self.answers), self.accepted)
 
 
+PASSAGE = (
+    "The harbour was built in 1874 by the town council, which had borrowed the money from three banks in the capital."
+)
 CHUNKED = {"max_num_batched_tokens": 64, "enable_chunked_prefill": True}
 SHORT = 192
 """A context that answers reach the end of."""
 
 
-def runs(vllm: Interpreter, model: Model) -> Iterator[dict[str, Any]]:
+def runs(vllm: Interpreter, model: Model, datastore: Path) -> Iterator[dict[str, Any]]:
     """All configurations: vLLM as it is, each head, the plug-in with each method, and vLLM's own lookup."""
     served = find_weights(MODEL, "float32").folder
     questions = prompts(model)
@@ -127,8 +132,9 @@ def runs(vllm: Interpreter, model: Model) -> Iterator[dict[str, Any]]:
         config = speculation(Wanted(head=kind, num_draft_tokens=count), lambda: model, served, vllm).config
         yield {**plain, "label": kind, "speculative_config": config}
     for method in TOKEN_METHODS:
-        told = {"outpace": {"method": method, "adaptive": False}}
-        yield {**plain, "label": f"Proposer: {method}", "speculative_config": ours, "additional_config": told}
+        told = {"method": method, "adaptive": False, **({"datastore": str(datastore)} if method == "rest" else {})}
+        configs = {"speculative_config": ours, "additional_config": {"outpace": told}}
+        yield {**plain, "label": f"Proposer: {method}", **configs}
     for method in OWN:
         config = speculation(Wanted(method), lambda: model, "", vllm).config
         yield {**plain, "label": f"own {method}", "speculative_config": config}
@@ -143,21 +149,30 @@ def runs(vllm: Interpreter, model: Model) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def engine(vllm: Interpreter, smollm2_float32: Model) -> dict[str, Answered]:
-    """All configurations by label, run in one process of vLLM's interpreter."""
+def engine(vllm: Interpreter, smollm2_float32: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
+    """All configurations by label, run in one process of vLLM's interpreter; vLLM's own lookup in another for each, as
+    no engine starts in a process that has loaded numba for it."""
     only = os.environ.get("OUTPACE_ENGINE_RUNS")
-    chosen = [run for run in runs(vllm, smollm2_float32) if not only or run["label"] in {"plain", *only.split(";")}]
+    datastore = tmp_path_factory.mktemp("engines") / "answers"
+    tokenizer = smollm2_float32.tokenizer
+    texts = (TokenPiece(one, True) for one in shipped_answers(tokenizer, 100_000))
+    build_datastore(datastore, texts, tokenizer.fingerprint)
+    configured = runs(vllm, smollm2_float32, datastore)
+    chosen = [run for run in configured if not only or run["label"] in {"plain", *only.split(";")}]
     folder = find_weights(MODEL, "float32").folder
-    plan = {"folder": folder, "dtype": "float32", "context": 1024, "length": LENGTH, "runs": chosen}
-    ran = subprocess.run(
-        [vllm.path, str(Path(__file__).with_name("vllm_worker.py"))],
-        input=json.dumps(plan),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**environment(1, foreign=True, offline=True), "PYTHONPATH": str(plugin_path())},
-    )
-    replies = [json.loads(line) for line in ran.stdout.splitlines()]
+    plan = {"folder": folder, "dtype": "float32", "context": 1024, "length": LENGTH}
+    alone = [run for run in chosen if run["label"].startswith("own")]
+    replies: list[dict[str, Any]] = []
+    for together in ([run for run in chosen if run not in alone], *([run] for run in alone)):
+        ran = subprocess.run(
+            [vllm.path, str(Path(__file__).with_name("vllm_worker.py"))],
+            input=json.dumps({**plan, "runs": together}),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**environment(1, foreign=True, offline=True), "PYTHONPATH": str(plugin_path())},
+        )
+        replies += map(json.loads, ran.stdout.splitlines())
     failed = {one["label"]: one["error"] for one in replies if "error" in one}
     assert not failed
     return {one["label"]: Answered(one["answers"], one["accepted"]) for one in replies}
@@ -229,6 +244,9 @@ def test_the_server(vllm: Interpreter) -> None:
     with running_server(MODEL, config, python=vllm.path, threads=1, proposer=ProposerOptions(method="pld")) as url:
         client = Client(url, MODEL)
         assert len(client.answer([5, 6, 7, 8] * 10, 24, vllm_xargs={"namespace": "team"})) == 24
+        asked = {"role": "user", "content": f"Repeat this text word for word: {PASSAGE}"}
+        chat = {"model": MODEL, "messages": [asked], "max_tokens": 64, "temperature": 0}
+        assert client.status("/v1/chat/completions", chat) == 200
         assert client.accepted() > 0
         body = {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 1.0}
         assert client.status("/v1/completions", body) == 200

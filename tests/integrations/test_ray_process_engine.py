@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 
+import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from outpace.core.errors import BadInput
@@ -95,6 +98,38 @@ def test_a_process_that_dies_is_a_lost_replica_and_not_well(engine: ProcessEngin
         engine.check()
 
 
+def test_a_stream_that_is_cut_is_a_lost_replica_too(engine: ProcessEngine) -> None:
+    with pytest.raises(ReplicaLost):
+        asyncio.run(collected(engine.ask(call(stream=True, cut=1), "r0")))
+
+
+def test_the_replica_is_told_that_its_process_died_but_not_that_it_was_closed() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SERVER)]
+    died = threading.Event()
+    dies = ProcessEngine(command, died.set)
+    with pytest.raises(ReplicaLost):
+        asyncio.run(collected(dies.ask(call(die=True), "r0")))
+    assert died.wait(10)
+    told = threading.Event()
+    closed = ProcessEngine(command, told.set)
+    closed.close()
+    assert not told.wait(0.5)
+
+
+def test_the_process_ends_with_the_replica_that_is_killed() -> None:
+    code = (
+        "import sys, time; from outpace.integrations.ray.process_engine import ProcessEngine; "
+        "engine = ProcessEngine([sys.executable, '-c', sys.argv[1]]); print(engine._process.pid, flush=True); "
+        "time.sleep(60)"
+    )
+    replica = subprocess.Popen([sys.executable, "-c", code, textwrap.dedent(SERVER)], stdout=subprocess.PIPE, text=True)
+    assert replica.stdout is not None
+    inner = psutil.Process(int(replica.stdout.readline()))
+    replica.kill()
+    replica.wait()
+    inner.wait(10)
+
+
 def test_a_command_that_does_not_start_says_why() -> None:
     code = "import sys; print('error: no such model', file=sys.stderr); sys.exit(2)"
     with pytest.raises(BadInput, match="the engine does not start: no such model"):
@@ -103,5 +138,6 @@ def test_a_command_that_does_not_start_says_why() -> None:
 
 def test_a_replica_s_command_leaves_out_what_the_ingress_does() -> None:
     given = ["serve", "--ray", "--model", "m", "--replicas", "1..4", "--port=9000", "--api-keys", "keys", "--head", "h"]
-    kept = ["serve", "--model", "m", "--head", "h", "--host", "127.0.0.1", "--port", "0"]
-    assert replica_command(given)[3:] == kept
+    kept = ["serve", "--model", "m", "--head", "h", "--threads", "2", "--host", "127.0.0.1", "--port", "0"]
+    assert replica_command(given, 2)[3:] == kept
+    assert replica_command([*given, "--threads", "8"], 2)[3:] == kept

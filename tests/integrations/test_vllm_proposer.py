@@ -16,11 +16,12 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import TokenTree
 from outpace.datastore.build import build_datastore
 from outpace.datastore.corpus import TokenPiece
+from outpace.drafting.merged import MergedTrees
 from outpace.integrations.vllm.proposer import best_path
 from outpace.integrations.vllm.proposer_options import ProposerOptions
 from outpace.integrations.vllm.running_requests import Running, RunningRequests, known_tokens
 from outpace.integrations.vllm.step_costs import StepCosts
-from outpace.integrations.vllm.token_methods import TOKEN_METHODS
+from outpace.integrations.vllm.token_methods import TOKEN_METHODS, build_drafter
 from vllm_double import Engine, Row, config, proposer
 
 WITHOUT_DATASTORE = [name for name in TOKEN_METHODS if name != "rest"]
@@ -204,6 +205,16 @@ def test_the_best_path_of_a_tree() -> None:
     assert best_path(tree, Budget(8, relative_costs=(1.0, 1.32, 1.64, 1.96))) == [2, 4]
     assert best_path(tree, Budget(8, relative_costs=(1.0, 1.5, 2.0, 2.5))) == []
     assert best_path(TokenTree(), Budget(8)) == []
+
+
+def test_of_merged_drafters_the_better_path_is_drafted() -> None:
+    merge = build_drafter(ProposerOptions(method="merge"), 1000)
+    assert isinstance(merge, MergedTrees)
+    long = TokenTree.chain([1, 2, 3], path_acceptance_probs=[0.3, 0.2, 0.1])
+    sure = TokenTree.chain([1, 9], path_acceptance_probs=[0.8, 0.7])
+    budget = Budget(8, max_nodes=8)
+    assert merge.unite((long, sure), budget, greedy=True).tokens == [1, 9]
+    assert merge.unite((TokenTree(), long), budget, greedy=True).tokens == [1, 2, 3]
 
 
 def test_costs_follow_the_engine_s_steps() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from outpace.cli.options import GrammarBounds
+from outpace.cli.serve_vllm import Engine
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput
@@ -29,8 +30,11 @@ def app(args: dict[str, Any]) -> Any:
     unknown = sorted(set(args) - {"options", "replicas"})
     if unknown:
         raise BadInput(f"args has no '{unknown[0]}'; it may have: options, replicas")
-    params = parsed(str(args.get("options", "")))
-    replication = Replication.checked(service_options(params), str(args.get("replicas", "1")))
+    given, replicas = str(args.get("options", "")), str(args.get("replicas", "1"))
+    params = parsed(given)
+    arguments = ["serve", *shlex.split(given)]
+    options = service_options(params)
+    replication = Replication.checked(Engine(params["engine"]), arguments, options, params["max_batch"], replicas)
     return ingress_application(
         replication.open_engine,
         replication.how,

@@ -13,7 +13,7 @@ import typer
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.serve_vllm import Engine, Served, serve_vllm
+from outpace.cli.serve_vllm import Engine, Served, check_launch, serve_vllm
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput, MissingExtra
@@ -152,16 +152,17 @@ def serve(
 
     Prints 'ready: URL' on standard error when it accepts requests. SIGTERM or Ctrl-C lets running requests finish.
     """
-    if engine.other:
-        if ray or replicas is not None:
-            raise BadInput("--ray runs outpace's own server; leave out --engine, or start one engine on each machine")
-        foreign = {
+    foreign = {"--log-texts": log_texts, "--goodput": goodput, "--prefix-cache-bytes": prefix_cache_bytes}
+    names = model or ["smollm2"]
+    served = Served(names, host, port, max_batch, kv_bytes)
+    _check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))
+    if replicas is not None and not ray:
+        raise BadInput("--replicas needs --ray, which runs the replicas")
+    if engine.other and not ray:
+        foreign |= {
             **{"--api-keys": api_keys, "--cors-origin": cors_origin, "--ssl-certfile": ssl_certfile},
-            **{"--ssl-keyfile": ssl_keyfile, "--log-requests": log_requests, "--log-texts": log_texts},
-            **{"--goodput": goodput, "--prefix-cache-bytes": prefix_cache_bytes, "--time-limit": time_limit},
+            **{"--ssl-keyfile": ssl_keyfile, "--log-requests": log_requests, "--time-limit": time_limit},
         }
-        _check_least(max_batch=(max_batch, 1), kv_bytes=(kv_bytes, 1))
-        served = Served(model or ["smollm2"], host, port, max_batch, kv_bytes)
         serve_vllm(engine, served, method, drafting, hardware, unsupported=foreign)
         return
     engine.check_unused()
@@ -178,23 +179,18 @@ def serve(
     from outpace.serving.tenants import Tenants, read_keys
     from outpace.serving.tls import certificate
 
-    names = model or ["smollm2"]
     _check(names, port, time_limit)
     if log_texts and not log_requests:
         raise BadInput("--log-texts adds to the lines of --log-requests; give that too")
-    _check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))
     _check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
     read_bounds(goodput or ())
-    if replicas is not None and not ray:
-        raise BadInput("--replicas needs --ray, which runs the replicas")
     tls = certificate(ssl_certfile, ssl_keyfile)
     for origin in cors_origin or ():
         _check_origin(origin)
     keys = None if api_keys is None else read_keys(api_keys)
     for name in names:
         hardware.check(name)
-    drafting.check()
-    settings = _lossless_settings(drafting, method)
+    settings = _lossless_settings(drafting, method, other_engine=engine.other)
     check_address(host, port)
     options = ServiceOptions(
         tuple(names),
@@ -214,7 +210,9 @@ def serve(
     if ray:
         from outpace.cli.serve_ray import Replication, serve_replicas
 
-        replication = Replication.checked(options, replicas or "1")
+        replication = Replication.checked(engine, sys.argv[1:], options, max_batch, replicas or "1")
+        # What every replica would refuse is refused here, and a head is exported once.
+        check_launch(engine, served, method, drafting, hardware, unsupported=foreign)
         ended = serve_replicas(replication, host, port, keys, tls, cors_origin or (), max_request_bytes)
     else:
         service = options.open(Tenants(keys))
@@ -226,10 +224,12 @@ def serve(
         raise typer.Exit(opt.INTERRUPTED)
 
 
-def _lossless_settings(drafting: Drafting, method: str) -> dict[str, dict[str, Any]]:
+def _lossless_settings(drafting: Drafting, method: str, *, other_engine: bool) -> dict[str, dict[str, Any]]:
     """The settings of the server's own method. Raises BadInput for settings that do not exist, and for a lossy rule."""
     from outpace.core.sampling import SamplingParams
 
+    if not other_engine:  # which takes a head by its kind too
+        drafting.check()
     settings = drafting.settings([method], SamplingParams())
     if any(not rule.lossless for rule in drafting.rules(settings)):
         raise BadInput(

@@ -2,57 +2,92 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from outpace.cli.service_options import ServiceOptions
 from outpace.core.machine import usable_cpus
 from outpace.core.progress import stage
 from outpace.integrations.ray.cluster import check_fits, connected, require_ray
 from outpace.integrations.ray.deployment import Deployed, Scale, deploy, undeploy
+from outpace.integrations.ray.process_engine import replica_command
 
 if TYPE_CHECKING:
+    from outpace.cli.serve_vllm import Engine
+    from outpace.cli.service_options import ServiceOptions
     from outpace.integrations.ray.replica import ReplicaEngine
     from outpace.serving.tenants import Terms
     from outpace.serving.tls import Certificate
 
 _DRAIN_SECONDS = 600.0
 """For the requests of a replica that is replaced, where --time-limit does not bound them."""
+_BATCH_OF_VLLM = 64
+"""Requests of one replica above which another one helps: vLLM decodes more of them together than outpace's own engine,
+and its own bound depends on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """``outpace serve --ray``, checked: what each replica loads, and how many there are."""
+    """``outpace serve --ray``, checked: what opens a replica's engine in its process, and how many replicas there are.
 
-    options: ServiceOptions
+    ``log_requests`` and ``time_limit`` are for the ingress.
+    """
+
+    open_engine: Callable[[], ReplicaEngine]
     how: Deployed
+    log_requests: bool = False
+    time_limit: float | None = None
 
     @classmethod
-    def checked(cls, options: ServiceOptions, replicas: str) -> Replication:
-        """Raises BadInput for a missing Ray, a wrong number of replicas, and more of them than fit."""
+    def checked(
+        cls, engine: Engine, arguments: Sequence[str], options: ServiceOptions, max_batch: int | None, replicas: str
+    ) -> Replication:
+        """Replicas of outpace's own engine with ``options``, or of another one, for which each replica is started with
+        ``arguments``, those of ``outpace serve``. ``max_batch``: None where none was given.
+
+        Raises BadInput for a missing Ray, a wrong number of replicas, and more of them than fit.
+        """
         scale = Scale.parse(replicas)
         require_ray("outpace serve --ray")
-        threads = options.hardware.threads or max(1, usable_cpus() // scale.most)
+        hardware, limit = options.hardware, options.time_limit
+        threads = hardware.threads or max(1, usable_cpus() // scale.most)
         check_fits(scale.most, threads)
-        neighbors = max(1, min(scale.most, usable_cpus() // threads))
-        gpu = (options.hardware.device or "").startswith("cuda")
-        drain = _DRAIN_SECONDS if options.time_limit is None else options.time_limit + 10
-        own = replace(options, hardware=replace(options.hardware, threads=threads), neighbors=neighbors)
-        return cls(own, Deployed(scale, options.max_batch, options.max_queue, threads, int(gpu), drain))
+        open_engine: Callable[[], ReplicaEngine]
+        if engine.other:
+            batch = max_batch or _BATCH_OF_VLLM
+            open_engine = partial(_open_process, replica_command(arguments, threads))
+        else:
+            neighbors = max(1, min(scale.most, usable_cpus() // threads))
+            own = replace(options, hardware=replace(hardware, threads=threads), neighbors=neighbors)
+            batch, open_engine = options.max_batch, partial(_open_outpace, own)
+        gpus = int((hardware.device or "").startswith("cuda"))
+        drain = _DRAIN_SECONDS if limit is None else limit + 10
+        how = Deployed(scale, batch, options.max_queue, threads, gpus, drain)
+        return cls(open_engine, how, options.log_requests, limit)
 
-    def open_engine(self) -> ReplicaEngine:
-        """What a replica answers with; called in its process."""
-        from outpace.integrations.ray.in_process_call import ForwardedTenants
-        from outpace.integrations.ray.replica import AppEngine
-        from outpace.serving.app import build_app
 
-        service = self.options.open(ForwardedTenants())
-        return AppEngine(build_app(service, most_bytes=sys.maxsize), service)
+def _open_outpace(options: ServiceOptions) -> ReplicaEngine:
+    """outpace's own server; called in the replica's process."""
+    from outpace.integrations.ray.in_process_call import ForwardedTenants
+    from outpace.integrations.ray.replica import AppEngine
+    from outpace.serving.app import build_app
+
+    service = options.open(ForwardedTenants())
+    return AppEngine(build_app(service, most_bytes=sys.maxsize), service)
+
+
+def _open_process(command: Sequence[str]) -> ReplicaEngine:
+    """Another server's process, whose end is the replica's: Ray then starts another at once, and no request is sent to
+    one that cannot answer. Called in the replica's process."""
+    from outpace.integrations.ray.process_engine import ProcessEngine
+
+    return ProcessEngine(command, died=partial(os._exit, 1))
 
 
 def serve_replicas(
@@ -71,9 +106,8 @@ def serve_replicas(
     from outpace.serving.tenants import Tenants
 
     def start() -> Ingress:
-        options = replication.options
         replicas = deploy(replication.open_engine, replication.how)
-        return Ingress(replicas, Tenants(keys), Log(options.log_requests), time_limit=options.time_limit)
+        return Ingress(replicas, Tenants(keys), Log(replication.log_requests), time_limit=replication.time_limit)
 
     with connected():
         try:

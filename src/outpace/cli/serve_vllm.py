@@ -77,7 +77,9 @@ class Engine:
         return self.engine != "outpace"
 
     def check_unused(self) -> None:
-        """Raise BadInput for options that need another engine than outpace's own."""
+        """Raise BadInput for options that need another engine than outpace's own, where that serves."""
+        if self.other:
+            return
         needing = {
             "--vllm-python": self.vllm_python,
             "--print": self.print_only,
@@ -113,27 +115,54 @@ def serve_vllm(
     unsupported: Mapping[str, Any],
 ) -> None:
     """Print vLLM's command, or run it until it ends. ``unsupported``: options of outpace's own server, by name."""
-    stray = next((name for name, value in unsupported.items() if value), None)
-    if stray is not None:
-        raise BadInput(f"{stray} is for outpace's own server; vLLM's arguments go with --engine-arg")
-    if len(served.models) > 1:
-        raise BadInput(f"vLLM serves one model; --model is given {len(served.models)} times")
+    _check(engine, served, hardware, unsupported)
     if engine.json and not engine.print_only:
         raise BadInput("--json belongs to --print")
-    if not 0 <= served.port <= 65535:
-        raise BadInput(f"--port must be between 0 and 65535, not {served.port}")
-    hardware.check(served.models[0])
     start = launch_for(engine, served, method, drafting, hardware)
     if engine.print_only:
         _show(start, json=engine.json)
         return
-    for note in start.notes:
-        err().print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    _tell(start)
     from outpace.integrations.vllm.server import serve
 
     code = serve(start)
     if code:
         raise typer.Exit(code)
+
+
+def check_launch(
+    engine: Engine,
+    served: Served,
+    method: str,
+    drafting: Drafting,
+    hardware: Hardware,
+    *,
+    unsupported: Mapping[str, Any],
+) -> None:
+    """Raise BadInput for what :func:`serve_vllm` would refuse in a replica, and tell what it would tell; of outpace's
+    own engine nothing."""
+    if not engine.other:
+        return
+    if engine.print_only or engine.json:
+        raise BadInput("--print shows the command of one server; leave out --ray")
+    _check(engine, served, hardware, unsupported)
+    _tell(launch_for(engine, served, method, drafting, hardware))
+
+
+def _check(engine: Engine, served: Served, hardware: Hardware, unsupported: Mapping[str, Any]) -> None:
+    stray = next((name for name, value in unsupported.items() if value), None)
+    if stray is not None:
+        raise BadInput(f"{stray} is for outpace's own server; vLLM's arguments go with --engine-arg")
+    if len(served.models) > 1:
+        raise BadInput(f"vLLM serves one model; --model is given {len(served.models)} times")
+    if not 0 <= served.port <= 65535:
+        raise BadInput(f"--port must be between 0 and 65535, not {served.port}")
+    hardware.check(served.models[0])
+
+
+def _tell(start: Launch) -> None:
+    for note in start.notes:
+        err().print(f"[dim]{escape(note)}[/]", soft_wrap=True)
 
 
 def launch_for(engine: Engine, served: Served, method: str, drafting: Drafting, hardware: Hardware) -> Launch:
@@ -177,6 +206,7 @@ def launch_for(engine: Engine, served: Served, method: str, drafting: Drafting, 
         engine.proposer,
         None if drafting.datastore is None else str(drafting.datastore.resolve()),
         lambda draft: find(draft, "bfloat16" if dtype == "auto" else dtype).folder,
+        name,
     )
     options = ServerOptions(
         found.folder,
@@ -200,8 +230,7 @@ def _show(start: Launch, *, json: bool) -> None:
     if json:
         print_json(start.public())
         return
-    for note in start.notes:
-        err().print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    _tell(start)
     if start.speculation.length_source:
         err().print(f"[dim]draft length: {escape(start.speculation.length_source)}[/]", soft_wrap=True)
     variables = (f"{name}={shlex.quote(value)}" for name, value in start.variables.items())

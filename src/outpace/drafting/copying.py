@@ -152,12 +152,8 @@ class CopyDrafter(Drafter[S], ABC):
         kinds += [CopyKind(match.origin, min(match.length + index, LONGEST)) for index in range(1, len(tokens))]
         state.copied = list(zip(kinds, tokens, strict=True))
         path_acceptance_probs = list(accumulate(map(state.calibration.rate, kinds), mul))
-        tree = TokenTree()
-        for token, path_acceptance_prob in zip(
-            tokens[: budget.best_draft_size(path_acceptance_probs)], path_acceptance_probs, strict=False
-        ):
-            tree.add(len(tree) - 1, token, path_acceptance_prob=path_acceptance_prob)
-        return tree
+        size = budget.best_draft_size(path_acceptance_probs)
+        return TokenTree.chain(tokens[:size], path_acceptance_probs=path_acceptance_probs[:size])
 
     def observe(self, state: S, verdict: Verdict) -> None:
         """All that could have been copied teaches, drafted or not."""

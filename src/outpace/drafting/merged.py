@@ -44,6 +44,9 @@ M = TypeVar("M", bound=MergeState)
 class MergedTrees(Combined[M], ABC):
     """United trees. Deterministic parts are united first and cut; they stand where the first of them stands."""
 
+    single_path: bool = False
+    """Whether every part drafts one path, and the best of them alone is wanted: for engines that verify no more."""
+
     def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str]) -> None:
         super().__init__(parts, names, union_of([part.proposal for part in parts]))
 
@@ -61,7 +64,11 @@ class MergedTrees(Combined[M], ABC):
         certain = [index for index, tree in enumerate(trees) if self.parts[index].may_be_cut(tree, greedy=greedy)]
         if not certain:
             return TokenTree.merge(trees)
+        if self.single_path and len(certain) == len(trees):
+            return max(trees, key=_expected_tokens)
         whole = cut(TokenTree.merge(trees[index] for index in certain), budget)
+        if len(certain) == len(trees):
+            return whole
         rest = [whole if index == certain[0] else tree for index, tree in enumerate(trees)]
         return TokenTree.merge(tree for index, tree in enumerate(rest) if index not in certain[1:])
 
@@ -96,6 +103,10 @@ class Merge(MergedTrees[MergeState]):
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> MergeState:
         return MergeState(sequence, parts)
+
+
+def _expected_tokens(path: TokenTree) -> float:
+    return sum(path.path_acceptance_probs)
 
 
 def _extends(state: MergeState, part: TreeScores) -> bool:

@@ -17,6 +17,8 @@ BEGINNING_CHARACTERS = 256
 """Of a text that is continued: prompts that agree so far have the same key."""
 BEGINNING_TOKENS = 64
 """The same for a prompt of token ids."""
+_NAMESPACE_IN = ("speculation", "vllm_xargs")
+"""Where a request names its namespace: to outpace's own engine, and to the plug-in in vLLM."""
 
 
 def affinity_key(tenant: str, body: bytes) -> str:
@@ -30,10 +32,11 @@ def affinity_key(tenant: str, body: bytes) -> str:
         return ""
     if not isinstance(asked, dict):
         return ""
-    speculation = asked.get("speculation")
-    namespace = speculation.get("namespace") if isinstance(speculation, dict) else None
-    if isinstance(namespace, str):
-        return _digest("namespace", tenant, namespace)
+    for holder in _NAMESPACE_IN:
+        inside = asked.get(holder)
+        namespace = inside.get("namespace") if isinstance(inside, dict) else None
+        if isinstance(namespace, str):
+            return _digest("namespace", tenant, namespace)
     beginning = _beginning(asked)
     if not beginning:
         return ""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from urllib.parse import urlsplit
 
+from outpace.core.child_process import ending_with_parent
 from outpace.core.errors import BadInput, shortened
 from outpace.integrations.ray.messages import Call, Head, Message, ReplicaLost, Tail
 from outpace.integrations.ray.replica import Unhealthy
@@ -25,26 +26,22 @@ _READY = "ready: "
 _KEPT_LINES = 50
 _PART_BYTES = 65536
 _PASSED_ON = ("content-type", "cache-control", "retry-after", "x-request-id")
+_LAST_EVENT = b"data: [DONE]\n\n"
 _ENDED = object()
-_END_WITH_PARENT = """
-import contextlib, ctypes, os, signal, sys
-with contextlib.suppress(AttributeError):  # Linux has it
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
 
 
 class ProcessEngine:
-    """``command``: starts the server. Raises BadInput, with the last line that it wrote, where it does not start."""
+    """``command``: starts the server. ``died``: called, in a thread, where it ends and nobody told it to.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    Raises BadInput, with the last line that it wrote, where it does not start.
+    """
+
+    def __init__(self, command: Sequence[str], died: Callable[[], object] = lambda: None) -> None:
+        self._died = died
+        self._closing = False
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _END_WITH_PARENT, *command],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            ending_with_parent(command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
         )
         self._url = self._wait()
 
@@ -59,6 +56,7 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the process; running answers are finished."""
+        self._closing = True
         self._process.terminate()
         self._process.wait()
 
@@ -77,6 +75,9 @@ class ProcessEngine:
         for line in self._process.stderr:
             self._lines.append(line.strip())
             print(line, end="", file=sys.stderr, flush=True)
+        self._process.wait()
+        if not self._closing:
+            self._died()
 
     def _last(self) -> str:
         line = next((line for line in reversed(self._lines) if line), "it wrote nothing")
@@ -119,8 +120,11 @@ def _read(connection: http.client.HTTPConnection, call: Call, replica: str, put:
         while part := answer.read1(_PART_BYTES):
             put(part)
             events += part.count(b"data:")
-            whole = b"" if head.streams else whole + part
-        put(Tail(events if head.streams else _tokens(whole)))
+            whole = (whole + part)[-len(_LAST_EVENT) :] if head.streams else whole + part
+        if head.streams and whole != _LAST_EVENT:  # without a length, a cut body looks like a whole one
+            put(ConnectionError("the stream was cut"))
+        else:
+            put(Tail(events if head.streams else _tokens(whole)))
     except Exception as error:
         put(error)
     finally:
@@ -137,23 +141,24 @@ def _tokens(body: bytes) -> int:
     return total if isinstance(total, int) else 0
 
 
-_OWN_FLAGS = ("--ray", "--log-requests", "--log-texts")
-_OWN_VALUES = (
+_OF_THE_INGRESS = ("--ray", "--log-requests")
+_OF_THE_INGRESS_WITH_VALUES = (
     *("--replicas", "--host", "--port", "--api-keys", "--cors-origin", "--ssl-certfile", "--ssl-keyfile"),
     *("--max-queue", "--max-request-bytes", "--time-limit"),
 )
 
 
-def replica_command(arguments: Sequence[str]) -> list[str]:
-    """What one replica runs, from the arguments of ``outpace serve --ray``: those of the ingress are left out."""
+def replica_command(arguments: Sequence[str], threads: int) -> list[str]:
+    """What one replica runs on ``threads`` CPUs, from the arguments of ``outpace serve --ray``: those of the ingress
+    are left out."""
     kept: list[str] = []
     skip = False
     for one in arguments:
         name = one.partition("=")[0]
         if skip:
             skip = False
-        elif name in _OWN_VALUES:
+        elif name in (*_OF_THE_INGRESS_WITH_VALUES, "--threads"):
             skip = "=" not in one
-        elif name not in _OWN_FLAGS:
+        elif name not in _OF_THE_INGRESS:
             kept.append(one)
-    return [sys.executable, "-m", "outpace", *kept, "--host", "127.0.0.1", "--port", "0"]
+    return [sys.executable, "-m", "outpace", *kept, "--threads", str(threads), "--host", "127.0.0.1", "--port", "0"]

@@ -32,6 +32,10 @@ class ReplicaEngine(Protocol):
         """Raise Unhealthy where it cannot answer any more."""
         ...
 
+    def close(self) -> None:
+        """End what runs outside this process."""
+        ...
+
 
 class AppEngine:
     """outpace's own server, in this process."""
@@ -54,6 +58,9 @@ class AppEngine:
             elif now - since > STUCK_SECONDS:
                 raise Unhealthy(f"model '{name}': no step has ended for {now - since:.0f} s")
 
+    def close(self) -> None:
+        """All of it ends with this process."""
+
 
 class Replica:
     """One replica. ``open_engine`` loads the models: it is called once, in the replica's process."""
@@ -75,3 +82,8 @@ class Replica:
     def check_health(self) -> None:
         """Called by Ray Serve every few seconds; a replica that raises here three times is replaced."""
         self._engine.check()
+
+    def __del__(self) -> None:
+        """Called by Ray Serve when the replica's requests have ended and its process is about to."""
+        if (engine := getattr(self, "_engine", None)) is not None:  # None: it could not be opened
+            engine.close()

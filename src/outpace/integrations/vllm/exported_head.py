@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 from outpace.core.version import __version__
-from outpace.heads.exchange import export_head
+from outpace.heads.exchange import HUB, export_head
 from outpace.heads.head_config import CONFIG
 from outpace.heads.head_folder import HeadFolder
 from outpace.heads.layouts.speculators import TYPE
@@ -38,8 +38,8 @@ class ExportedHead:
     notes: tuple[str, ...] = ()
 
 
-def exported(head: HeadFolder, model: Callable[[], Model], served: str) -> ExportedHead:
-    """The head for vLLM, which serves the model from ``served``, a folder or a hub id.
+def exported(head: HeadFolder, model: Callable[[], Model], served: str, name: str = "") -> ExportedHead:
+    """The head for vLLM, which serves the model from ``served``, a folder or a hub id. ``name``: the user's for it.
 
     Raises BadInput for a kind that vLLM does not draft with, and for a head that was made for other weights.
     """
@@ -50,7 +50,7 @@ def exported(head: HeadFolder, model: Callable[[], Model], served: str) -> Expor
         if head.layout.name == "eagle":
             raise BadInput(f"'{head.files.path}' is of layout eagle; import it (outpace import-head), then serve that")
         head.load(model().target)
-        return ExportedHead(head.files.path, head, _verifier_note(head, served))
+        return ExportedHead(head.files.path, head, _verifier_note(head, served, name))
     key = "\n".join((head.files.fingerprint, served, layout, __version__))
     folder = cache_dir() / "vllm" / "heads" / f"{head.kind}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not (folder / CONFIG).is_file():
@@ -63,14 +63,15 @@ def exported(head: HeadFolder, model: Callable[[], Model], served: str) -> Expor
     return ExportedHead(folder, head)
 
 
-def _verifier_note(head: HeadFolder, served: str) -> tuple[str, ...]:
-    """A warning where a head names other weights than those that are served."""
+def _verifier_note(head: HeadFolder, served: str, name: str) -> tuple[str, ...]:
+    """A warning where a head names another model than the one that is served. Its embedding was compared, but models
+    that were trained further often keep it."""
     inside = head.files.config.get("speculators_config") if TYPE in head.files.config else None
     verifier = inside.get("verifier") if isinstance(inside, dict) else None
     named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    if named in (None, served):
+    if named in (None, served, name, HUB.get(name)):
         return ()
     return (
-        f"the head names '{named}' as its model, and '{served}' is served; its fingerprint fits these weights, but "
-        "other weights than those that it was trained with may accept fewer draft tokens",
+        f"warning: the head names '{named}' as its model, and '{name or served}' is served; if these are not the "
+        "weights that it was trained with, fewer draft tokens are accepted",
     )

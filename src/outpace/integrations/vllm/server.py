@@ -17,9 +17,11 @@ import threading
 import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+from outpace.core.child_process import ending_with_parent
 from outpace.core.errors import BadInput, OutpaceError, shortened
 from outpace.core.progress import stage
 from outpace.integrations.vllm.command import Launch, ServerOptions, launch
@@ -66,9 +68,11 @@ class Server:
         self._echo: IO[str] | None = None
         self._later = echo
         self._lines: deque[str] = deque(maxlen=_KEPT)
+        program = start.command[0]
         try:
+            Path(program).stat()
             self._process = subprocess.Popen(
-                start.command,
+                ending_with_parent(start.command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -79,7 +83,7 @@ class Server:
                 start_new_session=True,  # Ctrl-C reaches us alone; what vLLM starts ends with it
             )
         except OSError as error:
-            raise EngineFailed(f"cannot start {start.command[0]}: {error.strerror}") from error
+            raise EngineFailed(f"cannot start {program}: {error.strerror}") from error
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -36,7 +36,7 @@ _AS_IN_VLLM = {"eagle3": "eagle3", "dflash": "dflash", "medusa": "medusa", "draf
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the user asked for. ``proposer``: whose implementation drafts for pld and sam, "auto": vLLM's where it has
-    one. ``draft_folder``: finds a draft model's weights as vLLM takes them."""
+    one. ``draft_folder``: finds a draft model's weights as vLLM takes them. ``model``: the name that the user gave."""
 
     method: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class Wanted:
     proposer: str = "auto"
     datastore: str | None = None
     draft_folder: Callable[[str], str] = str
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def speculation(wanted: Wanted, model: Callable[[], Model], served: str, interpr
 
 
 def _with_head(head: HeadFolder, wanted: Wanted, model: Callable[[], Model], served: str) -> Speculation:
-    ready = exported(head, model, served)
+    ready = exported(head, model, served, wanted.model)
     length = _length(wanted, measured_length(head))
     config = {"method": _AS_IN_VLLM[head.kind], "model": str(ready.folder), "num_speculative_tokens": length.tokens}
     return Speculation(head.kind, config | _sampled(head.kind), None, length.source, ready.notes)

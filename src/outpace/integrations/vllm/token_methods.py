@@ -32,6 +32,7 @@ def build_drafter(options: ProposerOptions, vocab_size: int) -> Drafter[Any]:
     and for a datastore that cannot be opened."""
     from outpace.drafting.best_first import BestFirst
     from outpace.drafting.combination import Combined
+    from outpace.drafting.merged import MergedTrees
     from outpace.methods.registry import Context, canonical, configured, find
     from outpace.targets.base import Target
 
@@ -54,7 +55,7 @@ def build_drafter(options: ProposerOptions, vocab_size: int) -> Drafter[Any]:
         one = waiting.pop()
         if one.proposal.sampled or one.needs_target_internals or one.aux_hidden_state_layers:
             raise BadInput(f"method '{name}': one of its parts needs more of the model than vLLM shows")
-        if isinstance(one, BestFirst):
+        if isinstance(one, BestFirst | MergedTrees):
             one.single_path = True
         if isinstance(one, Combined):
             waiting.extend(one.parts)

@@ -13,7 +13,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -77,26 +77,32 @@ class Recycling(BestFirst[RecyclingState]):
     def _read(self, tokens: Seq[int], start: int, rows: Lru[Key, Row]) -> None:
         """Fill rows from the text itself: tokens from ``start`` on, and what came before each."""
         for at in range(start, len(tokens)):
+            token = tokens[at]
+            read = (token, _FROM_TEXT)
             for key in self._keys(tokens[max(0, at - self.context) : at]):
-                row = rows.get(key) or []
-                read = (tokens[at], _FROM_TEXT)
-                rows.put(key, [read, *(one for one in row if one[0] != tokens[at])][: self.topk])
+                row = rows.get(key)
+                if row is None:
+                    rows.put(key, [read])
+                elif row[0] != read:
+                    rows.put(key, [read, *(one for one in row if one[0] != token)][: self.topk])
 
-    def _keys(self, tail: Seq[int]) -> Iterator[Key]:
+    def _keys(self, tail: Seq[int]) -> list[Key]:
         """Keys that end a text, the longest first."""
-        for order in range(min(self.context, len(tail)), 0, -1):
-            yield tuple(tail[len(tail) - order :])
+        whole = tuple(tail[-self.context :])
+        return [whole[start:] for start in range(len(whole))]
 
     def root(self, state: RecyclingState) -> Key:
         return tuple(state.sequence.tokens[-self.context :])
 
     def successors(self, state: RecyclingState, place: Key) -> Iterable[Successor]:
         seen: set[int] = set()
+        found: list[Successor] = []
         for key in self._keys(place):
             for token, certainty in state.rows.get(key) or ():
                 if token not in seen:
                     seen.add(token)
-                    yield Successor(token, (len(key), certainty), (*place, token)[-self.context :])
+                    found.append(Successor(token, (len(key), certainty), (*place, token)[-self.context :]))
+        return found
 
     def observe(self, state: RecyclingState, verdict: Verdict) -> None:
         """Replace the rows of every token that was scored, the rejected draft tokens included."""

@@ -1,0 +1,69 @@
+"""Heads for vLLM: exported once, and a warning where one names another model than the one that is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from layouts_support import head_of, target, written
+from outpace.core.errors import BadInput
+from outpace.heads.exchange import HUB
+from outpace.heads.head_folder import open_head
+from outpace.integrations.vllm.exported_head import exported
+from outpace.integrations.vllm.interpreter import Interpreter
+from outpace.integrations.vllm.speculative_config import Wanted, speculation
+from outpace.model import Model
+from outpace.targets.hf import HFTarget
+from target_suite import tiny_model
+
+NAMED = "models/tiny"
+"""What the heads of these tests name as their model."""
+
+
+class Owner:
+    name = "tiny"
+    target = target()
+
+
+def owner() -> Model:
+    return cast(Model, Owner())
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_head_of_another_model_is_warned_of(kind: str, tmp_path: Path) -> None:
+    head = open_head(written(head_of(kind, 50), "speculators", tmp_path / "head"))
+    [note] = exported(head, owner, "models/tiny-chat", "tiny-chat").notes
+    assert "warning" in note
+    assert "names 'models/tiny' as its model, and 'tiny-chat' is served" in note
+    assert exported(head, owner, NAMED).notes == ()
+    assert exported(head, owner, "/cache/converted", NAMED).notes == ()
+
+
+def test_an_embedded_model_has_the_name_of_its_source_too(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3", 50), "speculators", tmp_path / "head")
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = HUB["smollm2"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert exported(open_head(folder), owner, "/cache/converted", "smollm2").notes == ()
+
+
+def test_the_warning_is_among_what_the_command_tells(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3", 50), "speculators", tmp_path / "head")
+    wanted = Wanted(head=str(folder), model="tiny-chat")
+    found = speculation(wanted, owner, "/cache/converted", Interpreter("python", "0.32.0"))
+    assert found.config is not None
+    assert found.config["model"] == str(folder)
+    assert any("'tiny-chat' is served" in note for note in found.notes)
+
+
+def test_a_head_whose_embedding_is_another_is_refused(tmp_path: Path) -> None:
+    folder = written(head_of("eagle3", 50), "speculators", tmp_path / "head")
+
+    class Other(Owner):
+        target = HFTarget(tiny_model("llama", seed=8))
+
+    with pytest.raises(BadInput, match="other weights"):
+        exported(open_head(folder), lambda: cast(Model, Other()), NAMED)
