@@ -10,9 +10,9 @@ from the answer: the next token is the known one, with probability 1, and hidden
 At temperature 0 the accepted lengths are exactly those of decoding. Above it the answer was drawn from the target's
 distribution, and a lossless rule accepts a *deterministic* draft token exactly where the output continues with it: so
 the lengths have the distribution that they have in decoding, with the target's own draw in place of another one. That
-does not hold for *sampled* draft tokens, which accept more often than they equal an independent draw: :func:`replayable`
-says so. Chains of a draft model are judged by :mod:`outpace.engine.teacher_forcing`; all else has to be decoded
-(:func:`played`, which chooses).
+does not hold for *sampled* draft tokens, which are accepted more often than they equal an independent draw:
+:func:`replayable` says so. Chains of a draft model are judged by :mod:`outpace.engine.teacher_forcing`; all else has to
+be decoded (:func:`played`, which chooses).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams

@@ -1,0 +1,360 @@
+"""advise(): measures costs and acceptance once, predicts every candidate, recommends one or none.
+
+    advice = outpace.advice(outpace.load("smollm2"), load_prompts(), batches=(1, 4, 16))
+    print(advice)                                     # in words;  advice.result is the JSON object
+
+1. The target answers the prompts, autoregressively and in batches (:mod:`outpace.engine.known_answers`).
+2. Rounds with so and so many draft tokens are timed for each batch (:mod:`outpace.advice.round_costs`).
+3. Each candidate decodes the answers once more, which are known by now: its target's forwards do not run
+   (:mod:`outpace.engine.replay`, :mod:`outpace.engine.teacher_forcing`). That gives the accepted lengths of each round.
+4. The best length or tree of each candidate and batch is tried in a few real rounds, for its draft's time.
+5. :mod:`outpace.advice.prediction` puts these together, :mod:`outpace.advice.recommendation` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+from outpace.advice.advice_report import AdviceReport
+from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
+from outpace.advice.engine_commands import Offer, Typed, commands
+from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
+from outpace.advice.recommendation import Row, recommend
+from outpace.advice.round_costs import RoundCosts, fits, measure_rounds
+from outpace.advice.trial import Trial, run_trial
+from outpace.core import machine
+from outpace.core.errors import BadInput
+from outpace.core.progress import stage
+from outpace.core.sampling import SamplingParams
+from outpace.core.turns import ROUNDS
+from outpace.core.version import __version__
+from outpace.engine.known_answers import KnownAnswer, close_answers, known_answers
+from outpace.engine.method import Method
+from outpace.engine.replay import played, replayable
+from outpace.engine.request import Request
+from outpace.engine.teacher_forcing import likelihood_ratios
+from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.registry import Context, build
+from outpace.model import Model
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import stratified, unique
+
+MINUTES = 5.0
+BATCHES = (1, 4, 16)
+PROMPTS = 32
+"""Most prompts that are answered."""
+_LEAST_PROMPTS = 6
+_TOGETHER = 8
+"""Prompts that are answered at once."""
+_ANSWERS, _ROUNDS, _TRIALS, _DECODED = 0.2, 0.25, 0.3, 0.2
+"""Shares of the time: for answers, for costs of rounds, for trials, and for methods that have to decode."""
+_LONGEST = 12.0
+"""Seconds after which a batch's rounds are known well enough."""
+_TRIED = 3
+"""Draft tokens of the chain by which a draft model's levels are timed."""
+_CLOSE = 1.01
+"""A shape must be expected to be so much better than the method's own choice in every round."""
+
+EngineCosts = Callable[[Seq[int]], Mapping[int, RoundCosts]]
+"""Measures rounds of these batches in another engine."""
+
+
+@dataclass(slots=True)
+class _Timer:
+    minutes: float
+    began: float = field(default_factory=perf_counter)
+
+    @property
+    def whole(self) -> float:
+        return 60.0 * self.minutes
+
+    @property
+    def spent(self) -> float:
+        return perf_counter() - self.began
+
+    @property
+    def left(self) -> float:
+        return self.whole - self.spent
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A shape at one batch. ``how`` acceptance was found: replayed, decoded or teacher-forced."""
+
+    shape: Shape
+    method: Method
+    played: Played
+    how: str
+    guess: Prediction
+
+
+def advise(
+    model: Model,
+    prompts: Seq[Prompt],
+    *,
+    batches: Seq[int] = BATCHES,
+    params: SamplingParams | None = None,
+    head: Heads = None,
+    draft_model: DraftModels = None,
+    engine: str = "outpace",
+    minutes: float = MINUTES,
+    max_new_tokens: int = 64,
+    ignore_eos: bool = False,
+    engine_costs: EngineCosts | None = None,
+    typed: Typed | None = None,
+) -> AdviceReport:
+    """Which method is expected to decode ``prompts`` fastest on this machine, for each of ``batches``.
+
+    ``engine_costs``: measures costs in ``engine``; without it those of outpace are assumed there. ``minutes``: what all
+    of it may take, loading left out. ``typed``: what the commands of the advice name. Raises BadInput for no prompts,
+    prompts that do not fit the context, heads and draft models that do not fit the model, and batches whose K/V do not
+    fit into memory.
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine}")
+    with ROUNDS:
+        work = _Advising(model, prompts, batches, params or SamplingParams(), engine, minutes, max_new_tokens)
+        work.ends = frozenset() if ignore_eos else model.eos_ids
+        work.typed = typed or Typed(model.name, temperature=work.params.temperature)
+        return work.run(model.context(head=head, draft_model=draft_model), bool(draft_model), engine_costs)
+
+
+class _Advising:
+    def __init__(
+        self,
+        model: Model,
+        prompts: Seq[Prompt],
+        batches: Seq[int],
+        params: SamplingParams,
+        engine: str,
+        minutes: float,
+        max_new_tokens: int,
+    ) -> None:
+        if not prompts:
+            raise BadInput("there are no prompts to advise on; give --prompts a file with at least one")
+        if not batches or min(batches) < 1:
+            raise BadInput("--batch takes numbers of requests of at least 1, such as 1,4,16")
+        if not minutes > 0:
+            raise BadInput(f"--minutes must be above 0, not {minutes:g}")
+        self.model, self.target = model, model.target
+        self.batches = tuple(dict.fromkeys(sorted(batches)))
+        self.params, self.engine, self.max_new_tokens = params, engine, max_new_tokens
+        self.timer = _Timer(minutes)
+        self.ends: frozenset[int] = frozenset()
+        self.prompts = unique(stratified(prompts, PROMPTS))
+        contexts = {tuple(model.tokenizer.chat(one.messages)): one for one in self.prompts}
+        self.contexts, self.prompts = list(contexts), list(contexts.values())
+        self._check_room()
+        self.answers: list[KnownAnswer] = []
+        self.notes: list[str] = []
+        self.own: dict[int, RoundCosts] = {}
+        self.costs: dict[int, RoundCosts] = {}
+        """Those of the engine that is advised on, which are the own where it was not measured."""
+        self.offers: list[Offer] = []
+        self.typed = Typed()
+        self._known_ratios: dict[int, list[list[float]]] = {}
+
+    def _check_room(self) -> None:
+        room = self.target.context_length
+        for prompt, context in zip(self.prompts, self.contexts, strict=True):
+            if not 0 < len(context) < room:
+                raise BadInput(
+                    f"prompt '{prompt.id}' has {len(context)} tokens; the model's context holds {room}, answer included"
+                )
+        longest = min(room, max(map(len, self.contexts)) + self.max_new_tokens)
+        free = machine.free_memory()
+        for batch in self.batches:
+            if not fits(self.target, batch, longest, free):
+                raise BadInput(
+                    f"--batch {batch}: the K/V of {batch} requests of {longest} tokens do not fit into memory "
+                    f"({free / 1e9:.1f} GB are free); choose a smaller batch or shorter prompts"
+                )
+
+    def run(self, context: Context, draft_model: bool, engine_costs: EngineCosts | None) -> AdviceReport:
+        self.context = context
+        greedy = self.params.greedy
+        offered = candidates(context, self.engine, greedy=greedy, draft_model=draft_model)
+        built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
+        self.plain = build("none", context)
+        layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
+        try:
+            self._answer(layers)
+            self._costs(engine_costs)
+            rows: list[Row] = []
+            for batch in self.batches:
+                for one in offered:
+                    rows += self._candidate(one, built[one.method], batch)
+        finally:
+            close_answers(self.target, self.answers)
+        return self._report(rows)
+
+    # ------------------------------------------------------------------------------------------- measurements
+
+    def _answer(self, layers: set[int]) -> None:
+        with stage("answering prompts", total=len(self.contexts), unit="prompts") as at:
+            for begin in range(0, len(self.contexts), _TOGETHER):
+                if self.answers and self.timer.spent > _ANSWERS * self.timer.whole:
+                    break
+                requests = [
+                    Request(
+                        context,
+                        self.plain,
+                        replace(self.params, seed=self.params.fixed_seed + 1_000_003 * number),
+                        self.max_new_tokens,
+                        self.ends,
+                    )
+                    for number, context in enumerate(self.contexts[begin : begin + _TOGETHER], start=begin)
+                ]
+                self.answers += [one for one in known_answers(self.target, requests, layers) if len(one.tokens) > 1]
+                at.move(begin + len(requests))
+        if not self.answers:
+            raise BadInput("the model ends every answer at once: there is nothing to speed up")
+        if len(self.answers) < _LEAST_PROMPTS:
+            self.notes.append(f"Only {len(self.answers)} prompts were answered, so that the intervals are rough.")
+
+    def _costs(self, engine_costs: EngineCosts | None) -> None:
+        share = _ROUNDS * self.timer.whole / len(self.batches)
+        with stage("measuring rounds", total=len(self.batches), unit="batches") as at:
+            for number, batch in enumerate(self.batches):
+                self.own[batch] = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
+                at.move(number + 1)
+        self.costs = dict(self.own if engine_costs is None else engine_costs(self.batches))
+        if self.engine != "outpace" and engine_costs is None:
+            self.notes.append(
+                f"Costs were measured in outpace on this machine and are assumed for {self.engine}, which was not run."
+            )
+        elif self.engine != "outpace":
+            self.notes.append(
+                f"Rounds were measured in {self.engine}; what drafting takes beside them was measured in outpace."
+            )
+
+    # --------------------------------------------------------------------------------------------- candidates
+
+    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int) -> list[Row]:
+        with stage(f"{one.method}, batch {batch}", brief=True):
+            if self.timer.left < 0:
+                self.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
+                return []
+            found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
+            if not found:
+                return []
+            best = max(found, key=lambda each: each.guess.speedup)
+            own = next((each for each in found if not each.shape.settings), None)
+            if own is not None and best.guess.speedup < _CLOSE * own.guess.speedup:
+                best = own
+            prediction = self._predicted(best, batch)
+            # What the trial has shown of the best one holds for the others of the method too.
+            shown = prediction.speedup / best.guess.speedup
+            for each in found if batch == self.batches[0] else ():
+                self.offers.append(Offer(one.method, each.shape, shown * each.guess.speedup, self._head(one)))
+            return [Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)]
+
+    def _head(self, one: Candidate) -> str | None:
+        bound = self.context.bindings.find(one.head) if one.head is not None else []
+        return bound[0].origin if bound else None
+
+    def _predicted(self, best: _Found, batch: int) -> Prediction:
+        """With a trial, where there is time for one. Its rounds are outpace's own: of another engine's only the draft's
+        time, in autoregressive rounds, is taken over."""
+        own, costs = self.own[batch], self.costs[batch]
+        trial = self._trial(best.method, own)
+        if costs is own and self.engine == "outpace":
+            return predict(best.played, costs, trial)
+        steps = None if trial is None else float(trial.draft_steps()[0])
+        return predict(best.played, costs, None, draft_steps=steps)
+
+    def _played(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
+        found: list[_Found] = []
+        costs = self.costs[batch]
+        for shape, method in zip(one.shapes, methods, strict=True):
+            if found and self.timer.left < _TRIALS * self.timer.whole:
+                break
+            free = replayable(method, self.params)
+            answers = self.answers if free else self._affordable(self.own[batch], len(one.shapes))
+            if not free and len(answers) < _LEAST_PROMPTS:
+                if not found:
+                    self.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
+                continue
+            each = of_records(answers, played(self.target, answers, method, batch))
+            how = "replayed" if free else "decoded"
+            found.append(_Found(shape, method, each, how, predict(each, costs, None)))
+        return found
+
+    def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
+        ratios = self._ratios(methods[0])
+        middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
+        trial = self._trial(methods[middle], self.own[batch])
+        level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
+        found = []
+        for shape, method in zip(one.shapes, methods, strict=True):
+            each = of_chains(ratios, shape.chain, batch)
+            guess = predict(each, self.costs[batch], None, draft_steps=level * shape.chain)
+            found.append(_Found(shape, method, each, "teacher-forced", guess))
+        return found
+
+    def _ratios(self, method: Method) -> list[list[float]]:
+        drafter: Any = method.drafter
+        if id(drafter.draft) not in self._known_ratios:
+            self._known_ratios[id(drafter.draft)] = likelihood_ratios(drafter.draft, self.answers)
+        return self._known_ratios[id(drafter.draft)]
+
+    def _affordable(self, costs: RoundCosts, shapes: int) -> list[KnownAnswer]:
+        """As many answers as can be decoded again in a shape's share of the time."""
+        share = _DECODED * self.timer.whole / (len(self.batches) * min(2 * shapes, 6))
+        seconds = [len(one.tokens) * costs.step / costs.batch for one in self.answers]
+        kept, spent = 0, 0.0
+        while kept < len(seconds) and spent + seconds[kept] <= share:
+            spent += seconds[kept]
+            kept += 1
+        return self.answers[:kept]
+
+    def _trial(self, method: Method, own: RoundCosts) -> Trial | None:
+        if self.timer.left < 0.02 * self.timer.whole:
+            return None
+        share = min(_TRIALS * self.timer.whole / (6 * len(self.batches)), _LONGEST / 3)
+        return run_trial(self.target, self.answers, method, self.plain, own.batch, share)
+
+    # ------------------------------------------------------------------------------------------------- result
+
+    def _report(self, rows: Seq[Row]) -> AdviceReport:
+        costs = self.costs
+        chosen = recommend(rows, costs)
+        result: dict[str, Any] = {
+            "version": __version__,
+            "complete": True,
+            "recommendation": chosen.public(),
+            "candidates": [
+                *(
+                    {"method": "none", "settings": {}, "batch": batch, "speedup": 1.0, "interval": [1.0, 1.0]}
+                    for batch in self.batches
+                ),
+                *(one.public() for one in rows),
+            ],
+            "words": chosen.words,
+            "notes": self.notes,
+            "engine": self.engine,
+            "costs": {
+                str(batch): {
+                    "draft_tokens": [int(size) for size in one.sizes],
+                    "relative": [float(value) for value in one.relative_sizes()],
+                    "step_seconds": one.step,
+                    "assumed": self.engine != "outpace" and one is self.own[batch],
+                }
+                for batch, one in costs.items()
+            },
+            "settings": {
+                "prompts": len(self.answers),
+                "tokens": sum(len(one.tokens) for one in self.answers),
+                "max_new_tokens": self.max_new_tokens,
+                "temperature": self.params.temperature,
+                "batches": list(self.batches),
+            },
+            "machine": machine.describe(),
+            "model": {"name": self.model.name, "context_length": self.target.context_length, **self.model.info},
+            "seconds": self.timer.spent,
+        }
+        result["commands"] = commands(self.typed, chosen.method, self.offers)
+        return AdviceReport.of(result)
