@@ -130,7 +130,7 @@ def summary(pieces: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["nothing was measured yet"]
     lines += [
         "",
-        f"median error {100 * median(errors):.1f} %; {close} of {total} predictions within 5 % or the measured interval",
+        f"median error {100 * median(errors):.1f} %; {close} of {total} within 5 % or the measured interval",
         f"the 90 % intervals cover {covered} of {total} measurements ({100 * covered / total:.0f} %)",
         f"regret of the recommendation {100 * float(np.mean(regrets)):.1f} %{_interval(regrets)}",
         f"none was recommended in {none_right} of {none_said} pieces in which nothing was surely above {WORTH:.2f}x",

@@ -1,6 +1,6 @@
 """advise(): measures costs and acceptance once, predicts every candidate, recommends one or none.
 
-    advice = outpace.advice(outpace.load("smollm2"), load_prompts(), batches=(1, 4, 16))
+    advice = outpace.advise("smollm2", batches=(1, 4, 16))
     print(advice)                                     # in words;  advice.result is the JSON object
 
 1. The target answers the prompts, autoregressively and in batches (:mod:`outpace.engine.known_answers`).
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -40,7 +41,7 @@ from outpace.methods.named_weights import DraftModels, Heads
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import stratified, unique
+from outpace.prompts.questions import prompts_of, stratified, unique
 
 MINUTES = 5.0
 BATCHES = (1, 4, 16)
@@ -92,8 +93,8 @@ class _Found:
 
 
 def advise(
-    model: Model,
-    prompts: Seq[Prompt],
+    model: Model | str,
+    prompts: Seq[Prompt | str] | str | Path | None = None,
     *,
     batches: Seq[int] = BATCHES,
     params: SamplingParams | None = None,
@@ -106,19 +107,30 @@ def advise(
     engine_costs: EngineCosts | None = None,
     typed: Typed | None = None,
 ) -> AdviceReport:
-    """Which method is expected to decode ``prompts`` fastest on this machine, for each of ``batches``.
+    """Which method is expected to decode prompts like these fastest on this machine, at each of ``batches``; or none.
 
-    ``engine_costs``: measures costs in ``engine``; without it those of outpace are assumed there. ``minutes``: what all
-    of it may take, loading left out. ``typed``: what the commands of the advice name. Raises BadInput for no prompts,
-    prompts that do not fit the context, heads and draft models that do not fit the model, and batches whose K/V do not
-    fit into memory.
+    ``model``: a Model, or a name for :func:`outpace.load`. ``prompts``: questions, texts or the path of a file; None
+    takes the embedded set. ``params``: None is greedy. ``head`` and ``draft_model``: those of :meth:`Model.method`.
+    ``engine``: outpace, vllm, sglang or llama.cpp; candidates are those that it can run. ``minutes``: what all of it
+    may take. ``max_new_tokens``: per answer; ``ignore_eos``: answers go on after their end. ``engine_costs``: measures
+    costs in ``engine``; without it those of outpace are assumed there. ``typed``: what the commands of the advice name.
+
+    Raises BadInput for no prompts, prompts that do not fit the context, heads and draft models that do not fit the
+    model, and batches whose K/V do not fit into memory.
+
+    >>> print(outpace.advise("smollm2", batches=(1, 4)))  # doctest: +SKIP
     """
     if engine not in ENGINES:
         raise BadInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine}")
+    questions = prompts_of(prompts)
+    if not isinstance(model, Model):
+        import outpace.loading
+
+        model = outpace.loading.load(model)
     with ROUNDS:
-        work = _Advising(model, prompts, batches, params or SamplingParams(), engine, minutes, max_new_tokens)
+        work = _Advising(model, questions, batches, params or SamplingParams(), engine, minutes, max_new_tokens)
         work.ends = frozenset() if ignore_eos else model.eos_ids
-        work.typed = typed or Typed(model.name, temperature=work.params.temperature)
+        work.typed = typed or Typed(model.name)
         return work.run(model.context(head=head, draft_model=draft_model), bool(draft_model), engine_costs)
 
 

@@ -33,7 +33,6 @@ class Typed:
     model: str = "smollm2"
     head: str | None = None
     draft_model: str | None = None
-    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
