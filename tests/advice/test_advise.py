@@ -62,6 +62,26 @@ def test_bad_input(smollm2: Model) -> None:
         advise(smollm2, load_prompts(limit=2), engine="tgi")
 
 
+def test_the_command_prints_words_or_one_object(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(
+        "\n".join(f"say {word} again and again" for word in ("one", "two", "three", "four", "five", "six"))
+    )
+    page = tmp_path / "page.html"
+    asked = ["advise", "--prompts", str(prompts), "--batch", "1,2", "--minutes", "0.1", "-n", "16"]
+    ran = run(*asked, "--json", "--html", str(page))
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    assert set(result["recommendation"]) == {"method", "settings", "batch"}
+    assert {(row["method"], row["batch"]) for row in result["candidates"]} >= {("none", 1), ("none", 2), ("pld", 1)}
+    assert page.read_text().startswith("<!")
+    ran = run(*asked, "--engine", "sglang")
+    assert ran.code == 0, ran.err
+    assert "Use " in ran.out
+    assert "assumed for sglang" in ran.out
+    assert "python -m sglang.launch_server" in ran.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

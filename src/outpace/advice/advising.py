@@ -13,30 +13,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from outpace.advice.advice_report import AdviceReport
 from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
 from outpace.advice.engine_commands import Offer, Typed, commands
+from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
 from outpace.advice.recommendation import Row, recommend
-from outpace.advice.round_costs import RoundCosts, fits, measure_rounds
-from outpace.advice.trial import Trial, run_trial
+from outpace.advice.round_costs import fits
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
-from outpace.engine.known_answers import KnownAnswer, close_answers, known_answers
 from outpace.engine.method import Method
-from outpace.engine.replay import played, replayable
-from outpace.engine.request import Request
-from outpace.engine.teacher_forcing import likelihood_ratios
+from outpace.engine.replay import replayable
 from outpace.methods.named_weights import DraftModels, Heads
 from outpace.methods.registry import Context, build
 from outpace.model import Model
@@ -47,38 +43,10 @@ MINUTES = 5.0
 BATCHES = (1, 4, 16)
 PROMPTS = 32
 """Most prompts that are answered."""
-_LEAST_PROMPTS = 6
-_TOGETHER = 8
-"""Prompts that are answered at once."""
-_ANSWERS, _ROUNDS, _TRIALS, _DECODED = 0.2, 0.25, 0.3, 0.2
-"""Shares of the time: for answers, for costs of rounds, for trials, and for methods that have to decode."""
-_LONGEST = 12.0
-"""Seconds after which a batch's rounds are known well enough."""
 _TRIED = 3
 """Draft tokens of the chain by which a draft model's levels are timed."""
 _CLOSE = 1.01
 """A shape must be expected to be so much better than the method's own choice in every round."""
-
-EngineCosts = Callable[[Seq[int]], Mapping[int, RoundCosts]]
-"""Measures rounds of these batches in another engine."""
-
-
-@dataclass(slots=True)
-class _Timer:
-    minutes: float
-    began: float = field(default_factory=perf_counter)
-
-    @property
-    def whole(self) -> float:
-        return 60.0 * self.minutes
-
-    @property
-    def spent(self) -> float:
-        return perf_counter() - self.began
-
-    @property
-    def left(self) -> float:
-        return self.whole - self.spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +122,14 @@ class _Advising:
         self.model, self.target = model, model.target
         self.batches = tuple(dict.fromkeys(sorted(batches)))
         self.params, self.engine, self.max_new_tokens = params, engine, max_new_tokens
-        self.timer = _Timer(minutes)
+        self.timer = Timer(minutes)
         self.ends: frozenset[int] = frozenset()
         self.prompts = unique(stratified(prompts, PROMPTS))
         contexts = {tuple(model.tokenizer.chat(one.messages)): one for one in self.prompts}
         self.contexts, self.prompts = list(contexts), list(contexts.values())
         self._check_room()
-        self.answers: list[KnownAnswer] = []
-        self.notes: list[str] = []
-        self.own: dict[int, RoundCosts] = {}
-        self.costs: dict[int, RoundCosts] = {}
-        """Those of the engine that is advised on, which are the own where it was not measured."""
         self.offers: list[Offer] = []
         self.typed = Typed()
-        self._known_ratios: dict[int, list[list[float]]] = {}
 
     def _check_room(self) -> None:
         room = self.target.context_length
@@ -190,65 +152,23 @@ class _Advising:
         greedy = self.params.greedy
         offered = candidates(context, self.engine, greedy=greedy, draft_model=draft_model)
         built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
-        self.plain = build("none", context)
+        self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
         try:
-            self._answer(layers)
-            self._costs(engine_costs)
+            self.work.answer(self.contexts, self.max_new_tokens, self.ends, layers)
+            self.work.cost(self.engine, engine_costs)
             rows: list[Row] = []
             for batch in self.batches:
                 for one in offered:
                     rows += self._candidate(one, built[one.method], batch)
         finally:
-            close_answers(self.target, self.answers)
+            self.work.close()
         return self._report(rows)
-
-    # ------------------------------------------------------------------------------------------- measurements
-
-    def _answer(self, layers: set[int]) -> None:
-        with stage("answering prompts", total=len(self.contexts), unit="prompts") as at:
-            for begin in range(0, len(self.contexts), _TOGETHER):
-                if self.answers and self.timer.spent > _ANSWERS * self.timer.whole:
-                    break
-                requests = [
-                    Request(
-                        context,
-                        self.plain,
-                        replace(self.params, seed=self.params.fixed_seed + 1_000_003 * number),
-                        self.max_new_tokens,
-                        self.ends,
-                    )
-                    for number, context in enumerate(self.contexts[begin : begin + _TOGETHER], start=begin)
-                ]
-                self.answers += [one for one in known_answers(self.target, requests, layers) if len(one.tokens) > 1]
-                at.move(begin + len(requests))
-        if not self.answers:
-            raise BadInput("the model ends every answer at once: there is nothing to speed up")
-        if len(self.answers) < _LEAST_PROMPTS:
-            self.notes.append(f"Only {len(self.answers)} prompts were answered, so that the intervals are rough.")
-
-    def _costs(self, engine_costs: EngineCosts | None) -> None:
-        share = _ROUNDS * self.timer.whole / len(self.batches)
-        with stage("measuring rounds", total=len(self.batches), unit="batches") as at:
-            for number, batch in enumerate(self.batches):
-                self.own[batch] = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
-                at.move(number + 1)
-        self.costs = dict(self.own if engine_costs is None else engine_costs(self.batches))
-        if self.engine != "outpace" and engine_costs is None:
-            self.notes.append(
-                f"Costs were measured in outpace on this machine and are assumed for {self.engine}, which was not run."
-            )
-        elif self.engine != "outpace":
-            self.notes.append(
-                f"Rounds were measured in {self.engine}; what drafting takes beside them was measured in outpace."
-            )
-
-    # --------------------------------------------------------------------------------------------- candidates
 
     def _candidate(self, one: Candidate, methods: Seq[Method], batch: int) -> list[Row]:
         with stage(f"{one.method}, batch {batch}", brief=True):
             if self.timer.left < 0:
-                self.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
+                self.work.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
                 return []
             found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
             if not found:
@@ -271,8 +191,8 @@ class _Advising:
     def _predicted(self, best: _Found, batch: int) -> Prediction:
         """With a trial, where there is time for one. Its rounds are outpace's own: of another engine's only the draft's
         time, in autoregressive rounds, is taken over."""
-        own, costs = self.own[batch], self.costs[batch]
-        trial = self._trial(best.method, own)
+        own, costs = self.work.own[batch], self.work.costs[batch]
+        trial = self.work.trial(best.method, batch)
         if costs is own and self.engine == "outpace":
             return predict(best.played, costs, trial)
         steps = None if trial is None else float(trial.draft_steps()[0])
@@ -280,59 +200,35 @@ class _Advising:
 
     def _played(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
         found: list[_Found] = []
-        costs = self.costs[batch]
+        costs = self.work.costs[batch]
         for shape, method in zip(one.shapes, methods, strict=True):
-            if found and self.timer.left < _TRIALS * self.timer.whole:
+            if found and self.timer.left < TRIALS * self.timer.whole:
                 break
             free = replayable(method, self.params)
-            answers = self.answers if free else self._affordable(self.own[batch], len(one.shapes))
-            if not free and len(answers) < _LEAST_PROMPTS:
+            answers = self.work.answers if free else self.work.affordable(batch, len(one.shapes))
+            if not free and len(answers) < LEAST_PROMPTS:
                 if not found:
-                    self.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
+                    self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
                 continue
-            each = of_records(answers, played(self.target, answers, method, batch))
+            each = of_records(answers, self.work.rounds(answers, method, batch))
             how = "replayed" if free else "decoded"
             found.append(_Found(shape, method, each, how, predict(each, costs, None)))
         return found
 
     def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
-        ratios = self._ratios(methods[0])
+        ratios = self.work.ratios(methods[0])
         middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
-        trial = self._trial(methods[middle], self.own[batch])
+        trial = self.work.trial(methods[middle], batch)
         level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
         found = []
         for shape, method in zip(one.shapes, methods, strict=True):
             each = of_chains(ratios, shape.chain, batch)
-            guess = predict(each, self.costs[batch], None, draft_steps=level * shape.chain)
+            guess = predict(each, self.work.costs[batch], None, draft_steps=level * shape.chain)
             found.append(_Found(shape, method, each, "teacher-forced", guess))
         return found
 
-    def _ratios(self, method: Method) -> list[list[float]]:
-        drafter: Any = method.drafter
-        if id(drafter.draft) not in self._known_ratios:
-            self._known_ratios[id(drafter.draft)] = likelihood_ratios(drafter.draft, self.answers)
-        return self._known_ratios[id(drafter.draft)]
-
-    def _affordable(self, costs: RoundCosts, shapes: int) -> list[KnownAnswer]:
-        """As many answers as can be decoded again in a shape's share of the time."""
-        share = _DECODED * self.timer.whole / (len(self.batches) * min(2 * shapes, 6))
-        seconds = [len(one.tokens) * costs.step / costs.batch for one in self.answers]
-        kept, spent = 0, 0.0
-        while kept < len(seconds) and spent + seconds[kept] <= share:
-            spent += seconds[kept]
-            kept += 1
-        return self.answers[:kept]
-
-    def _trial(self, method: Method, own: RoundCosts) -> Trial | None:
-        if self.timer.left < 0.02 * self.timer.whole:
-            return None
-        share = min(_TRIALS * self.timer.whole / (6 * len(self.batches)), _LONGEST / 3)
-        return run_trial(self.target, self.answers, method, self.plain, own.batch, share)
-
-    # ------------------------------------------------------------------------------------------------- result
-
     def _report(self, rows: Seq[Row]) -> AdviceReport:
-        costs = self.costs
+        costs = self.work.costs
         chosen = recommend(rows, costs)
         result: dict[str, Any] = {
             "version": __version__,
@@ -346,20 +242,20 @@ class _Advising:
                 *(one.public() for one in rows),
             ],
             "words": chosen.words,
-            "notes": self.notes,
+            "notes": self.work.notes,
             "engine": self.engine,
             "costs": {
                 str(batch): {
                     "draft_tokens": [int(size) for size in one.sizes],
                     "relative": [float(value) for value in one.relative_sizes()],
                     "step_seconds": one.step,
-                    "assumed": self.engine != "outpace" and one is self.own[batch],
+                    "assumed": self.engine != "outpace" and one is self.work.own[batch],
                 }
                 for batch, one in costs.items()
             },
             "settings": {
-                "prompts": len(self.answers),
-                "tokens": sum(len(one.tokens) for one in self.answers),
+                "prompts": len(self.work.answers),
+                "tokens": sum(len(one.tokens) for one in self.work.answers),
                 "max_new_tokens": self.max_new_tokens,
                 "temperature": self.params.temperature,
                 "batches": list(self.batches),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.methods.bindings import Bindings
-from outpace.methods.registry import Context, drafting_with, find
+from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods
 
 ENGINES = ("outpace", "vllm", "sglang", "llama.cpp")
 LOOKUP = ("pld", "sam", "recycling")
@@ -78,9 +78,7 @@ def head_kinds(bindings: Bindings) -> list[str]:
     return [best[1]] if best[0] > 1.0 else []
 
 
-def _trained() -> list[Any]:
-    from outpace.methods.registry import methods
-
+def _trained() -> list[MethodInfo]:
     return [info for info in methods() if info.trained and info.lossless]
 
 
@@ -115,8 +113,3 @@ def _head_candidate(kind: str, *, greedy: bool) -> Candidate:
 def _fitting(one: Candidate, engine: str) -> Candidate:
     shapes = tuple(shape for shape in one.shapes if engine in shape.engines)
     return Candidate(one.method, shapes, one.head, one.teacher_forced)
-
-
-def simplest(shapes: Seq[Shape]) -> Shape | None:
-    """The one without settings, if any: it decides in each round."""
-    return next((one for one in shapes if not one.settings), None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
-from contextlib import suppress
 from itertools import chain, count
 from time import perf_counter
 
@@ -166,6 +165,4 @@ class _Probe(Drafter[DraftState]):
 
 def fits(target: Target, batch: int, tokens: int, free: int) -> bool:
     """Whether K/V of ``batch`` requests of ``tokens`` tokens each fit into ``free`` bytes, where that is known."""
-    with suppress(NotImplementedError):
-        return batch * target.kv_bytes(None, tokens) <= free
-    return True
+    return batch * target.kv_bytes(None, tokens) <= free
