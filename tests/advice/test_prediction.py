@@ -97,7 +97,7 @@ def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
     assert trial.excess(LINE) == pytest.approx([1.1])
     played = Played(np.array([20.0]), np.array([[10.0]]), np.array([2.0]), np.array([1.0]), np.full(10, 0.1))
     found = predict(played, LINE, trial)
-    # Drafting took 0.1 a round when it was replayed, and takes 0.3.
+    # Drafting took 0.1 a round when it was replayed, all of it here, and takes 0.3.
     assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
 
 

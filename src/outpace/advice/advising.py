@@ -156,9 +156,10 @@ class _Advising:
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
         try:
             self.work.answer(self.contexts, self.max_new_tokens, self.ends, layers)
-            self.work.cost(self.engine, engine_costs)
+            self.work.ask_engine(self.engine, engine_costs)
             rows: list[Row] = []
             for batch in self.batches:
+                self.work.cost(batch)
                 for one in offered:
                     rows += self._candidate(one, built[one.method], batch)
         finally:

@@ -15,6 +15,7 @@ from typing import Any
 from outpace.advice.candidates import ENGINES, Shape
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
+from outpace.heads.exchange import HUB
 from outpace.integrations.vllm.exported_head import LAYOUTS
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.speculative_config import Wanted, speculation
@@ -33,6 +34,11 @@ class Typed:
     model: str = "smollm2"
     head: str | None = None
     draft_model: str | None = None
+
+    @property
+    def published(self) -> str:
+        """The model as other engines find it."""
+        return HUB.get(self.model, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def _outpace(typed: Typed, best: Offer | None) -> str:
 
 def _vllm(typed: Typed, best: Offer | None) -> str:
     if best is None:
-        return _nothing("vLLM", f"vllm serve {shlex.quote(typed.model)}")
+        return _nothing("vLLM", f"vllm serve {shlex.quote(typed.published)}")
     kind = find(best.method).head
     if kind is not None:
         if kind not in LAYOUTS:
@@ -90,17 +96,18 @@ def _vllm(typed: Typed, best: Offer | None) -> str:
         if best.method != "draft-model":
             wanted = Wanted(best.method, num_draft_tokens=best.shape.chain, proposer="vllm")
         try:
-            found = speculation(wanted, _no_model, typed.model, Interpreter("python", None))
+            found = speculation(wanted, _no_model, typed.published, Interpreter("python", None))
         except BadInput as error:
             return f"# vLLM: {error}"
         config = found.config
-    return f"vllm serve {shlex.quote(typed.model)} --speculative-config {shlex.quote(json.dumps(config))}" + _export(
-        typed, best.head, LAYOUTS.get(kind or "", "")
+    return (
+        f"vllm serve {shlex.quote(typed.published)} --speculative-config {shlex.quote(json.dumps(config))}"
+        + _export(typed, best.head, LAYOUTS.get(kind or "", ""))
     )
 
 
 def _sglang(typed: Typed, best: Offer | None) -> str:
-    words = ["python", "-m", "sglang.launch_server", "--model-path", typed.model]
+    words = ["python", "-m", "sglang.launch_server", "--model-path", typed.published]
     if best is None:
         return _nothing("SGLang", shlex.join(words))
     kind, settings = find(best.method).head, best.shape.settings
@@ -123,8 +130,8 @@ def _sglang(typed: Typed, best: Offer | None) -> str:
 
 
 def _llama_cpp(typed: Typed, best: Offer | None) -> str:
-    words = ["llama-server", "-m", typed.model]
-    if not typed.model.endswith(".gguf"):
+    words = ["llama-server", "-m", typed.published]
+    if not typed.published.endswith(".gguf"):
         return "# llama.cpp reads GGUF files: give --model a .gguf file for its command"
     if best is None:
         return _nothing("llama.cpp", shlex.join(words))

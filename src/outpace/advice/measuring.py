@@ -95,22 +95,25 @@ class Measurements:
         if len(self.answers) < LEAST_PROMPTS:
             self.notes.append(f"Only {len(self.answers)} prompts were answered, so that the intervals are rough.")
 
-    def cost(self, engine: str, engine_costs: EngineCosts | None) -> None:
-        """Time the rounds of each batch, and those of ``engine``."""
-        share = _ROUNDS * self.timer.whole / len(self.batches)
-        with stage("measuring rounds", total=len(self.batches), unit="batches") as at:
-            for number, batch in enumerate(self.batches):
-                self.own[batch] = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
-                at.move(number + 1)
-        self.costs = dict(self.own if engine_costs is None else engine_costs(self.batches))
-        if engine != "outpace" and engine_costs is None:
+    def ask_engine(self, engine: str, engine_costs: EngineCosts | None) -> None:
+        """Time rounds of all batches in ``engine``, where that can be done."""
+        if engine_costs is not None:
+            self.costs = dict(engine_costs(self.batches))
+            self.notes.append(f"Rounds were measured in {engine}, what drafting takes beside them in outpace.")
+        elif engine != "outpace":
             self.notes.append(
                 f"Costs were measured in outpace on this machine and are assumed for {engine}, which was not run."
             )
-        elif engine != "outpace":
-            self.notes.append(
-                f"Rounds were measured in {engine}; what drafting takes beside them was measured in outpace."
-            )
+
+    def cost(self, batch: int) -> None:
+        """Time the rounds of a batch.
+
+        Right before its candidates: those that choose lengths by the clock read how long the last rounds took.
+        """
+        share = _ROUNDS * self.timer.whole / len(self.batches)
+        with stage(f"measuring rounds, batch {batch}", brief=True):
+            self.own[batch] = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
+        self.costs.setdefault(batch, self.own[batch])
 
     def rounds(self, answers: Seq[KnownAnswer], method: Method, batch: int) -> list[RoundRecord]:
         """Its rounds on known answers; again where costs were measured meanwhile, which counts as drafting."""

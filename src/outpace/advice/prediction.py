@@ -28,6 +28,8 @@ RESAMPLES = 2000
 MODEL_ERROR = 0.02
 """Standard deviation of the logarithm of measured over predicted speed-ups that resampling does not explain
 (``python benchmarks/advice_check.py``)."""
+FREE = 0.03
+"""Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
 UNTRIED = 0.05
 """The same of a candidate whose drafting was not timed in real rounds."""
 
@@ -187,7 +189,7 @@ def _drafting(
     # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
     early = played.early[: len(trial.plain)]
     usual = float(np.mean(early)) / costs.step if len(early) else 0.0
-    if usual <= 0.0:
+    if usual < FREE:
         return rounds * tried
     scale = np.clip(tried / usual, 0.5, 8.0)
     scaled: Figures = scale * (shares @ played.drafting) / costs.step
