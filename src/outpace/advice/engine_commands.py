@@ -75,7 +75,7 @@ def _outpace(typed: Typed, best: Offer | None) -> str:
         if typed.draft_model is not None and best.method in ("draft-model", "auto"):
             words += ["--draft-model", typed.draft_model]
         for key, value in best.shape.settings.items():
-            words += ["--param", f"{best['method']}.{key}={value}"]
+            words += ["--param", f"{best.method}.{key}={value}"]
     return shlex.join(words)
 
 
