@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.core.version import __version__
 
 if TYPE_CHECKING:
+    from outpace.advice.advising import advise as advise
     from outpace.api.calls import agenerate as agenerate, generate as generate
     from outpace.api.conversation import Conversation as Conversation, chat as chat
     from outpace.api.result import Result as Result
@@ -48,6 +49,7 @@ _HOME = {
     "Result": "outpace.api.result",
     "Stream": "outpace.api.streams",
     "accelerate": "outpace.integrations.transformers.accelerate",
+    "advise": "outpace.advice.advising",
     "agenerate": "outpace.api.calls",
     "astream": "outpace.api.streams",
     "chat": "outpace.api.conversation",

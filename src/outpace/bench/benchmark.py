@@ -27,7 +27,7 @@ from outpace.methods.registry import configured, find
 from outpace.methods.side_by_side import build_all, use_notes
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts, stratified
+from outpace.prompts.questions import prompts_of
 
 
 def bench(
@@ -79,7 +79,7 @@ def bench(
     from outpace.bench.runner import run
 
     params = params or SamplingParams()
-    questions = _questions(prompts, limit)
+    questions = prompts_of(prompts, limit)
     if quality:
         check_tasks(questions)
     if not isinstance(model, Model):
@@ -122,12 +122,3 @@ def bench(
 def _typed(label: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What was given of a method's settings, as the method reads it."""
     return configured(find(label), settings).model_dump(exclude_unset=True)
-
-
-def _questions(prompts: Sequence[Prompt | str] | str | Path | None, limit: int | None) -> Sequence[Prompt]:
-    if prompts is None or isinstance(prompts, str | Path):
-        return load_prompts(prompts, limit)
-    found = [
-        Prompt(f"prompt-{i}", "other", (one,)) if isinstance(one, str) else one for i, one in enumerate(prompts, 1)
-    ]
-    return found if limit is None else stratified(found, limit)

@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 import outpace
+from outpace.cli.advise import advise
 from outpace.cli.bars import showing
 from outpace.cli.bench import bench
 from outpace.cli.bench_peers import bench_peers
@@ -62,7 +63,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, serve, bench, bench_peers, certify, train, tune, eval_head):
+for command in (generate, chat, serve, advise, bench, bench_peers, certify, train, tune, eval_head):
     app.command()(command)
 for listing in (methods, rules, controllers, doctor):
     app.command()(listing)

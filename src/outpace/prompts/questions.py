@@ -19,7 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from outpace.core.errors import BadInput
-from outpace.prompts.prompt import Prompt
+from outpace.prompts.prompt import OTHER, Prompt
 from outpace.prompts.reader import read_prompts
 
 GROUPS = ("chat", "translation", "summarisation", "qa", "math", "rag", "code-editing")
@@ -35,6 +35,17 @@ def load_prompts(path: str | Path | None = None, limit: int | None = None) -> li
         raise BadInput(f"the limit on prompts must be at least 1, not {limit}")
     prompts = _embedded() if path is None else list(read_prompts(Path(path)).values())
     return prompts if limit is None else stratified(prompts, limit)
+
+
+def prompts_of(given: Sequence[Prompt | str] | str | Path | None, limit: int | None = None) -> list[Prompt]:
+    """Prompts as callers give them: questions or texts, the path of a file, or None for the embedded set.
+
+    ``limit`` and errors as for :func:`load_prompts`.
+    """
+    if given is None or isinstance(given, str | Path):
+        return load_prompts(given, limit)
+    found = [Prompt(f"prompt-{i}", OTHER, (one,)) if isinstance(one, str) else one for i, one in enumerate(given, 1)]
+    return found if limit is None else stratified(found, limit)
 
 
 def stratified(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:

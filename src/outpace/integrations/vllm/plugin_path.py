@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import outpace
+from outpace.core import version
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_folder
-from outpace.core.version import __version__
 from outpace.models.gguf_cache import cache_dir
 
 ENTRY_POINTS = "[vllm.general_plugins]\noutpace = outpace.integrations.vllm:register\n"
@@ -21,16 +20,16 @@ ENTRY_POINTS = "[vllm.general_plugins]\noutpace = outpace.integrations.vllm:regi
 
 def plugin_path() -> Path:
     """The folder, made where there is none. Raises BadInput for a cache that cannot be written."""
-    package = Path(outpace.__file__).parent
+    package, number = Path(version.__file__).parents[1], version.__version__
     digest = hashlib.sha256(str(package).encode()).hexdigest()[:16]
-    folder = cache_dir() / "vllm" / f"plugin-{__version__}-{digest}"
+    folder = cache_dir() / "vllm" / f"plugin-{number}-{digest}"
     if (folder / "outpace").exists():
         return folder
     try:
         with atomic_folder(folder) as unfinished:
-            about = unfinished / f"outpace-{__version__}.dist-info"
+            about = unfinished / f"outpace-{number}.dist-info"
             about.mkdir()
-            about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: outpace\nVersion: {__version__}\n")
+            about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: outpace\nVersion: {number}\n")
             about.joinpath("entry_points.txt").write_text(ENTRY_POINTS)
         # Last, and not in the folder that becomes whole above: that sets the modes of all it holds, the package's too.
         (folder / "outpace").symlink_to(package, target_is_directory=True)

@@ -1,0 +1,1 @@
+"""Advice: which method to decode with on this machine, or none, and what it is expected to gain."""

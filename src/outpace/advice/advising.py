@@ -1,0 +1,269 @@
+"""advise(): measures costs and acceptance once, predicts every candidate, recommends one or none.
+
+    advice = outpace.advise("smollm2", batches=(1, 4, 16))
+    print(advice)                                     # in words;  advice.result is the JSON object
+
+1. The target answers the prompts, autoregressively and in batches (:mod:`outpace.engine.known_answers`).
+2. Rounds with so and so many draft tokens are timed for each batch (:mod:`outpace.advice.round_costs`).
+3. Each candidate decodes the answers once more, which are known by now: its target's forwards do not run
+   (:mod:`outpace.engine.replay`, :mod:`outpace.engine.teacher_forcing`). That gives the accepted lengths of each round.
+4. The best length or tree of each candidate and batch is tried in a few real rounds, for its draft's time.
+5. :mod:`outpace.advice.prediction` puts these together, :mod:`outpace.advice.recommendation` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.advice.advice_report import AdviceReport
+from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
+from outpace.advice.engine_commands import Offer, Typed, commands
+from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
+from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
+from outpace.advice.recommendation import Row, recommend
+from outpace.advice.round_costs import fits
+from outpace.core import machine
+from outpace.core.errors import BadInput
+from outpace.core.progress import stage
+from outpace.core.sampling import SamplingParams
+from outpace.core.turns import ROUNDS
+from outpace.core.version import __version__
+from outpace.engine.method import Method
+from outpace.engine.replay import replayable
+from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.registry import Context, build
+from outpace.model import Model
+from outpace.prompts.prompt import Prompt
+from outpace.prompts.questions import prompts_of, stratified, unique
+
+MINUTES = 5.0
+BATCHES = (1, 4, 16)
+PROMPTS = 32
+"""Most prompts that are answered."""
+_TRIED = 3
+"""Draft tokens of the chain by which a draft model's levels are timed."""
+_CLOSE = 1.01
+"""A shape must be expected to be so much better than the method's own choice in every round."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A shape at one batch. ``how`` acceptance was found: replayed, decoded or teacher-forced."""
+
+    shape: Shape
+    method: Method
+    played: Played
+    how: str
+    guess: Prediction
+
+
+def advise(
+    model: Model | str,
+    prompts: Seq[Prompt | str] | str | Path | None = None,
+    *,
+    batches: Seq[int] = BATCHES,
+    params: SamplingParams | None = None,
+    head: Heads = None,
+    draft_model: DraftModels = None,
+    engine: str = "outpace",
+    minutes: float = MINUTES,
+    max_new_tokens: int = 64,
+    ignore_eos: bool = False,
+    engine_costs: EngineCosts | None = None,
+    typed: Typed | None = None,
+) -> AdviceReport:
+    """Which method is expected to decode prompts like these fastest on this machine, at each of ``batches``; or none.
+
+    ``model``: a Model, or a name for :func:`outpace.load`. ``prompts``: questions, texts or the path of a file; None
+    takes the embedded set. ``params``: None is greedy. ``head`` and ``draft_model``: those of :meth:`Model.method`.
+    ``engine``: outpace, vllm, sglang or llama.cpp; candidates are those that it can run. ``minutes``: what all of it
+    may take. ``max_new_tokens``: per answer; ``ignore_eos``: answers go on after their end. ``engine_costs``: measures
+    costs in ``engine``; without it those of outpace are assumed there. ``typed``: what the commands of the advice name.
+
+    Raises BadInput for no prompts, prompts that do not fit the context, heads and draft models that do not fit the
+    model, and batches whose K/V do not fit into memory.
+
+    >>> print(outpace.advise("smollm2", batches=(1, 4)))  # doctest: +SKIP
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"--engine must be one of {', '.join(ENGINES)}, not {engine}")
+    questions = prompts_of(prompts)
+    if not isinstance(model, Model):
+        import outpace.loading
+
+        model = outpace.loading.load(model)
+    with ROUNDS:
+        work = _Advising(model, questions, batches, params or SamplingParams(), engine, minutes, max_new_tokens)
+        work.ends = frozenset() if ignore_eos else model.eos_ids
+        work.typed = typed or Typed(model.name)
+        return work.run(model.context(head=head, draft_model=draft_model), bool(draft_model), engine_costs)
+
+
+class _Advising:
+    def __init__(
+        self,
+        model: Model,
+        prompts: Seq[Prompt],
+        batches: Seq[int],
+        params: SamplingParams,
+        engine: str,
+        minutes: float,
+        max_new_tokens: int,
+    ) -> None:
+        if not prompts:
+            raise BadInput("there are no prompts to advise on; give --prompts a file with at least one")
+        if not batches or min(batches) < 1:
+            raise BadInput("--batch takes numbers of requests of at least 1, such as 1,4,16")
+        if not minutes > 0:
+            raise BadInput(f"--minutes must be above 0, not {minutes:g}")
+        self.model, self.target = model, model.target
+        self.batches = tuple(dict.fromkeys(sorted(batches)))
+        self.params, self.engine, self.max_new_tokens = params, engine, max_new_tokens
+        self.timer = Timer(minutes)
+        self.ends: frozenset[int] = frozenset()
+        self.prompts = unique(stratified(prompts, PROMPTS))
+        contexts = {tuple(model.tokenizer.chat(one.messages)): one for one in self.prompts}
+        self.contexts, self.prompts = list(contexts), list(contexts.values())
+        self._check_room()
+        self.offers: list[Offer] = []
+        self.typed = Typed()
+
+    def _check_room(self) -> None:
+        room = self.target.context_length
+        for prompt, context in zip(self.prompts, self.contexts, strict=True):
+            if not 0 < len(context) < room:
+                raise BadInput(
+                    f"prompt '{prompt.id}' has {len(context)} tokens; the model's context holds {room}, answer included"
+                )
+        longest = min(room, max(map(len, self.contexts)) + self.max_new_tokens)
+        free = machine.free_memory()
+        for batch in self.batches:
+            if not fits(self.target, batch, longest, free):
+                raise BadInput(
+                    f"--batch {batch}: the K/V of {batch} requests of {longest} tokens do not fit into memory "
+                    f"({free / 1e9:.1f} GB are free); choose a smaller batch or shorter prompts"
+                )
+
+    def run(self, context: Context, draft_model: bool, engine_costs: EngineCosts | None) -> AdviceReport:
+        self.context = context
+        greedy = self.params.greedy
+        offered = candidates(context, self.engine, greedy=greedy, draft_model=draft_model)
+        built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
+        self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
+        layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
+        try:
+            self.work.answer(self.contexts, self.max_new_tokens, self.ends, layers)
+            self.work.ask_engine(self.engine, engine_costs)
+            rows: list[Row] = []
+            for batch in self.batches:
+                self.work.cost(batch)
+                for one in offered:
+                    rows += self._candidate(one, built[one.method], batch)
+        finally:
+            self.work.close()
+        return self._report(rows)
+
+    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int) -> list[Row]:
+        with stage(f"{one.method}, batch {batch}", brief=True):
+            if self.timer.left < 0:
+                self.work.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
+                return []
+            found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
+            if not found:
+                return []
+            best = max(found, key=lambda each: each.guess.speedup)
+            own = next((each for each in found if not each.shape.settings), None)
+            if own is not None and best.guess.speedup < _CLOSE * own.guess.speedup:
+                best = own
+            prediction = self._predicted(best, batch)
+            # What the trial has shown of the best one holds for the others of the method too.
+            shown = prediction.speedup / best.guess.speedup
+            for each in found if batch == self.batches[0] else ():
+                self.offers.append(Offer(one.method, each.shape, shown * each.guess.speedup, self._head(one)))
+            return [Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)]
+
+    def _head(self, one: Candidate) -> str | None:
+        bound = self.context.bindings.find(one.head) if one.head is not None else []
+        return bound[0].origin if bound else None
+
+    def _predicted(self, best: _Found, batch: int) -> Prediction:
+        """With a trial, where there is time for one. Its rounds are outpace's own: of another engine's only the draft's
+        time, in autoregressive rounds, is taken over."""
+        own, costs = self.work.own[batch], self.work.costs[batch]
+        trial = self.work.trial(best.method, batch)
+        if costs is own and self.engine == "outpace":
+            return predict(best.played, costs, trial)
+        steps = None if trial is None else float(trial.draft_steps()[0])
+        return predict(best.played, costs, None, draft_steps=steps)
+
+    def _played(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
+        found: list[_Found] = []
+        costs = self.work.costs[batch]
+        for shape, method in zip(one.shapes, methods, strict=True):
+            if found and self.timer.left < TRIALS * self.timer.whole:
+                break
+            free = replayable(method, self.params)
+            answers = self.work.answers if free else self.work.affordable(batch, len(one.shapes))
+            if not free and len(answers) < LEAST_PROMPTS:
+                if not found:
+                    self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
+                continue
+            each = of_records(answers, self.work.rounds(answers, method, batch))
+            how = "replayed" if free else "decoded"
+            found.append(_Found(shape, method, each, how, predict(each, costs, None)))
+        return found
+
+    def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
+        ratios = self.work.ratios(methods[0])
+        middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
+        trial = self.work.trial(methods[middle], batch)
+        level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
+        found = []
+        for shape, method in zip(one.shapes, methods, strict=True):
+            each = of_chains(ratios, shape.chain, batch)
+            guess = predict(each, self.work.costs[batch], None, draft_steps=level * shape.chain)
+            found.append(_Found(shape, method, each, "teacher-forced", guess))
+        return found
+
+    def _report(self, rows: Seq[Row]) -> AdviceReport:
+        costs = self.work.costs
+        chosen = recommend(rows, costs)
+        result: dict[str, Any] = {
+            "version": __version__,
+            "complete": True,
+            "recommendation": chosen.public(),
+            "candidates": [
+                *(
+                    {"method": "none", "settings": {}, "batch": batch, "speedup": 1.0, "interval": [1.0, 1.0]}
+                    for batch in self.batches
+                ),
+                *(one.public() for one in rows),
+            ],
+            "words": chosen.words,
+            "notes": self.work.notes,
+            "engine": self.engine,
+            "costs": {
+                str(batch): {
+                    "draft_tokens": [int(size) for size in one.sizes],
+                    "relative": [float(value) for value in one.relative_sizes()],
+                    "step_seconds": one.step,
+                    "assumed": self.engine != "outpace" and one is self.work.own[batch],
+                }
+                for batch, one in costs.items()
+            },
+            "settings": {
+                "prompts": len(self.work.answers),
+                "tokens": sum(len(one.tokens) for one in self.work.answers),
+                "max_new_tokens": self.max_new_tokens,
+                "temperature": self.params.temperature,
+                "batches": list(self.batches),
+            },
+            "machine": machine.describe(),
+            "model": {"name": self.model.name, "context_length": self.target.context_length, **self.model.info},
+            "seconds": self.timer.spent,
+        }
+        result["commands"] = commands(self.typed, chosen.method, self.offers)
+        return AdviceReport.of(result)

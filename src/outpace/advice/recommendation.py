@@ -1,0 +1,182 @@
+"""Recommendation: one method, or none, from the predictions of all; in words, and where it would turn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from outpace.advice.candidates import Shape
+from outpace.advice.prediction import Prediction
+from outpace.advice.round_costs import RoundCosts
+from outpace.controllers.predictor import Predictor, tokens_per_round
+
+WORTH = 1.02
+"""Drafting is recommended where the lower end of the interval is above this speed-up."""
+_CHAIN = 3
+"""Draft tokens of the chain of which it is said how often they would have to be accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A candidate at one batch, with its best shape. ``how``: how its acceptance was found."""
+
+    method: str
+    shape: Shape
+    batch: int
+    prediction: Prediction
+    how: str
+    tokens_per_round: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether its lower expectation is above :data:`WORTH`."""
+        return self.prediction.interval[0] > WORTH
+
+    def public(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "settings": dict(self.shape.settings),
+            "batch": self.batch,
+            **self.prediction.public(),
+            "acceptance": self.how,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """``method`` for all batches that it pays at, "none" where it pays at none. ``rows``: its own, by batch."""
+
+    method: str
+    rows: Mapping[int, Row]
+    batches: Seq[int]
+    words: list[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """At the smallest batch at which it pays."""
+        first = next((one for _, one in sorted(self.rows.items()) if one.pays), None)
+        return {} if first is None else dict(first.shape.settings)
+
+    def public(self) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for batch in self.batches:
+            row = self.rows.get(batch)
+            if self.method == "none" or row is None:
+                entries[str(batch)] = {"speedup": 1.0, "interval": [1.0, 1.0], "settings": {}, "use": "none"}
+                continue
+            entries[str(batch)] = {
+                "speedup": row.prediction.speedup,
+                "interval": list(row.prediction.interval),
+                "settings": dict(row.shape.settings),
+                "use": self.method if row.pays else "none",
+            }
+        return {"method": self.method, "settings": self.settings, "batch": entries}
+
+
+def recommend(rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> Recommendation:
+    """The method with the largest mean (of logarithms) over the batches, where it is used at those at which it pays.
+
+    None of them pays: "none".
+    """
+    batches = sorted(costs)
+    by_method: dict[str, dict[int, Row]] = {}
+    for one in rows:
+        by_method.setdefault(one.method, {})[one.batch] = one
+    worth = {
+        method: sum(math.log(one.prediction.speedup) for one in mine.values() if one.pays)
+        for method, mine in by_method.items()
+    }
+    best = max(worth, key=lambda method: worth[method], default="none")
+    if not worth or worth[best] <= 0.0:
+        return Recommendation("none", {}, batches, _none(rows, costs))
+    chosen = by_method[best]
+    return Recommendation(best, chosen, batches, _words(best, chosen, rows, costs))
+
+
+def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> list[str]:
+    paying = [batch for batch, one in sorted(mine.items()) if one.pays]
+    shapes = {mine[batch].shape.words for batch in paying}
+    found = [f"Use {method}, " + " or ".join(sorted(shapes)) + "."]
+    for batch in sorted(costs):
+        row = mine.get(batch)
+        if row is not None and row.pays:
+            own = f", {row.shape.words}" if len(shapes) > 1 else ""
+            found.append(f"Batch {batch}: {_expected(row.prediction)}{own}.")
+        else:
+            found.append(f"Batch {batch}: none. {_best_of(batch, rows)}{_needed(costs[batch])}")
+    if (turn := _turn(mine)) is not None:
+        found.append(turn)
+    better = [
+        f"batch {batch}: {best.method} ({best.prediction.speedup:.2f}x)"
+        for batch in paying
+        if (best := _best(batch, rows)) is not None
+        and best.method != method
+        and best.prediction.speedup > 1.03 * mine[batch].prediction.speedup
+    ]
+    if better:
+        found.append("If you decode at one batch alone, better still: " + "; ".join(better) + ".")
+    return found
+
+
+def _none(rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> list[str]:
+    found = ["Use none: no candidate is sure to be faster than autoregressive decoding."]
+    found += [f"Batch {batch}: {_best_of(batch, rows)}{_needed(costs[batch])}" for batch in sorted(costs)]
+    return found
+
+
+def _best(batch: int, rows: Seq[Row]) -> Row | None:
+    return max((one for one in rows if one.batch == batch), key=lambda one: one.prediction.speedup, default=None)
+
+
+def _best_of(batch: int, rows: Seq[Row]) -> str:
+    best = _best(batch, rows)
+    if best is None:
+        return "Nothing was measured."
+    more = "" if best.prediction.speedup < WORTH else f", whose lower end is not above {WORTH:.2f}x"
+    return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}."
+
+
+def _needed(costs: RoundCosts) -> str:
+    """How often draft tokens would have to be accepted for a short chain that takes no time to draft."""
+    steps = Predictor(costs).verification(_CHAIN, costs.batch)
+    share = acceptance_for(WORTH * steps, _CHAIN)
+    if share is None:
+        return f" {_CHAIN} draft tokens for each request would not pay even if all were accepted."
+    return f" Chains of {_CHAIN} free draft tokens would pay from {100 * share:.0f} % acceptance on."
+
+
+def acceptance_for(tokens: float, length: int) -> float | None:
+    """The acceptance rate with which chains of ``length`` commit ``tokens`` tokens a round; None: no rate does."""
+    if tokens > length + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_round(middle, length) < tokens else (low, middle)
+    return high
+
+
+def _turn(mine: Mapping[int, Row]) -> str | None:
+    """Between which batches it ceases to pay, and about where."""
+    ordered = sorted(mine.items())
+    for (small, before), (large, after) in pairwise(ordered):
+        if before.pays and not after.pays:
+            high, low = math.log(before.prediction.speedup), math.log(after.prediction.speedup)
+            limit = math.log(WORTH)
+            if high <= limit or low >= high or low > limit:
+                return f"It ceases to pay between batch {small} and {large}."
+            share = (high - limit) / (high - low)
+            about = small * (large / small) ** share
+            return f"It ceases to pay between batch {small} and {large}, at about {about:.0f}."
+    return None
+
+
+def _expected(one: Prediction) -> str:
+    return f"{_figures(one)} as fast as autoregressive decoding"
+
+
+def _figures(one: Prediction) -> str:
+    return f"{one.speedup:.2f}x (90 % interval {one.interval[0]:.2f} to {one.interval[1]:.2f})"

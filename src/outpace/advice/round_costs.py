@@ -1,0 +1,168 @@
+"""What a round takes beside its draft, by the number of draft tokens in the whole batch: measured in real rounds.
+
+A probe drafts known tokens, so many in all as are asked for, and the target scores them in the rounds of the user's own
+prompts: cold caches, sampling and the commit are part of what is measured. Sizes take turns, autoregressive rounds
+among them, so that a machine that grows slower changes no ratio. A *block* is one round of each size; blocks are what
+intervals are resampled from.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from itertools import chain, count
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.base import Budget
+from outpace.controllers.fixed import Fixed
+from outpace.core.tree import TokenTree
+from outpace.drafting.base import Drafter, DraftState
+from outpace.engine.known_answers import KnownAnswer
+from outpace.engine.method import Method
+from outpace.engine.round_records import RoundRecorder
+from outpace.targets.base import Sequence, Target
+from outpace.targets.costs import Costs, Scorer
+
+Figures = NDArray[np.float64]
+
+_ALONE, _EACH = 24, 8
+"""Most draft tokens that are measured: of one request, and of each of several."""
+_FEWEST, _MOST = 5, 60
+"""Blocks."""
+_TRIES = 3
+"""Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
+
+
+class RoundCosts(Costs):
+    """Seconds of rounds of ``batch`` requests. ``sizes`` (S,): draft tokens of the whole batch, ascending from 0;
+    ``blocks`` (B, S) seconds. Between sizes costs are linear, and beyond the largest they go on as before it."""
+
+    def __init__(self, batch: int, sizes: Seq[float], blocks: Figures) -> None:
+        self.batch = batch
+        self.sizes = np.asarray(sizes, float)
+        self.blocks = np.asarray(blocks, float)
+        self._usual = _monotone(np.median(self.blocks, axis=0)[None, :])[0]
+
+    @property
+    def step(self) -> float:
+        """Seconds of an autoregressive round."""
+        return float(self._usual[0])
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        return float(self._usual @ self.weights(np.array([max(0, rows - self.batch)], float))[:, 0])
+
+    def once(self, name: str, measure: Callable[[], float]) -> float:
+        raise ValueError(f"rounds were measured once, and not '{name}'")
+
+    def beside(self, model: Scorer, name: str) -> Costs:
+        raise ValueError("rounds were measured of the target alone")
+
+    def weights(self, draft_tokens: Figures) -> Figures:
+        """(S, K): what each measured size counts for rounds with ``draft_tokens`` (K,) in them."""
+        found = np.zeros((len(self.sizes), len(draft_tokens)))
+        if len(self.sizes) == 1:
+            found[0] = 1.0
+            return found
+        above = np.clip(np.searchsorted(self.sizes, draft_tokens, side="left"), 1, len(self.sizes) - 1)
+        low, high = self.sizes[above - 1], self.sizes[above]
+        share = (draft_tokens - low) / (high - low)
+        columns = np.arange(len(draft_tokens))
+        found[above - 1, columns] = 1.0 - share
+        found[above, columns] = share
+        return found
+
+    def relative_sizes(self) -> Figures:
+        """(S,) in autoregressive rounds."""
+        return self._usual / self._usual[0]
+
+    def resampled(self, generator: np.random.Generator, times: int) -> Figures:
+        """(times, S): relative costs of blocks that were drawn with replacement."""
+        drawn = generator.integers(len(self.blocks), size=(times, len(self.blocks)))
+        usual = _monotone(np.median(self.blocks[drawn], axis=1))
+        relative: Figures = usual / usual[:, :1]
+        return relative
+
+
+def _monotone(costs: Figures) -> Figures:
+    """More rows never take less time, whatever the clock's noise."""
+    found: Figures = np.maximum.accumulate(costs, axis=1)
+    return found
+
+
+def probed_sizes(batch: int) -> tuple[int, ...]:
+    """The numbers of draft tokens that are measured for a batch."""
+    if batch == 1:
+        return (0, 1, 2, 3, 4, 6, 8, 12, 16, _ALONE)
+    least = {max(1, batch // 4), max(1, batch // 2)}
+    return tuple(sorted({0, *least, batch, 2 * batch, 4 * batch, _EACH * batch}))
+
+
+def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, seconds: float) -> RoundCosts:
+    """Costs of rounds of ``batch`` requests on the contexts of ``answers``, in ``seconds`` or a little more."""
+    sizes = probed_sizes(batch)
+    probe = _Probe({one.prompt: one.tokens for one in answers}, target.vocab_size)
+    method = Method("probe", probe, RecursiveRejection(), Fixed(_ALONE, max_nodes=_ALONE))
+    recorder = RoundRecorder(target, [one.request(method) for one in answers], batch)
+    blocks: list[list[float]] = []
+    shuffle = random.Random(batch)
+    began = perf_counter()
+    try:
+        for number in count():
+            enough = perf_counter() - began > seconds and number > _FEWEST
+            if enough or number > _MOST:
+                break
+            order = list(sizes)
+            shuffle.shuffle(order)
+            found = {size: _round_of(recorder, probe, size) for size in order}
+            if number:  # the first rounds compile, allocate and page in
+                blocks.append([found[size] for size in sizes])
+    finally:
+        recorder.close()
+    return RoundCosts(batch, sizes, np.array(blocks))
+
+
+def _round_of(recorder: RoundRecorder, probe: _Probe, size: int) -> float:
+    probe.tokens = size
+    for _ in range(_TRIES):
+        found = recorder.step()
+        if found.draft_tokens == size:
+            break
+    return found.verify_seconds
+
+
+class _Probe(Drafter[DraftState]):
+    """Drafts ``tokens`` tokens for all requests together, the first half of each draft right as far as known."""
+
+    def __init__(self, answers: Mapping[tuple[int, ...], tuple[int, ...]], vocab_size: int) -> None:
+        self._answers, self._vocab_size = answers, vocab_size
+        self.tokens = 0
+
+    def begin(self, sequence: Sequence) -> DraftState:
+        return DraftState(sequence)
+
+    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        # Those that have room take what the others cannot.
+        left, found = self.tokens, {}
+        order = sorted(range(len(states)), key=lambda at: budgets[at].depth)
+        for place, at in enumerate(order):
+            share = -(-left // (len(order) - place)) if left else 0
+            found[at] = min(share, budgets[at].depth)
+            left -= found[at]
+        return [TokenTree.chain(self._draft(state, found[at])) for at, state in enumerate(states)]
+
+    def _draft(self, state: DraftState, size: int) -> Iterator[int]:
+        sequence = state.sequence
+        prompt = tuple(sequence.tokens[: sequence.prompt_length])
+        coming = self._answers[prompt][len(sequence.tokens) - sequence.prompt_length :]
+        right = coming[: (size + 1) // 2]
+        filler = ((7 * token + 3) % self._vocab_size for token in count(len(sequence.tokens)))
+        return (token for token, _ in zip(chain(right, filler), range(size), strict=False))
+
+
+def fits(target: Target, batch: int, tokens: int, free: int) -> bool:
+    """Whether K/V of ``batch`` requests of ``tokens`` tokens each fit into ``free`` bytes, where that is known."""
+    return batch * target.kv_bytes(None, tokens) <= free

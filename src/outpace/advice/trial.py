@@ -1,0 +1,92 @@
+"""Trials: a few real rounds of a candidate, each beside an autoregressive round of as many requests.
+
+They show what replays cannot: what drafting takes when the target has run in between, and how much longer the
+candidate's rounds take than those of a probe with as many draft tokens. Nothing of acceptance is read from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from outpace.advice.round_costs import Figures, RoundCosts
+from outpace.engine.known_answers import KnownAnswer
+from outpace.engine.method import Method
+from outpace.engine.request import Generation
+from outpace.engine.round_records import RoundRecorder
+from outpace.targets.base import Target
+
+_FEWEST, _MOST = 6, 48
+_DISTURBED = 0.1
+"""Share of the slowest rounds that do not count: other programs have run in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Rounds of one candidate, in none of which a request joined: (rounds,) each.
+
+    ``plain``: seconds of the autoregressive round beside it; ``drafted``: draft tokens of the batch; ``drafting``,
+    ``verifying``: seconds. ``joining``: seconds that drafting takes more in the round in which a request joins, for
+    each request: its prompt is read.
+    """
+
+    plain: Figures
+    drafted: Figures
+    drafting: Figures
+    verifying: Figures
+    joining: float
+
+    def excess(self, costs: RoundCosts, drawn: Figures | None = None) -> Figures:
+        """How many times as long a round takes as the probe's with as many draft tokens; of each resample ``drawn``
+        (resamples, rounds), or of all rounds, (1,)."""
+        expected = costs.relative_sizes() @ costs.weights(self.drafted)
+        ratios = self.verifying / (self.plain * expected)
+        found: Figures = np.median(ratios[None, :] if drawn is None else ratios[drawn], axis=1)
+        return found
+
+    def draft_steps(self, drawn: Figures | None = None) -> Figures:
+        """What drafting takes in a round, in autoregressive rounds; as for :meth:`excess`."""
+        steps = self.drafting / np.median(self.plain)
+        most = np.quantile(steps, 1.0 - _DISTURBED) if len(steps) >= 1.0 / _DISTURBED else steps.max()
+        kept = np.minimum(steps, most)
+        found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
+        return found
+
+    def resampled(self, generator: np.random.Generator, times: int) -> Figures:
+        """(times, rounds) indices."""
+        return generator.integers(len(self.plain), size=(times, len(self.plain)))
+
+
+def run_trial(
+    target: Target, answers: Seq[KnownAnswer], method: Method, plain: Method, batch: int, seconds: float
+) -> Trial:
+    """Rounds of ``method`` and of autoregressive decoding (``plain``), by turns, for ``seconds`` or a little more."""
+    ours = RoundRecorder(target, [one.request(method) for one in answers], batch)
+    theirs = RoundRecorder(target, [one.request(plain) for one in answers], batch)
+    rows: list[tuple[float, float, float, float]] = []
+    joining: list[tuple[int, float]] = []
+    known: list[Generation] = []
+    began = perf_counter()
+    try:
+        while len(rows) < _MOST and (len(rows) < _FEWEST or perf_counter() - began < seconds):
+            beside = theirs.step()
+            running = ours.running()
+            joined = sum(all(one is not other for other in known) for one in running)
+            known = running
+            found = ours.step()
+            if joined:
+                joining.append((joined, found.draft_seconds))
+            else:
+                rows.append((beside.verify_seconds, found.draft_tokens, found.draft_seconds, found.verify_seconds))
+            if ours.done and len(rows) >= _FEWEST:
+                break
+    finally:
+        ours.close()
+        theirs.close()
+    columns = np.array(rows, float).T
+    usual = float(np.median(columns[2]))
+    count, spent = joining[0]
+    return Trial(columns[0], columns[1], columns[2], columns[3], max(0.0, spent - usual) / count)

@@ -1,0 +1,103 @@
+"""Rounds of a constant number of requests, one at a time, with what each of them drafted, committed and took.
+
+When a request ends the next one joins; after the last one has joined, places are kept by requests that are not counted,
+until the last counted one has ended: as in ``outpace bench``, rounds are those of a batch that stays as large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from outpace.core.metrics import PHASES
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Generation, Request
+from outpace.targets.base import Target
+
+UNCOUNTED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round. ``requests``: the number of each request in it, :data:`UNCOUNTED` for one that only keeps a place;
+    ``drafted`` and ``committed``: its draft tokens and its tokens. ``draft_seconds``, and ``verify_seconds`` for all
+    else: the forward, the rule, the commit."""
+
+    requests: tuple[int, ...]
+    drafted: tuple[int, ...]
+    committed: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """Accepted draft tokens of each request."""
+        return tuple(max(0, count - 1) for count in self.committed)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Of all its requests."""
+        return sum(self.drafted)
+
+
+class RoundRecorder:
+    """Decodes ``requests``, ``at_once`` of them together, round by round. Close it."""
+
+    def __init__(self, target: Target, requests: Seq[Request], at_once: int) -> None:
+        self._decoder = Decoder(target)
+        self._requests, self._at_once = requests, at_once
+        self._places: list[tuple[int, Generation]] = []
+        self._joined = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has been answered."""
+        return self._joined >= len(self._requests) and all(number == UNCOUNTED for number, _ in self._places)
+
+    def running(self) -> list[Generation]:
+        """The requests of the next round; they have joined, and what is done to them counts in it."""
+        while len(self._places) < self._at_once:
+            request = self._requests[self._joined % len(self._requests)]
+            number = self._joined if self._joined < len(self._requests) else UNCOUNTED
+            self._places.append((number, self._decoder.submit(request)))
+            self._joined += 1
+        return [one for _, one in self._places]
+
+    def step(self) -> RoundRecord:
+        """Run a round. Raises the error of a request that fails."""
+        running = self.running()
+        before = [(one.metrics.drafted, one.metrics.committed, dict(one.metrics.phase_seconds)) for one in running]
+        self._decoder.step()
+        for one in running:
+            one.raise_error()
+        drafted = tuple(one.metrics.drafted - old[0] for one, old in zip(running, before, strict=True))
+        committed = tuple(one.metrics.committed - old[1] for one, old in zip(running, before, strict=True))
+        drafting = max(
+            one.metrics.phase_seconds["draft"] - old[2]["draft"] for one, old in zip(running, before, strict=True)
+        )
+        whole = sum(running[0].metrics.phase_seconds[phase] - before[0][2][phase] for phase in PHASES)
+        requests = tuple(number for number, _ in self._places)
+        self._places = [(number, one) for number, one in self._places if one.finish_reason is None]
+        return RoundRecord(requests, drafted, committed, drafting, whole - drafting)
+
+    def close(self) -> None:
+        """End what still runs."""
+        for _, one in self._places:
+            one.cancel()
+        if self._places:
+            with contextlib.suppress(Exception):
+                self._decoder.step()
+        self._places = []
+
+
+def record_rounds(target: Target, requests: Seq[Request], at_once: int = 1) -> list[RoundRecord]:
+    """All rounds in which ``target`` answers the requests. Nothing stays open. Raises the error of one that fails."""
+    recorder = RoundRecorder(target, [replace(one, keep=False) for one in requests], at_once)
+    try:
+        found = []
+        while not recorder.done:
+            found.append(recorder.step())
+        return found
+    finally:
+        recorder.close()

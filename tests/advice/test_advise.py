@@ -1,0 +1,105 @@
+"""``outpace advise`` on the embedded model, small; and its bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_support import Run, refused
+from outpace.advice.advising import advise
+from outpace.core.errors import BadInput
+from outpace.model import Model
+from outpace.prompts.questions import load_prompts
+
+
+def test_the_advice_on_the_embedded_model(smollm2: Model, tmp_path: Path) -> None:
+    found = advise(smollm2, load_prompts(limit=7), batches=(1, 2), minutes=0.4, max_new_tokens=24)
+    result = found.result
+    assert set(result) >= {"recommendation", "candidates", "commands", "seconds"}
+    assert set(result["recommendation"]["batch"]) == {"1", "2"}
+    assert set(result["commands"]) == {"outpace", "vllm", "sglang", "llama.cpp"}
+    methods = {row["method"] for row in result["candidates"]}
+    assert {"none", "pld", "sam", "eagle3", "auto"} <= methods
+    for row in result["candidates"]:
+        low, high = row["interval"]
+        assert 0.2 < low <= row["speedup"] <= high < 8.0
+    for entry in result["recommendation"]["batch"].values():
+        assert entry["use"] == "none" or entry["interval"][0] > 1.02
+    json.dumps(result, allow_nan=False)
+    page = tmp_path / "page.html"
+    found.write_html(page)
+    assert "Expected speed-up" in page.read_text()
+    assert result["words"][0] in str(found).replace("\n", " ")
+
+
+def test_sampled_answers(smollm2: Model) -> None:
+    from outpace.core.sampling import SamplingParams
+
+    found = advise(
+        smollm2,
+        load_prompts(limit=7),
+        batches=(1,),
+        params=SamplingParams(temperature=0.8, seed=3),
+        minutes=0.4,
+        max_new_tokens=16,
+        draft_model="draft-lm",
+    ).result
+    how = {row["method"]: row.get("acceptance") for row in found["candidates"]}
+    assert how["pld"] == "replayed"
+    assert how["draft-model"] == "teacher-forced"
+
+
+def test_bad_input(smollm2: Model) -> None:
+    with pytest.raises(BadInput, match="no prompts"):
+        advise(smollm2, [])
+    with pytest.raises(BadInput, match="do not fit into memory"):
+        advise(smollm2, load_prompts(limit=2), batches=(10_000_000,))
+    with pytest.raises(BadInput, match="--minutes"):
+        advise(smollm2, load_prompts(limit=2), minutes=0)
+    with pytest.raises(BadInput, match="--engine"):
+        advise(smollm2, load_prompts(limit=2), engine="tgi")
+
+
+def test_the_command_prints_words_or_one_object(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(
+        "\n".join(f"say {word} again and again" for word in ("one", "two", "three", "four", "five", "six"))
+    )
+    page = tmp_path / "page.html"
+    asked = ["advise", "--prompts", str(prompts), "--batch", "1,2", "--minutes", "0.1", "-n", "16"]
+    ran = run(*asked, "--json", "--html", str(page))
+    assert ran.code == 0, ran.err
+    result = json.loads(ran.out)
+    assert set(result["recommendation"]) == {"method", "settings", "batch"}
+    assert {(row["method"], row["batch"]) for row in result["candidates"]} >= {("none", 1), ("none", 2), ("pld", 1)}
+    assert page.read_text().startswith("<!")
+    ran = run(*asked, "--engine", "sglang")
+    assert ran.code == 0, ran.err
+    assert "Use " in ran.out
+    assert "assumed for sglang" in ran.out
+    assert "python -m sglang.launch_server" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "0"], "--batch takes numbers"),
+        (["--batch", "one"], "--batch takes numbers"),
+        (["--minutes", "-1"], "--minutes must be above 0"),
+        (["--engine", "tgi"], "tgi"),
+        (["--vllm-python", "python"], "add --engine vllm"),
+        (["--engine", "vllm", "--vllm-python", "/nowhere/python"], "there is no file"),
+        (["--prompts", "EMPTY"], "EMPTY"),
+        (["--head", "EMPTY"], "EMPTY"),
+        (["--draft-model", "no/such-model-anywhere.gguf"], "no/such-model-anywhere.gguf"),
+        (["--html", "/nowhere/page.html"], "no folder"),
+        (["--temperature", "-1"], "temperature"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    empty = tmp_path / "EMPTY"
+    empty.write_text("")
+    ran = run("advise", *(str(empty) if one == "EMPTY" else one for one in arguments))
+    refused(ran, said)

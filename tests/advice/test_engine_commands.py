@@ -1,0 +1,89 @@
+"""What is printed to be pasted, for each engine; and what vLLM's metrics say of its steps."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from outpace.advice.candidates import ENGINES, Shape
+from outpace.advice.engine_commands import Offer, Typed, commands
+from outpace.advice.vllm_rounds import counters, step_between
+from outpace.core.errors import OutpaceError
+
+CHAIN = Offer("pld", Shape({"num_draft_tokens": 4}, frozenset(ENGINES), 4), 1.2)
+OWN = Offer("auto", Shape(engines=frozenset({"outpace"})), 1.5)
+TREE = Offer(
+    "eagle3",
+    Shape({"mode": "tree", "max_nodes": 8, "depth": 4}, frozenset({"outpace", "sglang"})),
+    1.4,
+    head="heads/mine",
+)
+HEAD_CHAIN = Offer(
+    "eagle3",
+    Shape({"mode": "tree", "topk": 1, "max_nodes": 3, "depth": 3}, frozenset({"outpace", "sglang", "vllm"}), 3),
+    1.3,
+    head="heads/mine",
+)
+
+
+def vllm_config(command: str) -> dict[str, object]:
+    words = shlex.split(command, comments=True)
+    found: dict[str, object] = json.loads(words[words.index("--speculative-config") + 1])
+    return found
+
+
+def test_each_engine_gets_the_best_that_it_can_run() -> None:
+    found = commands(Typed("model.gguf"), "auto", [CHAIN, OWN, TREE, HEAD_CHAIN])
+    assert tuple(found) == ENGINES
+    assert found["outpace"] == "outpace serve --model model.gguf --method auto"
+    assert vllm_config(found["vllm"]) == {"method": "eagle3", "model": "HEAD_FOLDER", "num_speculative_tokens": 3}
+    assert "outpace export-head heads/mine --layout speculators" in found["vllm"]
+    words = shlex.split(found["sglang"], comments=True)
+    assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
+    assert words[words.index("--speculative-num-steps") + 1] == "4"
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "9"
+    assert found["llama.cpp"] == "llama-server -m model.gguf --spec-type ngram-simple --draft-max 4"
+
+
+def test_lookup_and_draft_models() -> None:
+    found = commands(Typed("org/model"), "pld", [CHAIN])
+    assert found["outpace"].endswith("--method pld --param pld.num_draft_tokens=4")
+    assert vllm_config(found["vllm"])["method"] == "ngram"
+    assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
+    assert found["llama.cpp"].startswith("# llama.cpp reads GGUF")
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3)
+    found = commands(Typed("big.gguf", draft_model="small.gguf"), "draft-model", [draft])
+    assert "--draft-model small.gguf" in found["outpace"]
+    assert vllm_config(found["vllm"])["model"] == "small.gguf"
+    assert "STANDALONE" in found["sglang"]
+    assert "-md small.gguf --draft-max 2" in found["llama.cpp"]
+
+
+def test_nothing_is_speculated_where_nothing_gains() -> None:
+    found = commands(Typed("model.gguf"), "none", [Offer("pld", CHAIN.shape, 1.01)])
+    assert found["outpace"].endswith("--method none")
+    assert "--speculative-config" not in found["vllm"]
+    assert "--speculative-algorithm" not in found["sglang"]
+    assert "--spec-type" not in found["llama.cpp"]
+
+
+METRICS = """# TYPE vllm:request_decode_time_seconds histogram
+vllm:request_decode_time_seconds_sum{{engine="0",model_name="model"}} {seconds}
+vllm:generation_tokens_total{{engine="0",model_name="model"}} {tokens}
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="model"}} {drafted}
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="model"}} {accepted}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="model",position="0"}} 77
+"""
+
+
+def test_a_step_of_vllm_follows_from_its_counters() -> None:
+    before = counters(METRICS.format(seconds=1.0, tokens=100, drafted=10, accepted=5))
+    after = counters(METRICS.format(seconds=3.0, tokens=164, drafted=90, accepted=27))
+    # 64 tokens of 2 requests: 62 after the first ones, 22 of them accepted, in 40 steps.
+    found = step_between(before, after, 2)
+    assert found.seconds == pytest.approx(2.0 / 40)
+    assert found.draft_tokens == pytest.approx(2.0)
+    with pytest.raises(OutpaceError, match="did not count"):
+        step_between(before, before, 2)

@@ -1,0 +1,163 @@
+"""Predictions from fixed costs are what enumeration gives; intervals hold what was measured; one method or none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outpace.advice.candidates import Shape
+from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
+from outpace.advice.recommendation import Row, acceptance_for, recommend
+from outpace.advice.round_costs import RoundCosts, fits, measure_rounds, probed_sizes
+from outpace.advice.trial import Trial, run_trial
+from outpace.controllers.predictor import Forecast, Predictor, tokens_per_round
+from outpace.engine.known_answers import KnownAnswer, known_answers
+from outpace.engine.replay import replay
+from outpace.engine.request import Request
+from outpace.engine.round_records import UNCOUNTED, RoundRecord
+from outpace.methods.registry import Context, build
+from outpace.targets.table import TableTarget, random_table
+
+LINE = RoundCosts(1, [0, 1, 2, 4], np.array([[1.0, 1.1, 1.2, 1.4]] * 5))
+
+
+def known(count: int, length: int = 20) -> tuple[TableTarget, list[KnownAnswer]]:
+    target = TableTarget(12, random_table(12, 8))
+    plain = build("none", Context(target))
+    return target, known_answers(
+        target, [Request((one, 2, one), plain, max_new_tokens=length) for one in range(1, 1 + count)]
+    )
+
+
+def test_costs_are_linear_between_sizes_and_beyond_them() -> None:
+    relative = LINE.relative_sizes() @ LINE.weights(np.array([0.0, 0.5, 3.0, 8.0]))
+    assert relative == pytest.approx([1.0, 1.05, 1.3, 1.8])
+    assert LINE.seconds(4) == pytest.approx(1.3)
+    assert Predictor(LINE).verification(3) == pytest.approx(1.3)
+    batch = RoundCosts(4, [0, 4, 8], np.array([[2.0, 3.0, 4.0]]))
+    assert Predictor(batch).verification(2, 4) == pytest.approx(2.0)
+
+
+def test_more_rows_never_take_less_time() -> None:
+    costs = RoundCosts(1, [0, 1, 2], np.array([[1.0, 1.3, 1.2]]))
+    assert costs.relative_sizes() == pytest.approx([1.0, 1.3, 1.3])
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("settings", [{}, {"num_draft_tokens": 2}])
+def test_with_fixed_costs_the_prediction_is_the_sum_over_all_rounds(settings: dict[str, int], at_once: int) -> None:
+    target, answers = known(5)
+    costs = RoundCosts(at_once, [0, 4], np.array([[1.0, 1.0 + 0.2 * 4 / at_once]] * 3))
+    rounds = replay(target, answers, build("pld", Context(target), settings), at_once)
+    rounds = [RoundRecord(one.requests, one.drafted, one.committed, 0.05, 0.0) for one in rounds]
+    found = predict(of_records(answers, rounds), costs, None, error=0.0)
+    seen: set[int] = set()
+    steps = time = 0.0
+    for one in rounds:
+        for number in one.requests:
+            if number == UNCOUNTED:
+                continue
+            if number in seen:
+                time += 1.0 + 0.2 / at_once * one.draft_tokens + 0.05
+            seen.add(number)
+    steps = sum(len(one.tokens) - 1 for one in answers)
+    assert found.speedup == pytest.approx(steps / time)
+    assert found.forecast.speedup == pytest.approx(found.speedup)
+    assert found.interval[0] <= found.speedup <= found.interval[1]
+
+
+def test_chains_cost_what_their_rounds_cost() -> None:
+    ratios = [[1.0, 1.0, 0.0, 1.0, 1.0, 1.0], [0.0] * 4]
+    played = of_chains(ratios, 2, batch=1)
+    # After the first round, which is left out: 2 rounds of the first answer; 3 of the second.
+    assert played.rounds.sum() == pytest.approx(1.0 + 3.0)
+    found = predict(played, LINE, None, draft_steps=0.1, error=0.0)
+    each = 1.0 + 0.1 * float(played.sizes[0]) + 0.1
+    assert found.speedup == pytest.approx((5 + 3) / (4 * each))
+
+
+def test_the_interval_is_of_prompts_costs_and_trials() -> None:
+    alike = Played(np.full(8, 30.0), np.full((8, 1), 15.0), np.array([2.0]), np.zeros(8), np.array([]))
+    sure = predict(alike, LINE, None, error=0.0)
+    assert sure.interval == pytest.approx((sure.speedup, sure.speedup))
+    differing = Played(alike.steps, np.arange(8.0, 24.0, 2.0)[:, None], alike.sizes, alike.drafting, alike.early)
+    assert width(predict(differing, LINE, None, error=0.0)) > 0.2
+    generator = np.random.default_rng(1)
+    noisy = RoundCosts(1, LINE.sizes.tolist(), LINE.blocks[:1] * generator.normal(1.0, 0.1, (20, 4)))
+    assert width(predict(alike, noisy, None, error=0.0)) > 0.01
+    assert width(predict(alike, LINE, None, error=0.05)) == pytest.approx(2 * 1.645 * 0.05 * sure.speedup, rel=0.1)
+
+
+def width(one: Prediction) -> float:
+    return one.interval[1] - one.interval[0]
+
+
+def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
+    trial = Trial(np.full(10, 1.0), np.full(10, 2.0), np.full(10, 0.3), np.full(10, 1.2 * 1.1), 0.0)
+    assert trial.excess(LINE) == pytest.approx([1.1])
+    played = Played(np.array([20.0]), np.array([[10.0]]), np.array([2.0]), np.array([1.0]), np.full(10, 0.1))
+    found = predict(played, LINE, trial)
+    # Drafting took 0.1 a round when it was replayed, all of it here, and takes 0.3.
+    assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
+
+
+def test_rounds_are_measured_at_the_sizes_that_are_asked_for() -> None:
+    target, answers = known(4, length=40)
+    for batch in (1, 4):
+        found = measure_rounds(target, answers, batch, 0.01)
+        assert tuple(found.sizes) == probed_sizes(batch)
+        assert found.step > 0
+        assert found.relative_sizes()[0] == 1.0
+
+
+def test_a_trial_leaves_out_rounds_in_which_a_request_joins() -> None:
+    target, answers = known(3, length=12)
+    context = Context(target)
+    trial = run_trial(target, answers, build("pld", context), build("none", context), 2, 0.01)
+    assert len(trial.plain) == len(trial.drafting) >= 6
+    assert (trial.plain > 0).all()
+
+
+def row(method: str, batch: int, speedup: float, low: float) -> Row:
+    shaken = np.full(4, speedup)
+    prediction = Prediction(speedup, (low, 2 * speedup - low), Forecast(2.0, 2.0 / speedup), 0.1, shaken)
+    return Row(method, Shape({"num_draft_tokens": 3}, chain=3), batch, prediction, "replayed", 2.0)
+
+
+COSTS = {batch: RoundCosts(batch, [0, batch * 4], np.array([[1.0, 1.0 + 0.1 * batch]] * 3)) for batch in (1, 4, 16)}
+
+
+def test_none_is_recommended_where_no_lower_end_is_above_the_limit() -> None:
+    found = recommend([row("pld", 1, 1.10, 1.01), row("sam", 4, 1.05, 1.02), row("sam", 16, 0.8, 0.7)], COSTS)
+    assert found.method == "none"
+    public = found.public()
+    assert public["method"] == "none"
+    assert set(public["batch"]) == {"1", "4", "16"}
+    assert "acceptance" in found.words[1]
+
+
+def test_the_method_that_gains_most_over_all_batches_is_recommended_and_where_it_turns() -> None:
+    rows = [row("pld", 1, 1.3, 1.2), row("pld", 4, 1.2, 1.1), row("pld", 16, 0.9, 0.8), row("sam", 1, 1.35, 1.2)]
+    found = recommend(rows, COSTS)
+    assert found.method == "pld"
+    public = found.public()
+    assert public["settings"] == {"num_draft_tokens": 3}
+    assert public["batch"]["1"]["speedup"] == 1.3
+    assert public["batch"]["16"]["use"] == "none"
+    assert any("between batch 4 and 16" in line for line in found.words)
+    assert any("sam (1.35x)" in line for line in found.words)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.95])
+def test_the_acceptance_that_is_needed_is_that_which_gives_as_many_tokens(rate: float) -> None:
+    assert acceptance_for(tokens_per_round(rate, 3), 3) == pytest.approx(rate, abs=1e-6)
+    assert acceptance_for(4.5, 3) is None
+
+
+def test_a_batch_fits_as_long_as_its_keys_and_values_do() -> None:
+    class Known(TableTarget):
+        def kv_bytes(self, kv: object, rows: int = 0) -> int:
+            return 10 * rows
+
+    assert fits(Known(5), 4, 100, 4000)
+    assert not fits(Known(5), 5, 100, 4000)
