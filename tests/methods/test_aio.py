@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from outpace.acceptance.base import Verdict
+from outpace.acceptance.default import default_rule
 from outpace.certify.exact import NEIGHBOURS, PROMPTS, SAME_NAMESPACE, Setting, certify_exact, tiny_context
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
@@ -287,8 +288,6 @@ def routed(parts: Seq[Drafter[Any]], make: Callable[[Seq[Strategy]], Routes] = B
     target = TableTarget(3, seed=1)
     two = [Strategy(f"p{at}", "lookup", target.costs, FreeDraft()) for at in range(len(parts))]
     drafter = Routed(parts, [one.name for one in two], target, PromptFeatures(None), partial(make, two), 0.0, 4)
-    from outpace.acceptance.default import default_rule
-
     return Method(
         "routed", drafter, default_rule(drafter.proposal), CombinedController([Fixed(1)] * len(parts))
     ), drafter
@@ -429,6 +428,18 @@ def test_strategies_are_those_that_there_are_weights_for() -> None:
     assert offered(two, AioSettings()) == ("none", "sam", "draft-model#small", "draft-model#large")
     built = build("aio", two)
     assert built.drafts_with == ("draft model 'small'", "draft model 'large'") and built.lossless
+
+
+def test_the_rule_is_that_of_the_only_kind_of_draft_that_samples() -> None:
+    context = tiny_context(3, 0)
+    for strategies, like in (
+        (("none", "pld", "eagle3"), "eagle3"),
+        (("sam", "draft-model"), "draft-model"),
+        (("pld",), "pld"),
+    ):
+        assert build("aio", context, {"strategies": strategies}).rule.name == build(like, context).rule.name
+    both = build("aio", context, {"strategies": ("eagle3", "draft-model")})
+    assert both.rule.name == default_rule(both.drafter.proposal).name
 
 
 def test_wrong_settings_are_refused_in_one_line() -> None:

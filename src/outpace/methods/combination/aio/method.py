@@ -18,8 +18,9 @@ their namespace, because which draft tokens a sampled answer had must not depend
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -28,6 +29,9 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
 from outpace.methods.bindings import Bindings
 from outpace.methods.registry import Context, Parts, find, register
+
+if TYPE_CHECKING:
+    from outpace.acceptance.base import AcceptanceRule
 
 
 class AioSettings(StrictModel):
@@ -110,7 +114,14 @@ def build(context: Context, settings: AioSettings) -> Parts:
         settings.explore,
         settings.namespaces,
     )
-    return Parts(drafter, CombinedController(built.controllers))
+    return Parts(drafter, CombinedController(built.controllers), _rule(built.parts))
+
+
+def _rule(built: Seq[Parts]) -> AcceptanceRule | None:
+    """The rule that all strategies which sample bring, where it is one: others' draft tokens are deterministic, which
+    every rule takes. Else the default for what all of them draft."""
+    rules = [one.rule for one in built if one.drafter.proposal.sampled]
+    return rules[0] if len({one and one.described for one in rules}) == 1 else None
 
 
 def _kind(name: str, drafter: Drafter[Any]) -> str:
