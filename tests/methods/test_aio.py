@@ -361,6 +361,26 @@ def test_a_request_that_leaves_before_it_is_chosen_for_leaves_nothing() -> None:
     assert drafter._live == 0 and not drafter._undecided
 
 
+def test_what_fails_to_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Watching):
+        def begin(self, sequence: Sequence) -> Watched:
+            raise BadInput("no")
+
+    method, _ = routed((Failing(0), Watching(1)))
+    with pytest.raises(BadInput, match="no"):
+        answered(method, [(0, 1), (1, 1, 0)])
+    interrupted: Any = KeyboardInterrupt
+
+    def odds(*_: Any) -> list[float]:
+        raise interrupted
+
+    _, other = routed((Watching(0), Watching(1)))
+    monkeypatch.setattr(other.routes, "odds", odds)
+    with pytest.raises(KeyboardInterrupt):
+        other.begin(TableTarget(3).sequence((0, 1), SamplingParams()))
+    assert other._live == 0 and not other._undecided
+
+
 # ---------------------------------------------------------------------------------------------------- lossless
 
 

@@ -23,9 +23,9 @@ Read = Callable[[ChatTokenizer], Seq[int]]
 def chosen_model(service: Service, asked: Common, length: int | None, read: Read) -> Offered:
     """The model of a request; of several the one whose answer is expected soonest.
 
-    ``length``: new tokens that were asked for; ``read``: the prompt's ids for a tokenizer. Raises ApiError for a model
-    that is not there, and for several where the method does not predict its time. May take a while where there are
-    several.
+    ``length``: new tokens that were asked for; ``read``: the prompt's ids for a tokenizer, of several prompts the
+    first one's. Raises ApiError for a model that is not there, and for several where the method does not predict its
+    time. May take a while where there are several.
     """
     if asked.model in service.offered or "," not in asked.model:
         return service.find(asked.model)

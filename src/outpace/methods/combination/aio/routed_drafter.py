@@ -76,8 +76,12 @@ class Routed(OneAtATime[RequestRoute]):
         before = self._batch
         self._live += 1
         self._undecided[id(state)] = state
-        for one in self._undecided.values() if self._batch != before else [state]:
-            one.odds = one.routes.odds(one.numbers, self._batch, _context(one.sequence.prompt_length), self.explore)
+        try:
+            for one in self._undecided.values() if self._batch != before else [state]:
+                one.odds = one.routes.odds(one.numbers, self._batch, _context(one.sequence.prompt_length), self.explore)
+        except BaseException:  # interrupted while measuring: the request does not join
+            self.end(state)
+            raise
         return state
 
     @property
@@ -94,9 +98,10 @@ class Routed(OneAtATime[RequestRoute]):
     def _decided(self, state: RequestRoute) -> int:
         """The part of a request; it begins now where none had been chosen."""
         if state.drafting is None:
-            state.drafting = self._drawn(state)
+            index = self._drawn(state)
+            state.parts[index] = self.parts[index].begin(state.sequence)
+            state.drafting = index  # not before: a part that fails to begin has nothing to end
             del self._undecided[id(state)]
-            state.parts[state.drafting] = self.parts[state.drafting].begin(state.sequence)
         return state.drafting
 
     def _drawn(self, state: RequestRoute) -> int:
