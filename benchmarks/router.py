@@ -49,8 +49,8 @@ def collect(options: argparse.Namespace) -> None:
     decoder = Decoder(model.target, model.tokenizer)
     context = model.context(draft_model=drafts)
     methods = {name: build(name, context) for name in names}
-    for one in methods.values():
-        warm_up(model.target, one, 1)
+    for method in methods.values():
+        warm_up(model.target, method, 1)
     with options.out.open("a") as out:
         for number, prompt in list(enumerate(prompts))[options.skip :]:
             turn = number % len(names)
@@ -142,7 +142,8 @@ def fit(options: argparse.Namespace) -> None:
 def rate(records: Iterable[Record]) -> float:
     """Tokens a second of all the answers together, after the first."""
     records = list(records)
-    return sum(one["tokens"] - 1 for one in records) / sum(one["seconds"] for one in records)
+    seconds: float = sum(one["seconds"] for one in records)
+    return sum(one["tokens"] - 1 for one in records) / seconds
 
 
 def table(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from outpace.certify.exact import NEIGHBOURS, PROMPTS, SAME_NAMESPACE, Setting, 
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.predictor import FreeDraft, ModelDraft
+from outpace.controllers.predictor import FreeDraft, ModelDraft, Predictor
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
@@ -162,7 +162,7 @@ def test_no_figure_is_impossible() -> None:
 # ------------------------------------------------------------------------------------------------------ routing
 
 
-def routes(target: ForwardCosts, drafts: dict[str, tuple[float, Expected, Expected]]) -> Routes:
+def routes(target: ForwardCosts, drafts: dict[str, tuple[float, Expected, Expected]], *, live: bool = True) -> Routes:
     """Draft models by the seconds of their forward, and what is expected and hoped of them."""
 
     def model(name: str, seconds: float) -> Strategy:
@@ -172,7 +172,8 @@ def routes(target: ForwardCosts, drafts: dict[str, tuple[float, Expected, Expect
         [
             Strategy("none", AUTOREGRESSIVE, target, FreeDraft()),
             *(model(name, seconds) for name, (seconds, _, _) in drafts.items()),
-        ]
+        ],
+        live=live,
     )
     found.estimates = [None, *(Certain(usual, better) for _, usual, better in drafts.values())]
     return found
@@ -214,19 +215,27 @@ def test_in_batches_whose_rows_cost_time_nothing_is_drafted() -> None:
 def test_a_forecast_is_of_rounds_with_a_draft_and_without() -> None:
     target = Given(lambda rows: 1.0 + 0.1 * rows)
     one = Strategy("draft", "draft", target, ModelDraft(target, [Given(lambda rows: 0.11)]))
-    found = one.forecast(Expected(0.25, 6.0, 1.5), 2.0, 1, 16)
+    figures, width = Expected(0.25, 6.0, 1.5), 2.0
+    found = one.forecast(figures, width, 1, 16, live=True)
+    [verified] = Predictor(target).relative_costs([6], 1, 16, live=True)
+    assert verified > 1.7 / 1.1
     assert found.tokens == pytest.approx(1.0 + 0.25 * 1.5)
-    assert found.steps == pytest.approx(0.75 + 0.25 * ((1.0 + 0.7) / 1.1 + 3 * 0.1))
-    timed = one.forecast(Expected(0.25, 6.0, 1.5), 2.0, 1, 16, 0.55)
-    assert timed.steps == pytest.approx(0.75 + 0.25 * ((1.0 + 0.7) / 1.1 + 0.5))
+    assert found.steps == pytest.approx(0.75 + 0.25 * (verified + 3 * 0.1))
+    timed = one.forecast(figures, width, 1, 16, live=True, draft_seconds=0.55)
+    assert timed.steps == pytest.approx(0.75 + 0.25 * (verified + 0.5))
+    four = one.forecast(figures, width, 4, 16, live=True)
+    assert four.steps == pytest.approx(
+        0.75 + 0.25 * (Predictor(target).relative_costs([24], 4, 16, live=True)[0] + 3 * 0.11 / 1.4)
+    )
 
 
-def test_drafts_are_timed_for_greedy_requests_alone() -> None:
-    known = routes(Given(lambda rows: 1.0 + 0.02 * rows), {"draft": sure(0.05, 2.7)})
-    assert best(known) == "draft"
-    for _ in range(9):
-        known.clocks[1].read(1, 5.0)
-    assert best(known) == "none"
+def test_the_clock_of_drafts_is_read_for_greedy_requests_alone() -> None:
+    for live, chosen in ((True, "none"), (False, "draft")):
+        known = routes(Given(lambda rows: 1.0 + 0.02 * rows), {"draft": sure(0.05, 2.7)}, live=live)
+        assert best(known) == "draft"
+        for _ in range(9):
+            known.clocks[1].read(1, 5.0)
+        assert best(known) == chosen
 
 
 def test_only_what_may_be_better_is_explored() -> None:
@@ -284,10 +293,14 @@ class ByFirstToken(Routes):
         return [float(even), float(not even)]
 
 
-def routed(parts: Seq[Drafter[Any]], make: Callable[[Seq[Strategy]], Routes] = ByFirstToken) -> tuple[Method, Routed]:
+def by_live(make: type[Routes], strategies: Seq[Strategy]) -> Callable[[bool], Routes]:
+    return lambda live: make(strategies, live=live)
+
+
+def routed(parts: Seq[Drafter[Any]], make: type[Routes] = ByFirstToken) -> tuple[Method, Routed]:
     target = TableTarget(3, seed=1)
     two = [Strategy(f"p{at}", "lookup", target.costs, FreeDraft()) for at in range(len(parts))]
-    drafter = Routed(parts, [one.name for one in two], target, PromptFeatures(None), partial(make, two), 0.0, 4)
+    drafter = Routed(parts, [one.name for one in two], target, PromptFeatures(None), by_live(make, two), 0.0, 4)
     return Method(
         "routed", drafter, default_rule(drafter.proposal), CombinedController([Fixed(1)] * len(parts))
     ), drafter
@@ -405,7 +418,7 @@ def planted(kind: type[Routed], make: type[Routes]) -> Callable[[Context], Metho
         assert isinstance(whole.drafter, Routed)
         known, honest = whole.drafter.routes.strategies, whole.drafter
         features, names = PromptFeatures(context.tokenizer), honest.names
-        return replace(whole, drafter=kind(honest.parts, names, context.target, features, partial(make, known), 1.0, 4))
+        return replace(whole, drafter=kind(honest.parts, names, context.target, features, by_live(make, known), 1.0, 4))
 
     return made
 
@@ -441,11 +454,11 @@ def test_strategies_are_those_that_there_are_weights_for() -> None:
     target = TableTarget(3)
     models = {name: TableTarget(3, random_table(3, at)) for at, name in enumerate(("small", "large"))}
     none = Context(target)
-    assert offered(none, AioSettings()) == ("none", "sam")
+    assert offered(none, AioSettings.model_validate({})) == ("none", "sam")
     one = Context(target, Bindings(draft_models({"small": models["small"]})))
-    assert offered(one, AioSettings()) == ("none", "sam", "draft-model")
+    assert offered(one, AioSettings.model_validate({})) == ("none", "sam", "draft-model")
     two = Context(target, Bindings(draft_models(models)))
-    assert offered(two, AioSettings()) == ("none", "sam", "draft-model#small", "draft-model#large")
+    assert offered(two, AioSettings.model_validate({})) == ("none", "sam", "draft-model#small", "draft-model#large")
     built = build("aio", two)
     assert built.drafts_with == ("draft model 'small'", "draft model 'large'") and built.lossless
 
@@ -478,7 +491,7 @@ def test_wrong_settings_are_refused_in_one_line() -> None:
 def test_a_seed_repeats_a_sampled_answer_whatever_greedy_requests_have_shown(smollm2: Model) -> None:
     def ask(**more: Any) -> str:
         asked: dict[str, Any] = {"method": "aio", "max_new_tokens": 16, "temperature": 0.9, "seed": 5} | more
-        return smollm2.generate("Name three rivers of France.", **asked).text
+        return str(smollm2.generate("Name three rivers of France.", **asked).text)
 
     first = ask()
     for _ in range(3):

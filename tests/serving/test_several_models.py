@@ -29,7 +29,7 @@ def offered(method: str, *models: Model) -> Service:
 
 
 def model(name: str, times: float, context_length: int = 400) -> Model:
-    found = toy(name, context_length)
+    found: Model = toy(name, context_length)
     found.target.costs = Slower(times)
     return found
 

@@ -65,7 +65,9 @@ def offered(context: Context, settings: AioSettings) -> tuple[str, ...]:
     from outpace.methods.combination.auto import AutoSettings, learned_part
 
     heads = Bindings(context.bindings.heads, context.bindings.default)
-    head = learned_part(replace(context, bindings=heads, taken=[]), AutoSettings(settings=settings.settings))
+    head = learned_part(
+        replace(context, bindings=heads, taken=[]), AutoSettings.model_validate({"settings": settings.settings})
+    )
     named = context.bindings.draft_models
     drafts = [f"draft-model#{one.name}" for one in named] if len(named) > 1 else ["draft-model"] * len(named)
     return ("none", "sam", *([] if head is None else [head[0]]), *drafts)
@@ -110,7 +112,7 @@ def build(context: Context, settings: AioSettings) -> Parts:
         names,
         context.target,
         PromptFeatures(context.tokenizer),
-        lambda: Routes(strategies),
+        lambda live: Routes(strategies, live=live),
         settings.explore,
         settings.namespaces,
     )

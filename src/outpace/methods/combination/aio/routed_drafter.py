@@ -57,9 +57,9 @@ class Routed(OneAtATime[RequestRoute]):
         super().__init__(parts, names)
         self.features, self.explore = features, explore
         self._target, self._make = target, make
-        self.routes = make()
+        self.routes = make(True)
         """Of greedy requests, of all namespaces: figures alone."""
-        self.sampled_routes: Namespaces[Routes] = Namespaces(make, most)
+        self.sampled_routes: Namespaces[Routes] = Namespaces(lambda: make(False), most)
         """Of sampled requests, whose drafts must not depend on other namespaces' requests."""
         self._live = 0
         self._undecided: dict[int, RequestRoute] = {}
@@ -90,7 +90,7 @@ class Routed(OneAtATime[RequestRoute]):
         return _power_of_two(self._live)
 
     def expected_seconds(self, prompt: Seq[int], length: int, *, greedy: bool) -> float:
-        routes = self.routes if greedy else self._make()
+        routes = self.routes if greedy else self._make(False)
         batch, context, costs = _power_of_two(self._live + 1), _context(len(prompt)), self._target.costs
         expected, _ = routes.speedups(self.features.of(prompt), batch, context)
         return costs.seconds(len(prompt)) + length * costs.seconds(batch, context) / max(expected)

@@ -28,29 +28,38 @@ class Strategy:
         return self.kind != AUTOREGRESSIVE
 
     def forecast(
-        self, expected: Expected, width: float, batch: int, context: int, draft_seconds: float | None = None
+        self,
+        expected: Expected,
+        width: float,
+        batch: int,
+        context: int,
+        *,
+        live: bool,
+        draft_seconds: float | None = None,
     ) -> Forecast:
-        """A request's rounds on average. ``width``: nodes on each level of a draft; ``draft_seconds``: what drafts were
-        seen to take, None: as their costs say."""
+        """A request's rounds on average. ``width``: nodes on each level of a draft. ``live``: as rounds have come to
+        take in this process; ``draft_seconds``: what drafts were seen to take, None: as their costs say."""
         predictor, nodes = Predictor(self.target, self.drafting), round(expected.nodes)
-        verified = predictor.verification(nodes, batch, context)
-        if draft_seconds is None or self.target.fixed:
-            spent = sum(predictor.drafting.level(1, batch, context) for _ in range(max(1, round(nodes / width))))
-        else:
-            spent = draft_seconds / self.target.seconds(batch, context)
+        batch = 1 if self.target.fixed else batch
+        [verified] = predictor.relative_costs([batch * nodes], batch, context, live=live)
+        levels = max(1, round(nodes / width))
+        spent = levels * predictor.drafting.level(1, batch, context)
+        if draft_seconds is not None:
+            spent = predictor.draft_steps(lambda: draft_seconds, spent, batch, context, live=live)
         rest, tokens = 1.0 - expected.drafting, 1.0 + expected.accepted
         return Forecast(rest + expected.drafting * tokens, rest + expected.drafting * (verified + spent))
 
 
 class Routes:
-    """What requests have shown of the strategies; for greedy ones of a process, or for sampled ones of a namespace."""
+    """What requests have shown of the strategies. ``live``: greedy ones of a process, for which clocks may be read;
+    else sampled ones of a namespace."""
 
-    def __init__(self, strategies: Seq[Strategy]) -> None:
-        self.strategies = strategies
+    def __init__(self, strategies: Seq[Strategy], *, live: bool) -> None:
+        self.strategies, self.live = strategies, live
         known = priors()
         self.estimates = [Estimate(known[one.kind]) if one.drafts else None for one in strategies]
         self.clocks = [Clock() for _ in strategies]
-        """Of the drafts of greedy requests, by how many drafted together."""
+        """Of drafts, by how many requests drafted together; read where ``live``."""
 
     def speedups(self, numbers: Seq[float], batch: int, context: int) -> tuple[list[float], list[float]]:
         """Tokens per autoregressive step with each strategy: as expected, and where its figures are a standard
@@ -61,10 +70,10 @@ class Routes:
                 expected.append(1.0)
                 hoped.append(1.0)
                 continue
-            usual, better = known.expected(numbers)
-            seconds = clock.seconds(batch)
-            expected.append(one.forecast(usual, known.width, batch, context, seconds).speedup)
-            hoped.append(one.forecast(better, known.width, batch, context, seconds).speedup)
+            seconds = clock.seconds(batch) if self.live else None
+            for guess, speeds in zip(known.expected(numbers), (expected, hoped), strict=True):
+                found = one.forecast(guess, known.width, batch, context, live=self.live, draft_seconds=seconds)
+                speeds.append(found.speedup)
         return expected, hoped
 
     def odds(self, numbers: Seq[float], batch: int, context: int, explore: float) -> list[float]:
@@ -83,4 +92,5 @@ class Routes:
         return odds
 
 
-MakeRoutes = Callable[[], Routes]
+MakeRoutes = Callable[[bool], Routes]
+"""By ``live``."""
