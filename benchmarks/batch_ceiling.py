@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import outpace
-from outpace.controllers.row_allocation import best_count
+from outpace.controllers.predictor import best_count
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request, RoundTrace
@@ -76,8 +76,8 @@ def gain(rounds: list[Recorded], batch: int, costs: list[float], draft: float, *
             pairs = [zip(one.probs, one.accepted, strict=True) for one in together]
             ranked = sorted((pair for each in pairs for pair in each), key=lambda pair: -pair[0])
         spent = draft if ranked else 0.0
-        best, expected = best_count((prob for prob, _ in ranked), costs, batch, spent=spent)
-        if expected / (costs[best] + spent) <= batch / costs[0]:
+        best, forecast = best_count((prob for prob, _ in ranked), costs, batch, spent=spent)
+        if forecast.speedup <= batch / costs[0]:
             best, spent = 0, 0.0
         tokens += batch + sum(hit for _, hit in ranked[:best])
         time += costs[best] + spent

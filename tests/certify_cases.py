@@ -28,6 +28,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mcsjd": [{"restart": False, "guess": "pad"}],
     "lookahead": [{"text": False}],
     "metasd": [{"policy": "exp3"}],
+    "aio": [{"strategies": ("pld", "none"), "settings": {"pld": {"num_draft_tokens": 2}}}],
     "hsd": [{"handover": "variable"}],
     "eagle2": [{"mode": "chain"}],
     "eagle3": [{"mode": "sampled", "branching": (2,)}, {"mode": "chain"}],

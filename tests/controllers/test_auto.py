@@ -326,8 +326,8 @@ def test_a_plan_s_rounds_are_those_of_all_options_in_one_measure() -> None:
     copies, offer = [0.9, 0.8], [0.5, 0.3]
     found = yields.plan([copies], [offer], CHEAP_ROWS, 1.0, lambda size: 0.2)
     assert found.asked == (0,) and found.drafting == 0.2
-    assert found.alone.tokens == pytest.approx(1 + 1.7) and found.alone.cost == pytest.approx(1.04)
-    assert found.best.tokens == pytest.approx(1 + 2.5) and found.best.cost == pytest.approx(1.08 + 0.2)
+    assert found.alone.tokens == pytest.approx(1 + 1.7) and found.alone.steps == pytest.approx(1.04)
+    assert found.best.tokens == pytest.approx(1 + 2.5) and found.best.steps == pytest.approx(1.08 + 0.2)
 
 
 def test_in_a_large_batch_as_few_requests_are_asked_for_as_are_worth_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,7 +16,15 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.controllers.named import NamedController, Setup
 from outpace.controllers.policy import RankedRow, WholeRow
-from outpace.controllers.predictor import FreeDraft, ModelDraft, Predictor, speedups, tokens_per_round
+from outpace.controllers.predictor import (
+    FreeDraft,
+    LevelSteps,
+    ModelDraft,
+    Predictor,
+    nominal_costs,
+    speedups,
+    tokens_per_round,
+)
 from outpace.controllers.registry import ControllerChoice, configured, controllers, find_controller
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
@@ -77,6 +87,33 @@ def test_autoregressive_decoding_keeps_its_own() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- predictor
+
+
+def test_steps_are_measured_only_as_far_as_asked_and_anew_after_an_interruption() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def begin(batch: int, context: int) -> Iterator[float]:
+        for level in range(1, 5):
+            asked.append((batch, context, level))
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            yield float(level)
+
+    steps = LevelSteps(begin)
+    assert list(islice(steps.of(1, 16), 2)) == [1.0, 2.0] and asked == [(1, 16, 1), (1, 16, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        list(steps.of(1, 16))
+    assert list(steps.of(1, 16)) == list(steps.of(1, 16)) == [1.0, 2.0, 3.0, 4.0]
+    assert asked[3:] == [(1, 16, level) for level in range(1, 5)]
+    assert next(steps.of(2, 16)) == 1.0 and asked[-1] == (2, 16, 1)
+
+
+def test_a_draft_s_time_is_in_rounds_of_the_batch_or_nominal() -> None:
+    measured, fixed = Predictor(flat(2.0)), Predictor(FixedCosts())
+    step = flat(2.0).round_seconds(4, 16)
+    assert measured.draft_steps(lambda: 0.5, 0.25, 4, 16, live=False) == pytest.approx(0.5 / step)
+    assert fixed.draft_steps(lambda: 0.5, 0.25, 4, 16, live=False) == 0.25
+    assert nominal_costs(9) == tuple(FixedCosts().relative(count) for count in range(10))
 
 
 def test_forecasts_are_leviathan_s() -> None:

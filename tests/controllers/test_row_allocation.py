@@ -36,24 +36,24 @@ def test_no_other_allotment_gives_more_tokens_per_time(
 ) -> None:
     costs = list(accumulate(steps, initial=1.0))
     base = float(len(candidates))
-    found = allot(candidates, costs, base, taken=taken, spent=spent)
+    counts, forecast = allot(candidates, costs, base, taken=taken, spent=spent)
     last = len(costs) - 1
     best = 0.0
-    for counts in product(*(range(len(probs) + 1) for probs in candidates)):
-        rows = taken + sum(counts)
+    for others in product(*(range(len(probs) + 1) for probs in candidates)):
+        rows = taken + sum(others)
         if rows <= max(last, taken):
-            tokens = base + sum(sum(probs[:count]) for probs, count in zip(candidates, counts, strict=True))
+            tokens = base + sum(sum(probs[:count]) for probs, count in zip(candidates, others, strict=True))
             best = max(best, tokens / (costs[min(rows, last)] + spent))
-    assert found.rate == pytest.approx(best)
-    tokens = base + sum(sum(probs[:count]) for probs, count in zip(candidates, found.counts, strict=True))
-    assert found.tokens == pytest.approx(tokens)
-    assert found.cost == pytest.approx(costs[min(taken + sum(found.counts), last)] + spent)
+    assert forecast.speedup == pytest.approx(best)
+    tokens = base + sum(sum(probs[:count]) for probs, count in zip(candidates, counts, strict=True))
+    assert forecast.tokens == pytest.approx(tokens)
+    assert forecast.steps == pytest.approx(costs[min(taken + sum(counts), last)] + spent)
 
 
 def test_a_draft_that_was_paid_for_gets_more_rows() -> None:
     costs = [1.0, 1.4, 1.9]
-    assert allot([[0.45, 0.44]], costs, 1.0).counts == (1,)
-    assert allot([[0.45, 0.44]], costs, 1.0, spent=0.5).counts == (2,)
+    assert allot([[0.45, 0.44]], costs, 1.0)[0] == (1,)
+    assert allot([[0.45, 0.44]], costs, 1.0, spent=0.5)[0] == (2,)
 
 
 def test_costs_of_requests_after_different_contexts_are_averaged_as_far_as_all_are_known() -> None:

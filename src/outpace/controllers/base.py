@@ -9,7 +9,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from outpace.controllers.row_allocation import best_count, raised
+from outpace.controllers.predictor import best_count
+from outpace.controllers.row_allocation import raised
 from outpace.core.metrics import RequestMetrics
 
 if TYPE_CHECKING:

@@ -8,17 +8,16 @@ before anything of the round is drawn, from the verdicts of earlier rounds alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
-from itertools import accumulate, chain, count, islice, repeat
+from collections.abc import Sequence as Seq
+from itertools import accumulate, chain, islice, repeat
 from operator import mul
 
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import context_of
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.predictor import ModelDraft, Predictor, speedups
+from outpace.controllers.predictor import LevelSteps, ModelDraft, Predictor, one_rate, speedups
 from outpace.core.metrics import RequestMetrics
 from outpace.targets.costs import Costs
-from outpace.targets.threads import threads
 
 PRIOR, WEIGHT = 0.7, 4.0
 """The acceptance rate before any draft token was judged, and how many judged ones it counts as."""
@@ -63,34 +62,14 @@ class DraftLength(Controller):
         max_nodes: int = LONGEST,
         confidence: float = 0.0,
     ) -> None:
-        self._predictor, self._models = Predictor(target, ModelDraft(target, drafts)), len(drafts)
         self._branching, self._max_nodes, self._confidence = branching, max_nodes, confidence
-        self._known: dict[tuple[int, int, int], tuple[list[float], Iterator[float]]] = {}
+        predictor, models = Predictor(target, ModelDraft(target, drafts)), len(drafts)
+        self._steps = LevelSteps(lambda batch, context: predictor.steps(self._widths(), models, batch, context))
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
-        rate = acceptance_rate(metrics)
-        depth = chosen_length(speedups((rate**at for at in count(1)), self._steps(metrics, batch)), metrics)
+        steps = self._steps.of(batch, context_of(metrics))
+        depth = chosen_length(speedups(one_rate(acceptance_rate(metrics)), steps), metrics)
         return Budget(depth, self._max_nodes, max(self._branching), self._confidence)
-
-    def _steps(self, metrics: RequestMetrics, batch: int) -> Iterator[float]:
-        """What rounds take with drafts of 1, 2, ... levels, in autoregressive steps; measured as they are asked for."""
-        context = context_of(metrics)
-        known = batch, context, threads()
-        if known not in self._known:
-            steps = self._predictor.steps(self._widths(), self._models, batch, context)
-            self._known[known] = [], steps
-        found, more = self._known[known]
-        for at in count():
-            if at == len(found):
-                try:
-                    following = next(more, None)
-                except BaseException:  # interrupted while measuring: another time from the start
-                    self._known.pop(known, None)
-                    raise
-                if following is None:
-                    return
-                found.append(following)
-            yield found[at]
 
     def _widths(self) -> list[int]:
         """Nodes of each level of the tree, the root first, as far as there is room for whole levels."""

@@ -9,7 +9,7 @@ cost, too. Alpha is the request's acceptance so far, unless it is given.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 
 from pydantic import BaseModel, Field
 
@@ -17,10 +17,9 @@ from outpace.controllers.base import Budget
 from outpace.controllers.cost_model import context_of
 from outpace.controllers.draft_length import acceptance_rate, chosen_length
 from outpace.controllers.named import NamedController, Setup
-from outpace.controllers.predictor import speedups
+from outpace.controllers.predictor import LevelSteps, one_rate, speedups
 from outpace.core.metrics import RequestMetrics
 from outpace.core.validation import StrictModel
-from outpace.targets.threads import threads
 
 
 class GammaStarSettings(StrictModel):
@@ -48,7 +47,7 @@ class GammaStar(NamedController):
         super().__init__(setup, settings)
         assert isinstance(settings, GammaStarSettings)
         self._settings = settings
-        self._known: dict[tuple[int, int, int], list[float]] = {}
+        self._known = LevelSteps(self._steps)
 
     def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
         shape = self.setup.shape(metrics, batch, sampled)
@@ -58,18 +57,11 @@ class GammaStar(NamedController):
         """The best length of at most ``most``; 0 where no draft is expected to gain."""
         rate = acceptance_rate(metrics) if self._settings.alpha is None else self._settings.alpha
         most = min(most, self._settings.max_draft_tokens)
-        return chosen_length(
-            speedups((rate**at for at in count(1)), islice(self._steps(metrics, batch), most)), metrics
-        )
+        steps = islice(self._known.of(batch, context_of(metrics)), most)
+        return chosen_length(speedups(one_rate(rate), steps), metrics)
 
-    def _steps(self, metrics: RequestMetrics, batch: int) -> Iterator[float]:
-        context = context_of(metrics)
-        known = self._known.setdefault((batch, context, threads()), [])
-        predictor, c = self.setup.predictor, self._settings.c
-        for length in range(1, self._settings.max_draft_tokens + 1):
-            if length > len(known):
-                if c is None:
-                    known[:] = islice(predictor.steps([1] * (length + 1), batch=batch, context=context), length)
-                else:
-                    known.append(predictor.verification(length, batch, context) + c * length)
-            yield known[length - 1]
+    def _steps(self, batch: int, context: int) -> Iterator[float]:
+        predictor, c, most = self.setup.predictor, self._settings.c, self._settings.max_draft_tokens
+        if c is None:
+            return predictor.steps([1] * (most + 1), batch=batch, context=context)
+        return (predictor.verification(length, batch, context) + c * length for length in range(1, most + 1))

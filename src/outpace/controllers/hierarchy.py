@@ -45,9 +45,14 @@ def latency(costs: Seq[Cost], rates: Rates, models: Seq[int], lengths: Seq[int])
     """Expected seconds per token of one hierarchy."""
     seconds = costs[models[-1]](1)
     for level in range(len(lengths) - 1, -1, -1):
-        above, below, length = models[level], models[level + 1], lengths[level]
-        seconds = (length * seconds + costs[above](length + 1)) / tokens_per_round(rates[above][below], length)
+        above, below = models[level], models[level + 1]
+        seconds = _over(costs[above], seconds, rates[above][below], lengths[level])
     return seconds
+
+
+def _over(cost: Cost, below: float, rate: float, length: int) -> float:
+    """Seconds per token of a model that scores ``length`` tokens of a stack of ``below`` seconds per token."""
+    return (length * below + cost(length + 1)) / tokens_per_round(rate, length)
 
 
 def best_hierarchy(costs: Seq[Cost], rates: Rates, most: int = 16) -> Hierarchy:
@@ -61,8 +66,7 @@ def best_hierarchy(costs: Seq[Cost], rates: Rates, most: int = 16) -> Hierarchy:
         found = Hierarchy((above,), (), costs[above](1))
         for below, stack in best.items():
             for length in range(1, most + 1):
-                spent = length * stack.seconds + costs[above](length + 1)
-                seconds = spent / tokens_per_round(rates[above][below], length)
+                seconds = _over(costs[above], stack.seconds, rates[above][below], length)
                 if seconds < found.seconds:
                     found = Hierarchy((above, *stack.models), (length, *stack.lengths), seconds)
         best[above] = found

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, count, islice
 from operator import mul
 from typing import NamedTuple
 
-from outpace.targets.costs import Costs
+from outpace.targets.costs import Costs, FixedCosts
+from outpace.targets.threads import threads
 
 MARGIN = 1.05
 """Drafting must promise this much more than an autoregressive step of one request: probabilities are not exact, and
@@ -37,8 +39,28 @@ class Forecast(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """Tokens per autoregressive step: 1 for autoregressive decoding."""
+        """Tokens per autoregressive step: 1 for autoregressive decoding of one request."""
         return self.tokens / self.steps
+
+
+def best_count(
+    probs: Iterable[float], costs: Seq[float], base_tokens: float = 1.0, *, taken: int = 0, spent: float = 0.0
+) -> tuple[int, Forecast]:
+    """How many of ``probs``, in their order, give the most expected tokens per time, of equal rates the fewest; and
+    the round with them.
+
+    ``probs``: path acceptance probabilities. ``costs[n]``: of a round with n draft tokens in all; no more than it has
+    costs for are taken. ``base_tokens``: expected without any of them. ``taken``: draft tokens that are scored in any
+    case, for which there must be costs. ``spent``: what drafting has cost already, in the unit of ``costs``.
+    """
+    best, tokens, expected = 0, base_tokens, base_tokens
+    most_rate = base_tokens / (costs[taken] + spent)
+    for number, prob in enumerate(islice(probs, len(costs) - 1 - taken), start=1):
+        expected += prob
+        rate = expected / (costs[taken + number] + spent)
+        if rate > most_rate:
+            best, most_rate, tokens = number, rate, expected
+    return best, Forecast(tokens, costs[taken + best] + spent)
 
 
 class DraftCosts(ABC):
@@ -114,9 +136,9 @@ class Predictor:
         growth = CROWDED if batch > 1 and not live else 1.0
         return [
             1.0
-            if not count
-            else 1.0 + margin + growth * (self.target.round_seconds(batch + count, context, live=live) / step - 1.0)
-            for count in counts
+            if not more
+            else 1.0 + margin + growth * (self.target.round_seconds(batch + more, context, live=live) / step - 1.0)
+            for more in counts
         ]
 
     def steps(self, widths: Iterable[int], models: int = 1, batch: int = 1, context: int = 0) -> Iterator[float]:
@@ -128,6 +150,15 @@ class Predictor:
         for total in nodes:
             yield MARGIN * self.verification(total, batch, context) + next(spent)
 
+    def draft_steps(
+        self, seconds: Callable[[], float], nominal: float, batch: int, context: int, *, live: bool
+    ) -> float:
+        """A draft of ``seconds()`` in autoregressive rounds of ``batch`` requests; ``nominal`` where costs are fixed.
+        ``live``: as for :meth:`relative_costs`."""
+        if self.target.fixed:
+            return nominal
+        return seconds() / self.target.round_seconds(batch, context, live=live)
+
     def forecast(
         self, probs: Seq[float], *, nodes: int | None = None, drafted: float = 0.0, batch: int = 1, context: int = 0
     ) -> Forecast:
@@ -136,8 +167,46 @@ class Predictor:
         ``nodes``: how many are scored, where not as many as there are probabilities; ``drafted``: steps that the draft
         takes.
         """
-        count = len(probs) if nodes is None else nodes
-        return Forecast(1.0 + sum(probs), self.verification(count, batch, context) + drafted)
+        scored = len(probs) if nodes is None else nodes
+        return Forecast(1.0 + sum(probs), self.verification(scored, batch, context) + drafted)
+
+
+class LevelSteps:
+    """What rounds take with drafts of 1, 2, ... levels, for each batch, context and number of threads; kept, and
+    measured only as far as somebody asks. ``begin(batch, context)`` yields them."""
+
+    def __init__(self, begin: Callable[[int, int], Iterator[float]]) -> None:
+        self._begin = begin
+        self._known: dict[tuple[int, int, int], tuple[list[float], Iterator[float]]] = {}
+
+    def of(self, batch: int, context: int) -> Iterator[float]:
+        """In autoregressive steps of the batch."""
+        known = batch, context, threads()
+        if known not in self._known:
+            self._known[known] = [], self._begin(batch, context)
+        found, more = self._known[known]
+        for at in count():
+            if at == len(found):
+                try:
+                    following = next(more, None)
+                except BaseException:  # interrupted while measuring: another time from the start
+                    self._known.pop(known, None)
+                    raise
+                if following is None:
+                    return
+                found.append(following)
+            yield found[at]
+
+
+@lru_cache(maxsize=64)
+def nominal_costs(most: int) -> tuple[float, ...]:
+    """Relative costs of rounds with 0 to ``most`` draft tokens where nobody states measured ones."""
+    return tuple(map(FixedCosts().relative, range(most + 1)))
+
+
+def one_rate(rate: float) -> Iterator[float]:
+    """The path acceptance probabilities of a chain whose tokens are all accepted with ``rate``, given those before."""
+    return (rate**length for length in count(1))
 
 
 def chain_probs(rates: Iterable[float]) -> Iterator[float]:
@@ -147,7 +216,7 @@ def chain_probs(rates: Iterable[float]) -> Iterator[float]:
 
 def tokens_per_round(rate: float, length: int) -> float:
     """Expected tokens of a round with ``length`` draft tokens of one acceptance rate, the target's own included."""
-    return sum(rate**count for count in range(length + 1))
+    return sum(rate**number for number in range(length + 1))
 
 
 def speedups(probs: Iterable[float], steps: Iterable[float]) -> list[float]:

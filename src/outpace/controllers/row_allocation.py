@@ -8,61 +8,31 @@ are unlikely gets no row while another one gets several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Sequence as Seq
 from functools import lru_cache
-from itertools import islice
-from typing import NamedTuple
 
-
-class Allotment(NamedTuple):
-    """``counts[i]``: how many of request i's candidates are drafted, its likeliest ones. ``tokens`` that the round is
-    expected to commit, in ``cost``."""
-
-    counts: tuple[int, ...]
-    tokens: float
-    cost: float
-
-    @property
-    def rate(self) -> float:
-        """Expected tokens per time."""
-        return self.tokens / self.cost
+from outpace.controllers.predictor import Forecast, best_count
 
 
 def allot(
     candidates: Seq[Seq[float]], costs: Seq[float], base_tokens: float, *, taken: int = 0, spent: float = 0.0
-) -> Allotment:
-    """The candidates that give the batch the most expected tokens per time; of equal rates the fewest.
+) -> tuple[tuple[int, ...], Forecast]:
+    """The candidates that give the batch the most expected tokens per time (:func:`best_count`, which has the rest):
+    how many of each request's, its likeliest ones; and the round of all requests with them.
 
     ``candidates[i]``: request i's path acceptance probabilities in descending order, parents before children: so the
-    first n of a request are a tree for every n. ``costs[n]``: of a round with n draft tokens in all; no more rows than
-    it has costs for are allotted. ``base_tokens``: expected without any of the candidates. ``taken``: draft tokens that
-    are scored in any case. ``spent``: what drafting has cost already, in the unit of ``costs``.
+    first n of a request are a tree for every n.
     """
     last = len(costs) - 1
     taken = min(taken, last)
     if not any(candidates):
-        return Allotment((0,) * len(candidates), base_tokens, costs[taken] + spent)
+        return (0,) * len(candidates), Forecast(base_tokens, costs[taken] + spent)
     ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))
-    best, tokens = best_count((-prob for prob, _, _ in ranked), costs, base_tokens, taken=taken, spent=spent)
+    best, forecast = best_count((-prob for prob, _, _ in ranked), costs, base_tokens, taken=taken, spent=spent)
     counts = [0] * len(candidates)
     for _, _, request in ranked[:best]:
         counts[request] += 1
-    return Allotment(tuple(counts), tokens, costs[taken + best] + spent)
-
-
-def best_count(
-    probs: Iterable[float], costs: Seq[float], base_tokens: float, *, taken: int = 0, spent: float = 0.0
-) -> tuple[int, float]:
-    """How many of ``probs``, in their order, give the most expected tokens per time, of equal rates the fewest; and
-    the expected tokens. The rest as for :func:`allot`; there must be costs for ``taken``."""
-    best, tokens, expected = 0, base_tokens, base_tokens
-    most_rate = base_tokens / (costs[taken] + spent)
-    for count, prob in enumerate(islice(probs, len(costs) - 1 - taken), start=1):
-        expected += prob
-        rate = expected / (costs[taken + count] + spent)
-        if rate > most_rate:
-            best, most_rate, tokens = count, rate, expected
-    return best, tokens
+    return tuple(counts), forecast
 
 
 def mean_costs(costs: Seq[tuple[float, ...]]) -> tuple[float, ...]:

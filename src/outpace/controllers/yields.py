@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from outpace.controllers.row_allocation import Allotment, allot
+from outpace.controllers.predictor import Forecast
+from outpace.controllers.row_allocation import allot
 
 PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 """How likely the draft tokens of a learned drafter are accepted before any were seen, the likeliest first."""
@@ -200,12 +201,14 @@ class Yield:
 
 
 class Plan(NamedTuple):
-    """``asked``: the requests that the learned drafter is asked for. ``alone``: the round with the free drafter alone;
-    ``best``: the round as planned, of which ``drafting`` is the time of the learned draft."""
+    """``asked``: the requests that the learned drafter is asked for. ``alone``: the round with the free drafter alone,
+    which then has ``counts[i]`` draft tokens for request i; ``best``: the round as planned, of which ``drafting`` is
+    the time of the learned draft."""
 
     asked: tuple[int, ...]
-    alone: Allotment
-    best: Allotment
+    counts: tuple[int, ...]
+    alone: Forecast
+    best: Forecast
     drafting: float = 0.0
 
 
@@ -222,16 +225,17 @@ def plan(
     drafted for request i and of what the learned one is expected to add; empty where it cannot be asked. ``costs[n]``:
     of a round with n draft tokens; ``drafting(k)``: of a learned draft for k requests, in the same unit.
     """
-    alone = best = allot(free, costs, base_tokens)
+    counts, alone = allot(free, costs, base_tokens)
+    best = alone
     asked: tuple[int, ...] = ()
     spent = 0.0
     gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
     order = sorted(gains, key=lambda at: -gains[at])
-    size, least = 1, MARGIN * alone.rate
+    size, least = 1, MARGIN * alone.speedup
     # In most rounds of a batch this shows that nobody is asked. The slack is for sums in another order.
     offers = [prob for probs in (*free, *learned) for prob in probs]
     if order and not _may_gain(offers, costs, base_tokens, drafting(1), (1.0 - 1e-9) * least):
-        return Plan((), alone, best)
+        return Plan((), counts, alone, best)
     while order:
         size = min(size, len(order))
         cost = drafting(size)
@@ -240,13 +244,13 @@ def plan(
             break
         members = set(order[:size])
         whole = [_joined(own, learned[at]) if at in members else own for at, own in enumerate(free)]
-        found = allot(whole, costs, base_tokens, spent=cost)
-        if found.rate > max(least, best.rate):
+        _, found = allot(whole, costs, base_tokens, spent=cost)
+        if found.speedup > max(least, best.speedup):
             asked, best, spent = tuple(sorted(members)), found, cost
         if size == len(order):
             break
         size *= 2
-    return Plan(asked, alone, best, spent)
+    return Plan(asked, counts, alone, best, spent)
 
 
 def _may_gain(offers: Seq[float], costs: Seq[float], base_tokens: float, drafting: float, least: float) -> bool:

@@ -130,6 +130,11 @@ class Drafter(ABC, Generic[S]):
         little or not known. Rows are allotted to draft tokens with this time already spent."""
         return 0.0
 
+    def expected_seconds(self, prompt: Seq[int], length: int, *, greedy: bool) -> float | None:
+        """What an answer of ``length`` tokens to ``prompt`` is expected to take if it is asked for now, prefill
+        included; None: this drafter does not predict it."""
+        return None
+
     def measure(self, batch: int) -> None:
         """Measure now what it would measure when ``batch`` requests first draft together."""
 

@@ -104,15 +104,14 @@ class ControlledDrafter(Drafter[ControlledState]):
         assert isinstance(policy, VerificationPolicy)
         if self.may_be_cut(tree, greedy=greedy):
             return policy.kept(tree, agreements(tree, found, greedy=greedy))
-        kept = 0
-        for draw in tree.draws:
-            q = None if draw.q_row == DETERMINISTIC else tree.q_rows[draw.q_row]
+        for kept, draw in enumerate(tree.draws):
+            if draw.q_row == DETERMINISTIC:  # beside auxiliary tokens, or of a part of a drafter that also samples
+                return tree
             after = found.at(draw.parent)
             # Of one draw at a time: whether it stays must not depend on it, nor on what follows it.
-            if q is None or not policy.keeps(kept + 1, overlap(after, q.distribution(after))):
-                break
-            kept += 1
-        return tree if kept == len(tree.draws) else chain_prefix(tree, kept)
+            if not policy.keeps(kept + 1, overlap(after, tree.q_rows[draw.q_row].distribution(after))):
+                return chain_prefix(tree, kept)
+        return tree
 
     def observe_batch(self, states: Seq[ControlledState], verdicts: Seq[Verdict]) -> None:
         self.inner.observe_batch([state.inner for state in states], verdicts)

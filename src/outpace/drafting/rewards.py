@@ -8,9 +8,9 @@ from typing import Literal
 
 from outpace.acceptance.draws import proposal_distribution
 from outpace.controllers.base import Budget
+from outpace.controllers.predictor import nominal_costs
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence, TreeScores
-from outpace.targets.costs import FixedCosts
 
 Reward = Literal["length", "divergence", "pace"]
 BLOCK = 8
@@ -76,7 +76,7 @@ def divergence_reward(pull: Pull, sequence: Sequence, scores: TreeScores) -> flo
 def pace_reward(pull: Pull, sequence: Sequence) -> float:
     """Tokens per autoregressive step's time, over the best that the budget allows. Draft time counts where it was
     measured."""
-    relative_costs = pull.budget.relative_costs or tuple(FixedCosts().relative(n) for n in range(pull.budget.depth + 1))
+    relative_costs = pull.budget.relative_costs or nominal_costs(pull.budget.depth)
     relative_cost = relative_costs[min(len(pull.tree), len(relative_costs) - 1)]
     tokens = 1 + accepted(pull.tree, sequence.tokens[pull.at :])
     best = max((1 + n) / relative_costs[min(n, len(relative_costs) - 1)] for n in range(pull.budget.depth + 1))

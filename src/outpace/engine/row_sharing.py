@@ -21,7 +21,7 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
         return list(trees)
     orders, probs = zip(*(trees[at].likeliest_first() for at in sharing), strict=True)
     rows = sum(len(tree) + len(tree.auxiliary_tokens) for tree in trees)
-    found = allot(
+    counts, _ = allot(
         probs,
         mean_costs([budgets[at].relative_costs for at in sharing]),
         max(budgets[at].base_tokens for at in sharing),
@@ -29,7 +29,7 @@ def share_rows(active: Seq[Generation], budgets: Seq[Budget], trees: Seq[TokenTr
         spent=_spent([active[at] for at in sharing]),
     )
     out = list(trees)
-    for at, order, count in zip(sharing, orders, found.counts, strict=True):
+    for at, order, count in zip(sharing, orders, counts, strict=True):
         if count < len(order):
             out[at] = trees[at].only(order[:count])
     return out

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
+from outpace.models.base import ChatTokenizer
 from outpace.serving.answers import ChatAnswers, CompletionAnswers
 from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
 from outpace.serving.errors import ApiError, api_error
@@ -23,6 +24,7 @@ from outpace.serving.guard import Guard, tenant_of
 from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
 from outpace.serving.service import Asked, Service
+from outpace.serving.several_models import chosen_model
 from outpace.serving.streaming import Answering, Streaming, error_response
 from outpace.serving.tool_grammar import tool_grammar
 from outpace.serving.web_page import add_page
@@ -58,13 +60,16 @@ def _texts(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        tenant, offered = tenant_of(request), service.find(asked.model)
-        tokenizer = offered.model.tokenizer
+        tenant = tenant_of(request)
         if asked.max_tokens is not None and asked.max_completion_tokens is not None:
             raise ApiError("max_tokens and max_completion_tokens are the same limit; give one", param="max_tokens")
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
         length = asked.max_completion_tokens if asked.max_tokens is None else asked.max_tokens
+        offered = await asyncio.to_thread(
+            chosen_model, service, asked, length, lambda one: prompt_ids(one, asked, tool_parser(one, asked))
+        )
+        tokenizer = offered.model.tokenizer
         logprobs = asked.top_logprobs or 0 if asked.logprobs else None
         references = (joined(asked.prediction.content),) if asked.prediction else ()
         parser = tool_parser(tokenizer, asked)
@@ -81,7 +86,7 @@ def _texts(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", response_model=None)
     async def complete(asked: CompletionRequest, request: Request) -> Response:
-        tenant, offered = tenant_of(request), service.find(asked.model)
+        tenant = tenant_of(request)
         n = asked.n or 1
         best_of = n if asked.best_of is None else asked.best_of
         if best_of < n:
@@ -94,13 +99,14 @@ def _texts(app: FastAPI, service: Service) -> None:
             raise ApiError("log-probabilities of a prompt are not computed: leave out echo or logprobs", param="echo")
         logprobs = 0 if asked.logprobs is None and best_of > n else asked.logprobs
         what = Asked(tenant, asked, asked.max_tokens or 16, logprobs)
-        tokenizer = offered.model.tokenizer
         usages = _usages(asked)
 
-        def read() -> tuple[list[list[int]], list[str]]:
+        def read(tokenizer: ChatTokenizer) -> tuple[list[list[int]], list[str]]:
             return completion_prompts(tokenizer, asked.prompt, echo=bool(asked.echo))
 
-        prompts, texts = await asyncio.to_thread(read)
+        offered = await asyncio.to_thread(chosen_model, service, asked, what.length, lambda one: read(one)[0][0])
+        tokenizer = offered.model.tokenizer
+        prompts, texts = await asyncio.to_thread(read, tokenizer)
         requests = await asyncio.to_thread(service.requests, offered, what, prompts, best_of)
         job = service.admit(offered, tenant, requests, "cmpl")
         shown = texts if asked.echo else None

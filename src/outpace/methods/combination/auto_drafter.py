@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
+from outpace.controllers.predictor import Predictor, nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
 from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
 from outpace.core.token_distribution import TokenDistribution
@@ -23,7 +24,6 @@ from outpace.drafting.merged import NO_DRAFT, MergedTrees, MergeState, contribut
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.targets.base import Sequence, Target
-from outpace.targets.costs import FixedCosts
 
 HOPE = 1.1
 """Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
@@ -95,6 +95,7 @@ class Auto(MergedTrees[AutoState]):
     ) -> None:
         super().__init__(parts, names)
         self.target = target
+        self._predictor = Predictor(target.costs)
         self._controller = controller or CostModel(target.costs)
         self._identity, self._proven = identity, proven
         self._steps: dict[tuple[int, int, int, bool], float] = {}
@@ -156,7 +157,9 @@ class Auto(MergedTrees[AutoState]):
         probs = [one for _, one in ranked]
         copied = [_first(state.free) for state in states]
         able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
-        costs = mean_costs([budget.relative_costs for budget in budgets]) or _nominal(budgets)
+        costs = mean_costs([budget.relative_costs for budget in budgets])
+        if not costs:  # the parts' lengths are fixed
+            costs = nominal_costs(max(one.max_nodes for one in budgets))
         base = max([budget.base_tokens for budget in budgets])
 
         def chosen(offers: Seq[Seq[float]]) -> Plan:
@@ -167,7 +170,7 @@ class Auto(MergedTrees[AutoState]):
         trial = not found.asked and any(due)
         if trial:
             found = chosen([s.known.at_best(c) if d else () for s, c, d in zip(states, copied, due, strict=True)])
-        for at, (state, count) in enumerate(zip(states, found.alone.counts, strict=True)):
+        for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
             if count < len(state.free) and not state.free.auxiliary_tokens:
@@ -210,22 +213,22 @@ class Auto(MergedTrees[AutoState]):
 
     def _drafting(self, timed: _Timing, count: int) -> float:
         """What a learned draft for ``count`` of the sequences takes, in autoregressive steps of the round."""
-        costs = self.target.costs
-        if costs.fixed:
-            return NOMINAL_DRAFT
-        version = costs.version
+        version = self.target.costs.version
         if self._version != version:
             self._version = version
             self._steps.clear()
-        # A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs.
         known = count, *timed
         found = self._steps.get(known)
         if found is None:  # asked several times in every round
-            usual = self._shared.clock.seconds(count) if timed.live else None
-            seconds = self._rehearsed(count, not timed.live) if usual is None else usual
-            whole = costs.round_seconds(timed.batch, timed.context, live=timed.live)
-            found = self._steps[known] = seconds / whole
+            found = self._steps[known] = self._predictor.draft_steps(
+                lambda: self._draft_seconds(count, timed.live), NOMINAL_DRAFT, *timed[:2], live=timed.live
+            )
         return found
+
+    def _draft_seconds(self, count: int, live: bool) -> float:
+        """A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs."""
+        usual = self._shared.clock.seconds(count) if live else None
+        return self._rehearsed(count, not live) if usual is None else usual
 
     def _rehearsed(self, count: int, sampled: bool) -> float:
         size = 1 << (count - 1).bit_length()
@@ -344,8 +347,3 @@ def _first(tree: TokenTree) -> float:
     if not tree.tokens:
         return 0.0
     return min(1.0, sum(tree.path_acceptance_probs[node] for node in tree.children(ROOT)))
-
-
-def _nominal(budgets: Seq[Budget]) -> tuple[float, ...]:
-    """Costs to decide by where the parts' lengths are fixed."""
-    return tuple(FixedCosts().seconds(1 + count) for count in range(1 + max(one.max_nodes for one in budgets)))

@@ -12,7 +12,7 @@ from outpace.controllers.base import Controller
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter
-from outpace.methods.registry import Context
+from outpace.methods.registry import Context, Parts
 
 
 class CombinationSettings(StrictModel):
@@ -31,8 +31,15 @@ class Built:
     """The parts of a combination, built."""
 
     names: tuple[str, ...]
-    drafters: list[Drafter[Any]]
-    controllers: list[Controller]
+    parts: list[Parts]
+
+    @property
+    def drafters(self) -> list[Drafter[Any]]:
+        return [one.drafter for one in self.parts]
+
+    @property
+    def controllers(self) -> list[Controller]:
+        return [one.controller for one in self.parts]
 
 
 def build_parts(context: Context, settings: CombinationSettings) -> Built:
@@ -56,4 +63,4 @@ def build_parts(context: Context, settings: CombinationSettings) -> Built:
             f"'{keeps[0]}' keeps draft tokens that were not reached, and '{reads[0]}' learns from what followed them; "
             "combine either with others"
         )
-    return Built(settings.parts, [part.drafter for part in built], [part.controller for part in built])
+    return Built(settings.parts, built)
