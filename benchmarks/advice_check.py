@@ -98,7 +98,14 @@ def piece(options: argparse.Namespace, name: str, temperature: float, batch: int
         "recommended": found["recommendation"]["method"],
         "cells": cells,
         "seconds": found["seconds"],
+        "round_seconds": [found["costs"][str(batch)]["step_seconds"], _round_seconds(measured["none"])],
     }
+
+
+def _round_seconds(row: Mapping[str, Any]) -> float | None:
+    """Of autoregressive rounds of one request, as the bench counts them."""
+    rate = row["decode_tokens_per_second"]
+    return None if not rate else 1.0 / rate
 
 
 def summary(pieces: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -4,7 +4,8 @@ A speed-up is that of ``outpace bench``: both methods give the same tokens, so i
 the round of each request's first token left out, in which its prompt is read. Times are in autoregressive rounds of the
 batch, as those of :mod:`outpace.controllers.predictor`, whose forecast of the mean round gives the same ratio.
 
-The interval is a percentile bootstrap over everything that was measured: prompts (acceptance), blocks of rounds (what
+The interval is that of the speed-up that is measured on as many other prompts of the same kind. It is a percentile
+bootstrap over everything that was measured: prompts (acceptance; twice, as the others vary too), blocks of rounds (what
 rows cost), rounds of the trial (what drafting costs). :data:`MODEL_ERROR` is added for what none of them contains.
 """
 
@@ -133,7 +134,9 @@ def predict(
     """
     generator = np.random.default_rng(seed)  # the same prompts and blocks in each resample of all candidates
     count = len(played.steps)
-    shares = generator.multinomial(count, np.full(count, 1.0 / count), size=RESAMPLES).astype(float)
+    # Two draws: of the prompts that were seen, and of those that are to come.
+    drawn_prompts = generator.multinomial(count, np.full(count, 1.0 / count), size=(2, RESAMPLES))
+    shares = drawn_prompts.sum(axis=0) - 1.0
     relative = costs.resampled(generator, RESAMPLES)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
     noise = error if error is not None else (MODEL_ERROR if trial is not None else UNTRIED)

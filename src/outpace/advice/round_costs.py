@@ -2,7 +2,8 @@
 
 A probe drafts known tokens, so many in all as are asked for, and the target scores them in the rounds of the user's own
 prompts: cold caches, sampling and the commit are part of what is measured. Sizes take turns, autoregressive rounds
-among them, so that a machine that grows slower changes no ratio. A *block* is one round of each size; blocks are what
+among them, so that a machine that grows slower changes no ratio; a turn is a few rounds, of which the first does not
+count, since caches and threads are as another size has left them. A *block* is a turn of each size; blocks are what
 intervals are resampled from.
 """
 
@@ -31,8 +32,10 @@ Figures = NDArray[np.float64]
 
 _ALONE, _EACH = 24, 8
 """Most draft tokens that are measured: of one request, and of each of several."""
-_FEWEST, _MOST = 5, 60
+_FEWEST, _MOST = 4, 40
 """Blocks."""
+_RUN = 5
+"""Rounds of a turn; two where rounds are so slow that there is no time for more."""
 _TRIES = 3
 """Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
 
@@ -111,13 +114,16 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
     shuffle = random.Random(batch)
     began = perf_counter()
     try:
+        run = 2
         for number in count():
-            enough = perf_counter() - began > seconds and number > _FEWEST
-            if enough or number > _MOST:
+            spent = perf_counter() - began
+            if (spent > seconds and number > _FEWEST) or number > _MOST:
                 break
+            if number == 1 and spent / run * _RUN * 2 * _FEWEST < seconds:
+                run = _RUN
             order = list(sizes)
             shuffle.shuffle(order)
-            found = {size: _round_of(recorder, probe, size) for size in order}
+            found = {size: _turn(recorder, probe, size, run) for size in order}
             if number:  # the first rounds compile, allocate and page in
                 blocks.append([found[size] for size in sizes])
     finally:
@@ -125,13 +131,17 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
     return RoundCosts(batch, sizes, np.array(blocks))
 
 
-def _round_of(recorder: RoundRecorder, probe: _Probe, size: int) -> float:
+def _turn(recorder: RoundRecorder, probe: _Probe, size: int, run: int) -> float:
+    """Seconds of a round of ``size`` draft tokens: the mean of ``run`` rounds but the first."""
     probe.tokens = size
-    for _ in range(_TRIES):
-        found = recorder.step()
-        if found.draft_tokens == size:
+    found: list[float] = []
+    for tried in range(_TRIES * run):
+        one = recorder.step()
+        if tried and (one.draft_tokens == size or tried >= _TRIES * run - 1):
+            found.append(one.verify_seconds)
+        if len(found) == run - 1:
             break
-    return found.verify_seconds
+    return float(np.mean(found))
 
 
 class _Probe(Drafter[DraftState]):

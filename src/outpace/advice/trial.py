@@ -1,7 +1,9 @@
-"""Trials: a few real rounds of a candidate, each beside an autoregressive round of as many requests.
+"""Trials: a few real rounds of a candidate, by turns with autoregressive rounds of as many requests.
 
-They show what replays cannot: what drafting takes when the target has run in between, and how much longer the
-candidate's rounds take than those of a probe with as many draft tokens. Nothing of acceptance is read from them.
+A turn is several rounds, and its first one does not count: drafts and forwards find the caches as rounds of the same
+method leave them. Trials show what replays cannot: what drafting takes when the target has run in between, and how much
+longer the candidate's rounds take than those of a probe with as many draft tokens. Nothing of acceptance is read from
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from outpace.engine.request import Generation
 from outpace.engine.round_records import RoundRecorder
 from outpace.targets.base import Target
 
-_FEWEST, _MOST = 6, 48
+_TURN = 6
+_FEWEST, _MOST = 8, 60
+"""Rounds."""
 _DISTURBED = 0.1
 """Share of the slowest rounds that do not count: other programs have run in them."""
 
@@ -28,7 +32,7 @@ _DISTURBED = 0.1
 class Trial:
     """Rounds of one candidate, in none of which a request joined: (rounds,) each.
 
-    ``plain``: seconds of the autoregressive round beside it; ``drafted``: draft tokens of the batch; ``drafting``,
+    ``plain``: seconds of the autoregressive rounds beside it; ``drafted``: draft tokens of the batch; ``drafting``,
     ``verifying``: seconds. ``joining``: seconds that drafting takes more in the round in which a request joins, for
     each request: its prompt is read.
     """
@@ -72,15 +76,17 @@ def run_trial(
     began = perf_counter()
     try:
         while len(rows) < _MOST and (len(rows) < _FEWEST or perf_counter() - began < seconds):
-            beside = theirs.step()
-            running = ours.running()
-            joined = sum(all(one is not other for other in known) for one in running)
-            known = running
-            found = ours.step()
-            if joined:
-                joining.append((joined, found.draft_seconds))
-            else:
-                rows.append((beside.verify_seconds, found.draft_tokens, found.draft_seconds, found.verify_seconds))
+            turn = [theirs.step().verify_seconds for _ in range(_TURN)]
+            beside = float(np.median(turn[1:]))
+            for place in range(_TURN):
+                running = ours.running()
+                joined = sum(all(one is not other for other in known) for one in running)
+                known = running
+                found = ours.step()
+                if joined:
+                    joining.append((joined, found.draft_seconds))
+                elif place:
+                    rows.append((beside, found.draft_tokens, found.draft_seconds, found.verify_seconds))
             if ours.done and len(rows) >= _FEWEST:
                 break
     finally:

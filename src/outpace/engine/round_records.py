@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from outpace.core.metrics import PHASES
 from outpace.engine.decoder import Decoder
@@ -22,7 +23,7 @@ UNCOUNTED = -1
 class RoundRecord:
     """One round. ``requests``: the number of each request in it, :data:`UNCOUNTED` for one that only keeps a place;
     ``drafted`` and ``committed``: its draft tokens and its tokens. ``draft_seconds``, and ``verify_seconds`` for all
-    else: the forward, the rule, the commit."""
+    else: the forward, the rule, the commit, what lies between rounds; but for prompts that are read before it."""
 
     requests: tuple[int, ...]
     drafted: tuple[int, ...]
@@ -48,7 +49,7 @@ class RoundRecorder:
         self._decoder = Decoder(target)
         self._requests, self._at_once = requests, at_once
         self._places: list[tuple[int, Generation]] = []
-        self._joined = 0
+        self._joined = self._stayed = 0
 
     @property
     def done(self) -> bool:
@@ -67,8 +68,11 @@ class RoundRecorder:
     def step(self) -> RoundRecord:
         """Run a round. Raises the error of a request that fails."""
         running = self.running()
+        joined = len(self._places) > self._stayed
         before = [(one.metrics.drafted, one.metrics.committed, dict(one.metrics.phase_seconds)) for one in running]
+        began = perf_counter()
         self._decoder.step()
+        elapsed = perf_counter() - began
         for one in running:
             one.raise_error()
         drafted = tuple(one.metrics.drafted - old[0] for one, old in zip(running, before, strict=True))
@@ -76,9 +80,11 @@ class RoundRecorder:
         drafting = max(
             one.metrics.phase_seconds["draft"] - old[2]["draft"] for one, old in zip(running, before, strict=True)
         )
-        whole = sum(running[0].metrics.phase_seconds[phase] - before[0][2][phase] for phase in PHASES)
+        rounds = sum(running[0].metrics.phase_seconds[phase] - before[0][2][phase] for phase in PHASES)
+        whole = rounds if joined else elapsed
         requests = tuple(number for number, _ in self._places)
         self._places = [(number, one) for number, one in self._places if one.finish_reason is None]
+        self._stayed = len(self._places)
         return RoundRecord(requests, drafted, committed, drafting, whole - drafting)
 
     def close(self) -> None:
