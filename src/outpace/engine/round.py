@@ -14,6 +14,7 @@ from outpace.controllers.base import Budget
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.request import Generation, Logprob, RoundTrace
 from outpace.engine.row_sharing import share_rows
@@ -34,6 +35,7 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
         batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
         reusable = _reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
+        look_ahead(target, active, scores)
 
     judged = _accept(active, scores, split)
     verdicts = [_keep(one, verdict, target.context_length) for one, verdict in zip(active, judged, strict=True)]
