@@ -379,12 +379,28 @@ def test_where_exact_weights_cannot_be_had() -> None:
     refused = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=few))
     assert refused.finish_reason == "error" and not refused.tokens
     assert "cannot be had exactly: after 4 beginnings" in str(refused.error)
-    endless = decoded(replace(SAMPLED, constraint=Brackets()))
-    assert "cannot be had exactly" in str(endless.error)
+    endless = decoded(replace(SAMPLED, constraint=Brackets(), constraint_weighting=replace(few, max_nodes=40)))
+    assert "(total variation), and 1e-06 is demanded" in str(endless.error)
     estimated = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=replace(few, kind="fvo")))
     assert estimated.constraint_figures["constraint_weighting"] == "fvo-one-step"
     assert estimated.finish_reason == "stop"
     assert 0.0 <= estimated.constraint_figures["future_validity"]["error"] <= 1.0
+
+
+def test_an_endless_language_is_exact_within_the_tolerance() -> None:
+    """Long answers are improbable, so that those left out make no difference; their number has no bound."""
+    stops = frozenset({2})
+    table = random_table(3, 0)
+    solved = AutomatonValidity(
+        Brackets(), lambda path: (table(path) / 0.8).double().log_softmax(-1), 3, PROMPT, 2, stops
+    )
+    context = tiny_context(3, 0)
+    params = replace(SAMPLED, constraint=Brackets(), constraint_weighting="fvo-exact(tolerance=1e-4)")
+    decoder = Decoder(context.target)
+    one = decoder.submit(Request(PROMPT, build("none", context), params, max_new_tokens=1, stop_ids=stops))
+    decoder.run()
+    assert one.weighed is not None and one.weighed.error is not None and 0.0 < one.weighed.error <= 1e-4
+    assert one.weighed.validity == pytest.approx(solved.validity, rel=2e-4)
 
 
 def test_a_coarser_tolerance_needs_fewer_nodes_and_keeps_its_bound() -> None:

@@ -59,7 +59,7 @@ class ConstraintWeighting:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             near = did_you_mean(str(self.kind), list(KINDS)) or f"known: {', '.join(KINDS)}"
-            raise BadInput(f"there is no constraint weighting {shown(self.kind)}; {near}")
+            raise BadInput(f"there is no constraint weighting '{self.kind}'; {near}")
         for name, low, high in (("max_nodes", 1, 1_000_000), ("topk", 1, 1024)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

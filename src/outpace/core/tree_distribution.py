@@ -136,13 +136,12 @@ class TreeDistribution:
         missing = [node for node in dict.fromkeys(nodes) if node not in self._found]
         if not missing:
             return
-        weighted = {node for node in missing if self.weights(node) is not None}
-        for some in (
-            [node for node in missing if node in weighted],
-            [node for node in missing if node not in weighted],
-        ):
-            if some:
-                self._open(some, processed=bool(weighted) and some[0] in weighted)
+        weighted = [node for node in missing if self.weights(node) is not None]
+        if weighted:
+            self._open(weighted, processed=True)
+            missing = [node for node in missing if node not in weighted]
+        if missing:
+            self._open(missing, processed=False)
 
     def _open(self, missing: Sequence[int], *, processed: bool) -> None:
         """Open distributions, by way of processed logits or, which is faster, straight from the raw ones."""

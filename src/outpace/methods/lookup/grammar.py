@@ -6,8 +6,8 @@ tokens. What followed earlier where the grammar allowed the same tokens is draft
 rates. Without a grammar the method drafts nothing. ``auto`` does all this for requests with a grammar, beside its other
 parts.
 
-``fvo`` is a name of it: weighting by future validity (:mod:`outpace.core.future_validity`) changes what is sampled under
-a grammar, whatever drafts; ``--constraint-weighting fvo`` asks for it.
+``fvo`` is a name of it: weighting by future validity (:mod:`outpace.core.future_validity`) changes what is sampled
+under a grammar, whatever drafts; ``--constraint-weighting fvo`` asks for it.
 """
 
 from __future__ import annotations
