@@ -21,7 +21,7 @@ from outpace.certify.distributions import (
     distance,
     enumerated_distribution,
 )
-from outpace.certify.exact import tiny_context
+from outpace.certify.exact import NeverTwice, tiny_context
 from outpace.certify.toy_grammar import Brackets
 from outpace.certify.toy_languages import SHORT, Words, dyck, json_object
 from outpace.constraints.automaton import AutomatonValidity
@@ -125,9 +125,10 @@ def test_every_lossless_rule(rule: str) -> None:
         SamplingParams(temperature=1.3, repetition_penalty=1.4, frequency_penalty=0.3),
         SamplingParams(temperature=0.5, logit_bias={0: 1.0, 1: -2.0}),
         SamplingParams(temperature=1.0, logit_bias={0: -math.inf}),
+        SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
     ],
 )
-def test_bias_and_penalties_belong_to_the_model(params: SamplingParams) -> None:
+def test_bias_penalties_and_processors_belong_to_the_model(params: SamplingParams) -> None:
     weighted = replace(params, constraint_weighting="fvo-exact")
     assert error("trie", METHODS["draft-model"], 4, weighted) < 1e-6
 
@@ -444,6 +445,25 @@ def test_samples_of_one_prompt_share_the_tree(monkeypatch: pytest.MonkeyPatch) -
         decoder.submit(Request(PROMPT, build("none", context), one, max_new_tokens=8, stop_ids=stops))
     decoder.run()
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("kind", ["fvo-exact", "fvo-one-step"])
+def test_a_request_that_was_preempted_goes_on_with_its_weights(kind: str) -> None:
+    for seed in range(6):
+        answers = []
+        for preempted in (False, True):
+            context = tiny_context(3, 2)
+            decoder = Decoder(context.target)
+            params = replace(SAMPLED, constraint=dyck(2, 6), constraint_weighting=kind, seed=seed)
+            asked = Request(PROMPT, build("none", context), params, max_new_tokens=8, stop_ids=frozenset({2}))
+            one = decoder.submit(asked)
+            decoder.step()
+            if preempted and one.finish_reason is None:
+                decoder.preempt(one)
+                decoder.resume(one)
+            decoder.run()
+            answers.append(one.tokens)
+        assert answers[0] == answers[1]
 
 
 def test_a_request_that_cannot_be_weighted_leaves_the_others_alone() -> None:

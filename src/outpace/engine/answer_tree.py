@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from outpace.core.constraint import AnswerComplete, GrammarState, Masks, tokens_of
+from outpace.core.constraint import AnswerComplete, DeadEnd, GrammarState, Masks, tokens_of
 from outpace.core.errors import BadInput
 from outpace.core.future_validity import ConstraintWeighting, ValidityNode
 from outpace.core.sampling import Sampler
@@ -125,10 +125,10 @@ class AnswerTree:
             one.node.whole = True
             self._found += math.exp(one.log_prob)
             return
-        if allowed is None or isinstance(allowed, BadInput):
-            if isinstance(place, BadInput):
-                raise place
-            return  # nothing can follow: no answer goes on here
+        if allowed is None or isinstance(allowed, DeadEnd):
+            return  # no answer goes on here
+        if isinstance(allowed, BadInput):
+            raise allowed
         tokens = tokens_of(allowed, self.target.vocab_size)
         best, most = row[tokens], self.weighting.max_nodes - self.nodes + len(self.masks.stop_ids)
         if len(tokens) > most:

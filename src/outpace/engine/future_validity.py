@@ -94,14 +94,14 @@ class _Place(NamedTuple):
     shares: list[float]
 
 
-def look_ahead(target: Target, active: Seq[Generation], scores: Scores) -> None:
+def look_ahead(target: Target, active: Seq[Generation], scores: Scores) -> bool:
     """Set the weights at every node of the trees of those requests whose tokens are weighted by estimates.
 
-    One more forward, of the likeliest tokens behind all nodes together.
+    One more forward, of the likeliest tokens behind all nodes together. Whether there was one.
     """
     looking = [at for at, one in enumerate(active) if one.weighed is not None and one.weighed.kind == ONE_STEP]
     if not looking:
-        return
+        return False
     places = {at: _places(active[at], scores[at]) for at in looking}
     batch = [
         (one.sequence, _extended(part.tree, places.get(at, ()), part.nodes))
@@ -113,6 +113,7 @@ def look_ahead(target: Target, active: Seq[Generation], scores: Scores) -> None:
         assert weighed is not None
         weighed.nodes += len(further[at].tree) - scores[at].nodes
         _set(scores[at], further[at], places[at], weighed)
+    return True
 
 
 def _places(one: Generation, scores: TreeScores) -> list[_Place]:
@@ -168,7 +169,7 @@ def _set(scores: TreeScores, further: TreeScores, places: Seq[_Place], weighed: 
         mean = mass / sum(place.shares)
         # Where nothing can follow any of them, the others are all there is.
         scores.distribution.weigh(place.node, TokenWeights.of(weights, math.log(mean) if mean > 0.0 else 0.0))
-        if place.node == ROOT:
+        if place.node == ROOT and math.isfinite(mean):  # not where the logits are NaN
             revised = 1.0 - mean
     weighed.revised(revised)
 
