@@ -432,6 +432,14 @@ def test_a_coarser_tolerance_needs_fewer_nodes_and_keeps_its_bound() -> None:
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
+def test_answers_that_are_very_improbable_are_found() -> None:
+    """At low temperatures the probability of a valid answer may be below the smallest number."""
+    cold = decoded(SamplingParams(temperature=0.001, constraint=SHORT, constraint_weighting="fvo-exact", seed=1))
+    assert cold.error is None and cold.weighed is not None
+    assert cold.weighed.validity == 0.0 and cold.weighed.error == 0.0
+    assert len(cold.tokens) == 3
+
+
 def test_samples_of_one_prompt_share_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     from outpace.engine import future_validity
 

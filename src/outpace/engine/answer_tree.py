@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from outpace.core.constraint import AnswerComplete, DeadEnd, GrammarState, Masks, tokens_of
 from outpace.core.errors import BadInput
-from outpace.core.future_validity import ConstraintWeighting, ValidityNode
+from outpace.core.future_validity import ConstraintWeighting, ValidityNode, log_sum
 from outpace.core.sampling import Sampler
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 48
 """Beginnings that are scored in one forward."""
+_LARGE = 700.0
+"""Whose exponential is still a number."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,17 +63,16 @@ class AnswerTree:
         """Beginnings to score, a heap by their probability."""
         self._number = count()
         self._scored: list[_Prefix] = []
-        self._found = 0.0
-        self._left_out = 0.0
-        """Probabilities of the valid answers found, and of beginnings that will never be scored."""
-        self._waiting = 1.0
-        """The probability of those to score."""
+        self._found = self._left_out = -math.inf
+        """Log-probabilities of the valid answers found, and of beginnings that will never be scored."""
+        self._waiting = 0.0
+        """That of those to score."""
 
     @property
     def error(self) -> float:
         """As described above; 1 where no valid answer was found."""
-        left = self._left_out + max(0.0, self._waiting)
-        return 1.0 if self._found <= 0.0 else left / (left + self._found)
+        left = log_sum((self._left_out, self._waiting))
+        return 1.0 if self._found == -math.inf else math.exp(left - log_sum((left, self._found)))
 
     def grow(self) -> bool:
         """Score beginnings until the tolerance is met or there is nothing more to score; whether it is met.
@@ -80,26 +81,32 @@ class AnswerTree:
         """
         self._push(_Prefix((), self.masks.begin(), 0.0, self.root))
         while self._open and self.nodes < self.weighting.max_nodes:
-            self._waiting = math.fsum(-one[0] for one in self._open)
-            if self._found > 0.0 and self.error <= self.weighting.tolerance:
+            self._waiting = log_sum([-one[0] for one in self._open])
+            if self._exact:
                 break
             self._score(self._next())
-        self._waiting = math.fsum(-one[0] for one in self._open)
+        self._waiting = log_sum([-one[0] for one in self._open])
         for one in reversed(self._scored):  # a beginning is scored before those that continue it
             one.node.settle()
-        return self._found > 0.0 and self.error <= self.weighting.tolerance
+        return self._exact
+
+    @property
+    def _exact(self) -> bool:
+        return self._found > -math.inf and self.error <= self.weighting.tolerance
 
     def _push(self, one: _Prefix) -> None:
-        heapq.heappush(self._open, (-math.exp(one.log_prob), next(self._number), one))
+        heapq.heappush(self._open, (-one.log_prob, next(self._number), one))
 
     def _next(self) -> list[_Prefix]:
         """The likeliest beginnings, as many as one forward takes, but none that the tolerance leaves out anyway."""
-        most, waiting = min(MOST_ROWS, self.weighting.max_nodes - self.nodes), self._waiting
+        most, best = min(MOST_ROWS, self.weighting.max_nodes - self.nodes), -self._open[0][0]
+        waiting = math.exp(self._waiting - best)  # all in units of the likeliest: answers may be very improbable
+        enough = self.weighting.tolerance * math.exp(min(self._found - best, _LARGE))
+        enough -= math.exp(min(self._left_out - best, _LARGE))
         chosen: list[_Prefix] = []
-        enough = self.weighting.tolerance * self._found - self._left_out
         while self._open and len(chosen) < most and (not chosen or waiting > enough):
-            weight, _, one = heapq.heappop(self._open)
-            waiting += weight
+            minus_log, _, one = heapq.heappop(self._open)
+            waiting -= math.exp(-minus_log - best)
             chosen.append(one)
         return chosen
 
@@ -123,7 +130,7 @@ class AnswerTree:
         allowed = self.masks.allowed(place)
         if isinstance(allowed, AnswerComplete):
             one.node.whole = True
-            self._found += math.exp(one.log_prob)
+            self._found = log_sum((self._found, one.log_prob))
             return
         if allowed is None or isinstance(allowed, DeadEnd):
             return  # no answer goes on here
@@ -133,8 +140,9 @@ class AnswerTree:
         best, most = row[tokens], self.weighting.max_nodes - self.nodes + len(self.masks.stop_ids)
         if len(tokens) > most:
             kept = best.topk(most).indices
-            mass = math.exp(one.log_prob) * float(best.exp().sum() - best[kept].exp().sum())
-            self._left_out += max(0.0, mass)
+            mass = float(best.exp().sum() - best[kept].exp().sum())
+            if mass > 0.0:
+                self._left_out = log_sum((self._left_out, one.log_prob + math.log(mass)))
             tokens, best = tokens[kept.numpy()], best[kept]
         found = {int(token): log for token, log in zip(tokens, best.tolist(), strict=True) if log > -math.inf}
         node = one.node
@@ -143,10 +151,10 @@ class AnswerTree:
         room = self.target.context_length - len(self.sequence.tokens) - 1
         for token, log in found.items():
             if token in node.ends:
-                self._found += math.exp(one.log_prob + log)
+                self._found = log_sum((self._found, one.log_prob + log))
                 continue
             if len(one.path) >= room:
-                self._left_out += math.exp(one.log_prob + log)
+                self._left_out = log_sum((self._left_out, one.log_prob + log))
                 continue
             child = _Prefix((*one.path, token), place, one.log_prob + log)
             node.children[token] = child.node
