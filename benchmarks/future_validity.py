@@ -166,11 +166,11 @@ def on_model(name: str, samples: int, method: str, temperature: float) -> None:
     for kind, question, grammar in QUESTIONS:
         decoder = Decoder(model.target, model.tokenizer)
         generations = []
-        for number in range(max(1, samples)):
+        for number in range(samples):
             options: dict[str, Any] = {"grammar": grammar, "constraint_weighting": "fvo-exact", "method": method}
             one = request(model, question, seed=number, temperature=temperature, max_new_tokens=32, **options)
             generations.append(decoder.submit(one))
-            if len(decoder._joining) == 16 or number + 1 >= samples:
+            if number % 16 == 15 or number + 1 == samples:
                 decoder.run()
         first = generations[0]
         first.raise_error()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -93,7 +93,7 @@ class ConstraintWeighting:
 
 
 def _settings(text: str) -> Mapping[str, Any]:
-    known = {one.name: int if one.name in ("max_nodes", "topk") else float for one in fields(ConstraintWeighting)[1:]}
+    known: dict[str, Callable[[str], float]] = {"max_nodes": int, "tolerance": float, "topk": int, "coverage": float}
     found: dict[str, Any] = {}
     for pair in filter(None, (one.strip() for one in text.split(","))):
         name, sign, value = (one.strip() for one in pair.partition("="))
@@ -118,7 +118,9 @@ class TokenWeights(NamedTuple):
         """Weights by token."""
         import torch
 
-        return TokenWeights(torch.tensor(list(logs)), torch.tensor(list(logs.values()), dtype=torch.float32), others)
+        return TokenWeights(
+            torch.tensor(list(logs), dtype=torch.long), torch.tensor(list(logs.values()), dtype=torch.float32), others
+        )
 
     def apply(self, row: Tensor, temperature: float) -> Tensor:
         """Weight the probabilities that logits (V,), float32, will have at a temperature; in place, returns the row."""
