@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_support import Run, refused
 
+from cli_support import Run, refused
 from outpace.cli.options import Constrained
 from outpace.constraints.grammar import Grammar
 from outpace.core.errors import BadInput
