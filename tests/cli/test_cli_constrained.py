@@ -41,7 +41,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_weightings_of_the_command_line() -> None:
     assert Constrained(choice=["a"]).weighting.kind == "masked"
     assert Constrained(constraint_weighting="fvo(max_nodes=7)").weighting.max_nodes == 7
-    with pytest.raises(BadInput, match="no constraint weighting 'fv'; did you mean 'fvo'"):
+    with pytest.raises(BadInput, match="no constraint_weighting 'fv'; did you mean 'fvo'"):
         _ = Constrained(constraint_weighting="fv").weighting
 
 

@@ -490,7 +490,7 @@ def test_a_request_that_cannot_be_weighted_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("fov", "no constraint weighting 'fov'; did you mean 'fvo'"),
+        ("fov", "no constraint_weighting 'fov'; did you mean 'fvo'"),
         ("fvo(nodes=3)", "write KEY=VALUE for a KEY of max_nodes"),
         ("fvo(max_nodes=x)", "'x' is not a number"),
         ("fvo(max_nodes=0)", "max_nodes: must be a whole number"),

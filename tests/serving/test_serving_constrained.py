@@ -86,7 +86,7 @@ def test_a_weighting_of_what_a_grammar_allows() -> None:
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
             assert answer.json()["usage"]["speculation"]["constraint_weighting"] == sampled
-        refused(to, 400, "no constraint weighting 'fov'", constraint_weighting="fov", guided_choice=["yes", "no"])
+        refused(to, 400, "no constraint_weighting 'fov'", constraint_weighting="fov", guided_choice=["yes", "no"])
         refused(to, 400, "weights what a grammar allows, and there is none", constraint_weighting="fvo")
 
 

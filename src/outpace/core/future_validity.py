@@ -59,15 +59,15 @@ class ConstraintWeighting:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             near = did_you_mean(str(self.kind), list(KINDS)) or f"known: {', '.join(KINDS)}"
-            raise BadInput(f"there is no constraint weighting '{self.kind}'; {near}")
+            raise BadInput(f"there is no constraint_weighting '{self.kind}'; {near}")
         for name, low, high in (("max_nodes", 1, 1_000_000), ("topk", 1, 1024)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise BadInput(f"constraint weighting, {name}: must be a whole number from {low} to {high:,}")
+                raise BadInput(f"constraint_weighting, {name}: must be a whole number from {low} to {high:,}")
         for name in ("tolerance", "coverage"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-                raise BadInput(f"constraint weighting, {name}: must be a number from 0 to 1")
+                raise BadInput(f"constraint_weighting, {name}: must be a number from 0 to 1")
 
     @classmethod
     def read(cls, given: Any) -> ConstraintWeighting:
@@ -98,11 +98,11 @@ def _settings(text: str) -> Mapping[str, Any]:
     for pair in filter(None, (one.strip() for one in text.split(","))):
         name, sign, value = (one.strip() for one in pair.partition("="))
         if not sign or name not in known:
-            raise BadInput(f"constraint weighting: write KEY=VALUE for a KEY of {', '.join(known)}, not '{pair}'")
+            raise BadInput(f"constraint_weighting: write KEY=VALUE for a KEY of {', '.join(known)}, not '{pair}'")
         try:
             found[name] = known[name](value)
         except ValueError:
-            raise BadInput(f"constraint weighting, {name}: '{value}' is not a number") from None
+            raise BadInput(f"constraint_weighting, {name}: '{value}' is not a number") from None
     return found
 
 
