@@ -109,6 +109,7 @@ WRONG: dict[str, list[Any]] = {
     "logit_bias": [[1], "x", {"a": 1}, {1: "b"}, {1: math.inf}, {1: math.nan}, {999: 1.0}, {-1: 1.0}],
     "processors": [3, [object()], "x", [dict], [lambda a, b, c, d: a]],
     "grammar": [3, [], [3], ["a", "a"], "", {"type": "no type"}, Grammar.regex("(")],
+    "constraint_weighting": [3, "fov", "fvo(max_nodes=x)", "fvo"],
     "grammar_limits": [3, (1, 2)],
     "seed": ["x", 1.5, True],
     "logprobs": ["x", -1, 1.5],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_support import Run, refused
 from outpace.cli.options import Constrained
 from outpace.constraints.grammar import Grammar
 from outpace.core.errors import BadInput
@@ -35,6 +36,44 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         Constrained(grammar=tmp_path / "x").read()
     with pytest.raises(BadInput, match="at least 1 byte"):
         _ = Constrained(grammar_bytes=0).limits
+
+
+def test_weightings_of_the_command_line() -> None:
+    assert Constrained(choice=["a"]).weighting.kind == "masked"
+    assert Constrained(constraint_weighting="fvo(max_nodes=7)").weighting.max_nodes == 7
+    with pytest.raises(BadInput, match="no constraint_weighting 'fv'; did you mean 'fvo'"):
+        _ = Constrained(constraint_weighting="fv").weighting
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_a_weighting_needs_a_grammar(command: str, cli: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("abc")
+    given = ["abc"] if command == "generate" else ["--prompts", str(prompts), "--methods", "none"]
+    ran = cli(command, *given, "--model", "toy", "--constraint-weighting", "fvo")
+    refused(ran, "weights what a grammar allows, and there is none")
+
+
+def test_generate_says_which_distribution_was_sampled(cli: Run) -> None:
+    options = ("--model", "toy", "-t", "1", "--seed", "1", "--choice", "ab", "--choice", "ba")
+    told = json.loads(cli("generate", "abc", *options, "--constraint-weighting", "fvo", "--json").out)["metrics"]
+    assert told["constraint_weighting"] == "fvo-exact"
+    assert 0.0 < told["future_validity"]["validity"] < 1.0
+    line = cli("generate", "abc", *options, "--constraint-weighting", "fvo").err
+    assert "of the model's probability was valid (total variation at most" in line
+    masked = json.loads(cli("generate", "abc", *options, "--json").out)["metrics"]
+    assert masked["constraint_weighting"] == "masked" and masked["future_validity"] is None
+
+
+def test_bench_counts_the_distributions(cli: Run, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"prompt": "abc", "grammar": {"choices": ["ab", "ba"]}}\n{"prompt": "cba"}\n')
+    options = ("--model", "toy", "-t", "1", "-n", "6", "--methods", "none,pld", "--constraint-weighting", "fvo")
+    ran = cli("bench", *options, "--prompts", str(prompts), "--json", str(out))
+    assert ran.code == 0, ran.err
+    found = json.loads(out.read_text())
+    assert found["settings"]["constraint_weighting"] == "fvo"
+    assert [row["constraint_weighting"] for row in found["methods"]] == [{"fvo-exact": 1}, {"fvo-exact": 1}]
 
 
 def test_a_prompt_file_may_name_grammars(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_aliases_lead_to_the_method() -> None:
 
 BUILT = """
 leviathan sps sam cacheback llma santilli rest lookahead pld sad del swift dv bpd medusa eagle eagle2 eagle3 attdrift
-pard2 ddtree distill hetvocab rsd specinfer univer hsd metasd taskspec triforce mcsjd
+pard2 ddtree distill hetvocab rsd specinfer univer hsd metasd taskspec triforce mcsjd fvo
 """
 """The papers, by their keys in the list of methods to hold, that are a method or a rule by now."""
 

@@ -78,6 +78,18 @@ def test_what_cannot_be_used_is_refused_by_name(body: dict[str, Any], words: str
     assert error["param"] in body
 
 
+def test_a_weighting_of_what_a_grammar_allows() -> None:
+    asked_for = {"model": "toy", "max_tokens": 9, "messages": USER, "guided_choice": ["yes", "no"], "seed": 1}
+    with client(service(model("hermes", PROSE))) as to:
+        for given, sampled in (("fvo", "fvo-exact"), ("fvo-one-step", "fvo-one-step"), (None, "masked")):
+            answer = to.post(CHAT, json={**asked_for, "constraint_weighting": given})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["message"]["content"] in ("yes", "no")
+            assert answer.json()["usage"]["speculation"]["constraint_weighting"] == sampled
+        refused(to, 400, "no constraint_weighting 'fov'", constraint_weighting="fov", guided_choice=["yes", "no"])
+        refused(to, 400, "weights what a grammar allows, and there is none", constraint_weighting="fvo")
+
+
 STRICT = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}]
 WRONG = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 from outpace.acceptance.base import AcceptanceRule
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.controllers.registry import ControllerChoice
+from outpace.core.future_validity import ConstraintWeighting
 from outpace.core.processors import LogitsProcessor
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
@@ -76,6 +77,14 @@ class Options(TypedDict, total=False):
             "list of choices, or a Lark grammar (a text).",
         ),
     ]
+    constraint_weighting: Annotated[
+        ConstraintWeighting | str,
+        Option(
+            "masked",
+            "how the tokens that the grammar allows are weighted: masked (not at all), fvo (by the probability that an "
+            "answer goes on validly, exact where its answers can be enumerated), fvo-exact or fvo-one-step.",
+        ),
+    ]
     grammar_limits: Annotated[
         GrammarLimits, Option(DEFAULT_LIMITS, "bounds on the size of a grammar, and on the time to compile it.")
     ]
@@ -128,6 +137,7 @@ class OtherNames(TypedDict, total=False):
 
     max_tokens: Annotated[int, OtherName("max_new_tokens")]
     max_completion_tokens: Annotated[int, OtherName("max_new_tokens")]
+    weighting: Annotated[ConstraintWeighting | str, OtherName("constraint_weighting")]
     stop_sequences: Annotated[str | Sequence[str], OtherName("stop")]
     stop_strings: Annotated[str | Sequence[str], OtherName("stop")]
     logits_processor: Annotated[Any, OtherName("processors")]

@@ -19,7 +19,8 @@ class Result:
     tokens: ids of the answer's tokens, without an end-of-sequence token.
     finish_reason: "stop" (end of sequence, or a stop text), "length" or "cancelled".
     metrics: figures by name, defined in docs/metrics.md, "seed", and "lossy": the lossy acceptance rule with its
-        settings, None for a lossless one.
+        settings, None for a lossless one. "constraint_weighting" and "future_validity": how the tokens that a grammar
+        allowed were weighted ("masked", "fvo-exact" or "fvo-one-step"), and what the weights are worth.
     logprobs: one entry for each token where they were asked for: ``token``, ``logprob`` (natural logarithm, of the
         model's own distribution) and ``top``, the alternatives as (token, logprob).
     seed: what the answer was sampled with; given as ``seed`` it repeats the call's answer on this machine (with other
@@ -60,7 +61,12 @@ def result(generation: Generation) -> Result:
         text=generation.text,
         tokens=list(generation.tokens),
         finish_reason=generation.finish_reason or "",
-        metrics={**generation.metrics.figures(), "seed": seed, "lossy": generation.request.method.lossy},
+        metrics={
+            **generation.metrics.figures(),
+            **generation.constraint_figures,
+            "seed": seed,
+            "lossy": generation.request.method.lossy,
+        },
         logprobs=list(generation.logprobs),
         seed=seed,
         prompt_tokens=generation.metrics.prompt_tokens,

@@ -150,6 +150,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         "together.",
     ),
     Column(key="error", measure=lambda one: one.of.error),
+    _metric("constraint_weighting"),
     Column(key="lossy", measure=lambda one: one.of.method.lossy),
     Column(key="label", measure=lambda one: bindings.split(one.of.label)[1] or None),
     Column(key="settings", measure=lambda one: dict(one.of.settings)),

@@ -33,6 +33,7 @@ from outpace.controllers.oracle import Oracle
 from outpace.core import machine
 from outpace.core.constraint import Constraint
 from outpace.core.errors import BadInput, said
+from outpace.core.future_validity import MASKED, NO_GRAMMAR, ConstraintWeighting
 from outpace.core.sampling import SamplingParams
 from outpace.core.version import __version__
 from outpace.engine.method import Method
@@ -98,6 +99,8 @@ class _Run:
             grammar = prompt.grammar or settings.grammar
             if grammar is not None:
                 self.constraints[prompt.id] = compiled(grammar, model.tokenizer, settings.grammar_limits)
+        if not self.constraints and ConstraintWeighting.read(self.params.constraint_weighting).weighs:
+            raise BadInput(NO_GRAMMAR)
         self.meter = QualityMeter(model, settings.params) if settings.quality else None
         size = settings.batch_size
         self.batches = batches(self.prompts, size if size == 1 else size * _REFILLS)
@@ -197,7 +200,9 @@ class _Run:
     def _under(self, prompt: str, params: SamplingParams) -> SamplingParams:
         """The sampling parameters of one prompt, with its grammar."""
         constraint = self.constraints.get(prompt)
-        return params if constraint is None else replace(params, constraint=constraint)
+        if constraint is None:
+            return replace(params, constraint_weighting=MASKED)
+        return replace(params, constraint=constraint)
 
     @property
     def _ends(self) -> frozenset[int]:

@@ -49,6 +49,7 @@ class BenchSettings:
         sampling = {one.name: getattr(self.params, one.name) for one in fields(self.params)}
         sampling["processors"] = len(self.params.processors)
         del sampling["constraint"]
+        sampling["constraint_weighting"] = str(self.params.constraint_weighting)
         if self.grammar is not None:
             sampling["grammar"] = {"kind": self.grammar.kind, "source": self.grammar.source}
         return {

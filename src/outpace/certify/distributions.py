@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
 from outpace.core.constraint import FORBIDDEN, AnswerComplete
+from outpace.core.future_validity import EXACT, FVO, MASKED
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
@@ -32,6 +34,8 @@ def autoregressive_distribution(
 ) -> OutputDistribution:
     """The distribution of at most ``length`` tokens of autoregressive decoding, fewer where a stop token or a grammar
     ends the answer. Uses no tree, no draft and no engine."""
+    if params.weighting.kind in (FVO, EXACT):
+        return conditional_distribution(table, vocab_size, params, prompt, length, stop_ids)
     proposal_distribution: OutputDistribution = {(): 1.0}
     for step in range(length):
         longer: OutputDistribution = defaultdict(float)
@@ -53,6 +57,36 @@ def autoregressive_distribution(
                 longer[(*output, token)] += weight * float(p[token])
         proposal_distribution = dict(longer)
     return proposal_distribution
+
+
+def conditional_distribution(
+    table: Table,
+    vocab_size: int,
+    params: SamplingParams,
+    prompt: Output,
+    length: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> OutputDistribution:
+    """The first ``length`` tokens of the model's own answers, given that these are valid: every answer of a finite
+    grammar, its probability without the grammar, and the sum over all. Uses no future validity, tree or engine."""
+    assert params.constraint is not None
+    free = replace(params, constraint=None, constraint_weighting=MASKED)
+    found: OutputDistribution = defaultdict(float)
+    todo: list[tuple[Output, float, Any]] = [((), 1.0, params.constraint.begin())]
+    while todo:
+        output, weight, state = todo.pop()
+        sampler = Sampler(free, prompt, vocab_size, stop_ids)
+        sampler.extend(output)
+        p = TreeDistribution(sampler, TokenTree(), table((*prompt, *output))[None]).p(ROOT).double()
+        after = [(token, state.advance(token)) for token in range(vocab_size) if token not in stop_ids]
+        further = [(token, then) for token, then in after if then is not None]
+        todo += [((*output, token), weight * float(p[token]), then) for token, then in further]
+        if state.complete:
+            ends = [(*output, token) for token in stop_ids]
+            for whole in ends if stop_ids else [] if further else [output]:
+                found[whole[:length]] += weight * (float(p[whole[-1]]) if stop_ids else 1.0)
+    total = sum(found.values())
+    return {output: weight / total for output, weight in found.items() if weight > 0.0}
 
 
 Arrivals = tuple[Target, Seq[Request], int]

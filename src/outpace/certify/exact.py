@@ -31,6 +31,7 @@ from outpace.certify.distributions import (
 from outpace.certify.fit import detectable_bias, g_test, holm
 from outpace.certify.letters import LETTERS, OTHER_LETTERS, Letters
 from outpace.certify.toy_grammar import Brackets
+from outpace.certify.toy_languages import SHORT
 from outpace.core.chance import SeededChance
 from outpace.core.sampling import SamplingParams
 from outpace.datastore.store import Datastore
@@ -77,6 +78,7 @@ SAMPLING: dict[str, SamplingParams] = {
     "user's processor": SamplingParams(temperature=1.0, processors=(NeverTwice(),)),
     "grammar": SamplingParams(temperature=1.0, constraint=Brackets()),
     "greedy, penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
+    "grammar, future validity": SamplingParams(temperature=0.9, constraint=SHORT, constraint_weighting="fvo-exact"),
 }
 PROMPTS: tuple[Output, ...] = ((0, 1, 2, 0, 1), (1, 1, 0))
 NEIGHBOURS = ("alone", "beside autoregressive decoding")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.future_validity import weigh
 from outpace.targets.base import Sequence as TargetSequence, Target
 
 NEAR_TIE = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.25, "float16": 0.25}
@@ -83,6 +84,9 @@ def prefilled(
     """A fresh sequence of ``prompt`` and ``output`` with the K/V of all but its last token; closed at the end."""
     sequence = target.sequence(prompt, params)
     try:
+        if params.weighting.weighs:  # weights are found where the answer begins
+            target.prefill([sequence])
+            weigh(target, sequence)
         sequence.tokens.extend(output)
         sequence.sampler.extend(output)
         target.prefill([sequence])

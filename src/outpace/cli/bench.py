@@ -71,7 +71,7 @@ def bench(
     outputs.check()
     texts = read_texts(reference)
     try:
-        prompts, params = questions.read(), sampling.params()
+        prompts, params = questions.read(), sampling.params(constraint_weighting=constrained.weighting)
         if quality:
             from outpace.bench.quality.task_scores import check_tasks
 

@@ -44,7 +44,7 @@ def chat(
     machine.check()
     drafting.check()
     texts = read_texts(reference)
-    params = sampling.params()
+    params = sampling.params(constraint_weighting=constrained.weighting)
     loaded, [built] = drafting.build(machine, drafting.settings([method], params))
     talk = loaded.chat(
         system=system,

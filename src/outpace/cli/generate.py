@@ -25,6 +25,7 @@ from outpace.core.progress import stage
 from outpace.core.text import check_text
 
 if TYPE_CHECKING:
+    from outpace.core.future_validity import Weighed
     from outpace.engine.decoder import Decoder
     from outpace.engine.request import Generation, Request
     from outpace.model import Model
@@ -109,7 +110,8 @@ def generate(
             raise typer.Exit(1)
         return
     try:
-        params = sampling.params(logprobs=logprobs is not None, top_logprobs=logprobs or 0)
+        more = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
+        params = sampling.params(**more, constraint_weighting=constrained.weighting)
         settings = drafting.settings([method], params)
         model, [built] = drafting.build(machine, settings)
         messages = [{"role": "system", "content": system}] if system else []
@@ -232,6 +234,7 @@ def report(model: Model, generation: Generation, interrupted: bool) -> dict[str,
         "lossy": method.lossy,
         "controller": method.controlled_by,
         **generation.metrics.figures(),
+        **generation.constraint_figures,
         "seed": seed(generation),
     }
     value: dict[str, Any] = {
@@ -262,6 +265,17 @@ def seed(generation: Generation) -> int | None:
     return None if params.greedy else params.fixed_seed
 
 
+def weighed(found: Weighed) -> str:
+    """How allowed tokens were weighted, and how far that may be trusted."""
+    said = found.kind
+    if found.validity is not None:
+        said += f": {found.validity:.2g} of the model's probability was valid"
+    if found.error is not None:
+        what = "total variation at most" if found.validity is not None else "mean revision of the estimate"
+        said += f" ({what} {found.error:.2g})"
+    return said
+
+
 def status(generation: Generation) -> str:
     """The line under an answer: method, length, rate and wait; the seed of a sampled one."""
     figures = generation.metrics.figures()
@@ -276,6 +290,8 @@ def status(generation: Generation) -> str:
         parts.append(f"first token after {figures['ttft_ms']:.0f} ms")
     if (lossy := generation.request.method.lossy) is not None:
         parts.append(f"lossy: {lossy}")
+    if generation.weighed is not None:
+        parts.append(weighed(generation.weighed))
     if (drawn := seed(generation)) is not None:
         parts.append(f"seed {drawn}")
     return ", ".join(parts)

@@ -23,6 +23,7 @@ from outpace.prompts.questions import load_prompts
 
 if TYPE_CHECKING:
     from outpace.constraints.grammar import Grammar, GrammarLimits
+    from outpace.core.future_validity import ConstraintWeighting
     from outpace.core.sampling import SamplingParams
 
 INTERRUPTED = 130
@@ -234,6 +235,23 @@ class Constrained(GrammarBounds):
         list[str] | None,
         option(value="TEXT", panel=GRAMMAR, text="Answer with one of these texts; given once for each."),
     ] = None
+    constraint_weighting: Annotated[
+        str,
+        option(
+            value="NAME",
+            panel=GRAMMAR,
+            text="How allowed tokens are weighted: masked (not at all); fvo (by the probability that the model goes on "
+            "validly: exact where the answers can be enumerated, else estimated one step ahead); fvo-exact; "
+            "fvo-one-step. With settings: fvo(max_nodes=4096).",
+        ),
+    ] = "masked"
+
+    @property
+    def weighting(self) -> ConstraintWeighting:
+        """How allowed tokens are weighted. Raises BadInput for what does not exist."""
+        from outpace.core.future_validity import ConstraintWeighting
+
+        return ConstraintWeighting.read(self.constraint_weighting)
 
     def read(self) -> Grammar | None:
         """The grammar; None where none is given. Raises BadInput for several, and for what cannot be read."""

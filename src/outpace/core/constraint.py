@@ -64,6 +64,10 @@ class AnswerComplete(BadInput):
     """Not a mistake: the grammar's answer is whole, and no token that ends an answer is known. The answer ends."""
 
 
+class DeadEnd(BadInput):
+    """No token of the vocabulary goes on as the grammar demands."""
+
+
 FORBIDDEN = BadInput("a token was accepted that the grammar does not allow; use a lossless acceptance rule")
 """Why nothing follows a draft token that the grammar does not allow; no lossless rule accepts one."""
 
@@ -167,6 +171,6 @@ class Masks:
             return bits
         if complete:
             return AnswerComplete("the answer is complete under its grammar")
-        return BadInput(
+        return DeadEnd(
             "no token can follow: none of the vocabulary's tokens goes on as the grammar demands; change the grammar"
         )

@@ -14,6 +14,7 @@ drafting_rounds            share of rounds in which anything was drafted
 drafting_acceptance_length tokens committed per round in which anything was drafted
 draft_ms                   milliseconds of drafting per round
 drafting_parts             share of rounds in which each part drafted, by name, of a method with parts
+constraint_weighting       requests under a grammar by how its tokens were weighted: masked, fvo-exact, fvo-one-step
 caches                     what the drafter holds for the request's namespace: entries, bound, entries that had to leave
 ========================== =========================================================================
 """
@@ -80,6 +81,8 @@ class RequestMetrics:
     """The drafter's caches when the request left."""
     parts: dict[str, int] = field(default_factory=dict)
     """Rounds in which each part drafted, of drafters with parts."""
+    weighting: dict[str, int] = field(default_factory=dict)
+    """Requests under a grammar, by how its tokens were weighted."""
 
     def count_round(self, drafted: int, accepted: int, committed: int, depth: int = 0) -> None:
         """One round: ``accepted`` draft tokens of ``drafted`` were kept, ``committed`` tokens in all. ``depth``: of the
@@ -119,6 +122,7 @@ class RequestMetrics:
             "drafting_acceptance_length": ratio(self.committed - (self.rounds - self.drafting), self.drafting),
             "draft_ms": ratio(1e3 * self.phase_seconds["draft"], self.rounds),
             "drafting_parts": {name: ratio(count, self.rounds) for name, count in self.parts.items()},
+            "constraint_weighting": dict(self.weighting),
             "caches": [asdict(cache) for cache in self.caches],
             "time_split": {phase: ratio(self.phase_seconds[phase], spent) for phase in PHASES},
         }
@@ -135,8 +139,9 @@ def total(parts: Iterable[RequestMetrics]) -> RequestMetrics:
         for phase in PHASES:
             out.phase_seconds[phase] += part.phase_seconds[phase]
         out.caches = part.caches or out.caches
-        for name, count in part.parts.items():
-            out.parts[name] = out.parts.get(name, 0) + count
+        for counted, more in ((out.parts, part.parts), (out.weighting, part.weighting)):
+            for name, count in more.items():
+                counted[name] = counted.get(name, 0) + count
     return out
 
 

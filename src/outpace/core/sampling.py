@@ -1,8 +1,8 @@
 """SamplingParams, and the Sampler that applies their penalties and processors to the history of one sequence.
 
 Order of processing, as in transformers' ``generate``: logit bias, repetition penalty, presence and frequency
-penalties, the user's processors, what the grammar does not allow, then (temperature > 0) temperature, top-k, top-p,
-min-p.
+penalties, the user's processors, what the grammar does not allow and its weights (:mod:`outpace.core.future_validity`),
+then (temperature > 0) temperature, top-k, top-p, min-p.
 
 Repetition penalty (Keskar et al. 2019, arXiv 1909.05858) over prompt and output as in transformers; presence and
 frequency penalties over the output alone as OpenAI and vLLM define them; top-k keeps ties of the k-th logit; top-p
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.core.constraint import Bits, Constraint, GrammarState, Masks
 from outpace.core.errors import BadInput, shown
+from outpace.core.future_validity import Beginning, ConstraintWeighting, TokenWeights, WeightedConstraint, WeightedState
 from outpace.core.penalties import Bias, History, LogitChanges
 from outpace.core.processors import LogitsProcessor, ProcessorFailure, Processors, States
 from outpace.core.token_distribution import OpenRows, dense_distributions
@@ -60,6 +61,7 @@ class SamplingParams:
     logit_bias: token id -> what is added to its logit; -inf bans the token.
     processors: objects with ``begin``, ``advance`` and ``process`` (:class:`outpace.core.processors.LogitsProcessor`).
     constraint: a grammar over the vocabulary, such as :func:`outpace.constraints.compiled` makes; None: no grammar.
+    constraint_weighting: "masked", "fvo" and others of :class:`outpace.core.future_validity.ConstraintWeighting`.
     seed: a whole number repeats a sampled answer. None: ``generate`` and ``chat`` draw a random one and report it;
         ``bench``, ``certify`` and ``train`` take 0.
     logprobs: record log-probabilities of the answer's tokens. A whole number asks for that many alternatives too.
@@ -79,6 +81,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     processors: tuple[LogitsProcessor, ...] = ()
     constraint: Constraint | None = None
+    constraint_weighting: ConstraintWeighting | str = ConstraintWeighting()  # noqa: RUF009 - a frozen value
     seed: int | None = None
     logprobs: bool | int = False
     top_logprobs: int = 0
@@ -104,6 +107,7 @@ class SamplingParams:
                 raise BadInput(
                     f"logit_bias of token {token} must be a number or -inf (never this token), not {shown(bias)}"
                 )
+        object.__setattr__(self, "constraint_weighting", ConstraintWeighting.read(self.constraint_weighting))
         if not isinstance(self.processors, tuple):
             raise BadInput(f"processors must be a tuple of logits processors, not {shown(self.processors)}")
 
@@ -143,8 +147,15 @@ class SamplingParams:
                 *(f"logit-bias {token}={bias:g}" for token, bias in self.logit_bias.items()),
                 *(["the user's processors"] if self.processors else []),
                 *(["a grammar"] if self.constraint is not None else []),
+                *([f"weighting {self.weighting}"] if self.weighting.weighs else []),
             ]
         )
+
+    @property
+    def weighting(self) -> ConstraintWeighting:
+        """How the tokens that its grammar allows are weighted; not at all where it has none."""
+        given = ConstraintWeighting.read(self.constraint_weighting)
+        return ConstraintWeighting() if self.constraint is None else given
 
     @property
     def penalised(self) -> bool:
@@ -200,6 +211,27 @@ class Sampler:
         self.grammar = None if params.constraint is None else Masks(params.constraint, stop_ids, vocab_size)
         self.place: GrammarState = None if self.grammar is None else self.grammar.begin()
         """The grammar's state after the answer so far; a failure ends the request like one of a processor."""
+        self.validity: Beginning | None = None
+        """Of the empty answer, where tokens are weighted by it."""
+
+    def weigh(self, root: Beginning) -> None:
+        """Weight the tokens of the answer, which must not have begun, by their future validity."""
+        assert self.params.constraint is not None
+        self.validity = root
+        self.grammar = Masks(WeightedConstraint(self.params.constraint, root), self.stop_ids, self.vocab_size)
+        self.place = self.grammar.begin()
+
+    def without_grammar(self) -> Sampler:
+        """A copy that samples from the model itself."""
+        free = self.fork()
+        free.grammar, free.place = None, None
+        free.changes_logits = free.params.penalised or bool(free.params.processors) or free._bias is not None
+        return free
+
+    @staticmethod
+    def weights(place: GrammarState) -> TokenWeights | None:
+        """Weights of the tokens that may follow; None: all the same."""
+        return place.weights if isinstance(place, WeightedState) else None
 
     def fork(self) -> Sampler:
         """An independent copy."""

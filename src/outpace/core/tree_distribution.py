@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from outpace.core.constraint import Bits, GrammarState, holds, mask, words
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import TokenWeights
 from outpace.core.processors import ProcessorFailure, States
 from outpace.core.sampling import Sampler
 from outpace.core.token_distribution import TokenDistribution
@@ -51,6 +52,7 @@ class TreeDistribution:
         self._failures: dict[int, BadInput] = {}
         self._places: dict[int, GrammarState] = {ROOT: sampler.place}
         self._allowed: dict[int, Bits | None] = {}
+        self._weights: dict[int, TokenWeights | None] = {}
 
     def _states_at(self, node: int) -> States:
         if node not in self._states:
@@ -79,12 +81,22 @@ class TreeDistribution:
             self._allowed[node] = found
         return self._allowed[node]
 
+    def weights(self, node: int) -> TokenWeights | None:
+        """By what the probabilities of the allowed tokens after ``node`` are multiplied; None: all by the same."""
+        if self.sampler.grammar is None:
+            return None
+        return self._weights[node] if node in self._weights else self.sampler.weights(self.place(node))
+
+    def weigh(self, node: int, weights: TokenWeights | None) -> None:
+        """Set the weights after ``node``, of which nothing was asked before."""
+        self._weights[node] = weights
+
     def failure(self, node: int) -> BadInput | None:
         """Why no token can follow ``node``, of which p or the argmax was asked; None: one can."""
         return self._failures.get(node)
 
     def processed(self, nodes: Sequence[int]) -> Tensor:
-        """Float32 logits after bias, penalties, the user's processors and the grammar, before temperature:
+        """Float32 logits after bias, penalties, the user's processors, the grammar and its weights, before temperature:
         (len(nodes), V).
 
         All -inf where a processor failed, and where the grammar lets nothing follow.
@@ -102,9 +114,12 @@ class TreeDistribution:
             changes = sampler.changes(self.tree.path_tokens(node), None if processors else self.allowed(node))
             if changes is not None:
                 changes.apply(row)
-        if not processors:
-            return rows
-        return torch.stack([self._by_processors(row, node) for row, node in zip(rows, nodes, strict=True)])
+        if processors:
+            rows = torch.stack([self._by_processors(row, node) for row, node in zip(rows, nodes, strict=True)])
+        for row, node in zip(rows, nodes, strict=True):
+            if (weights := self.weights(node)) is not None:
+                weights.apply(row, sampler.params.temperature)
+        return rows
 
     def _by_processors(self, row: Tensor, node: int) -> Tensor:
         import torch
@@ -121,8 +136,17 @@ class TreeDistribution:
         missing = [node for node in dict.fromkeys(nodes) if node not in self._found]
         if not missing:
             return
+        weighted = [node for node in missing if self.weights(node) is not None]
+        if weighted:
+            self._open(weighted, processed=True)
+            missing = [node for node in missing if node not in weighted]
+        if missing:
+            self._open(missing, processed=False)
+
+    def _open(self, missing: Sequence[int], *, processed: bool) -> None:
+        """Open distributions, by way of processed logits or, which is faster, straight from the raw ones."""
         sampler = self.sampler
-        if sampler.params.processors:
+        if sampler.params.processors or processed:
             opened = sampler.open_rows(self.processed(missing), range(len(missing)), sampler.params)
         else:
             rows = [node + 1 for node in missing]
@@ -167,7 +191,7 @@ class TreeDistribution:
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
         row, allowed = self.logits[node + 1], None
-        if self.sampler.params.processors:
+        if self.sampler.params.processors or self.weights(node) is not None:
             row = self.processed([node])[0]
         elif self.sampler.changes_logits:
             allowed = self.allowed(node)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import NO_GRAMMAR, ConstraintWeighting
 from outpace.core.sampling import Sampler, check_logit_bias
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.core.turns import ROUNDS
+from outpace.engine.future_validity import KEPT, Known, weigh
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
@@ -42,6 +44,7 @@ class Decoder:
         self._joining: list[Generation] = []
         self._reading: list[Generation] = []
         """Those whose prompts have been read in part."""
+        self._answer_trees: Known = Known(KEPT)
 
     def check(self, request: Request) -> AcceptanceRule:
         """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
@@ -55,6 +58,8 @@ class Decoder:
         check_logit_bias(request.params, self.target.vocab_size)
         check_references(request.references)
         self._check_stops(request)
+        if request.params.constraint is None and ConstraintWeighting.read(request.params.constraint_weighting).weighs:
+            raise BadInput(NO_GRAMMAR)
         return request.method.rule_for(request.params)
 
     def _check_stops(self, request: Request) -> None:
@@ -129,13 +134,14 @@ class Decoder:
             self.admit(prefill_rows)
             if self.active:
                 self.round(self.active)
-                self._leave([one for one in self.active if one.finish_reason is not None])
+                self._leave_finished()
             return bool(self.active or self._reading or self._joining)
 
     def admit(self, prefill_rows: int | None = None) -> None:
         """Let requests that ended leave, and those join that were submitted and whose prompts have been read."""
-        self._leave([one for one in (*self.active, *self._reading) if one.finish_reason is not None])
+        self._leave_finished()
         self._join(prefill_rows)
+        self._leave_finished()  # what cannot be weighted has ended before its first round
 
     def preempt(self, one: Generation) -> None:
         """Take a request out and release its K/V. Its answer goes on after :meth:`resume`, with the same draft state:
@@ -181,9 +187,12 @@ class Decoder:
                 sequence.kv = self.target.truncate(sequence.kv, rows)
             if sequence.params.path_dependent:
                 stops, target = sequence.sampler.stop_ids, self.target
+                validity = sequence.sampler.validity
                 sequence.sampler = Sampler(
                     sequence.params, one.request.prompt, target.vocab_size, stops, target.open_rows
                 )
+                if validity is not None:
+                    sequence.sampler.weigh(validity)
                 sequence.sampler.extend(one.tokens)
             if sequence.noise is not None:
                 sequence.noise.forget()
@@ -216,8 +225,19 @@ class Decoder:
         for one in [one for one in self._reading if self._is_read(one)]:
             self._reading.remove(one)
             self.active.append(one)
+            if not one.prompt_read:
+                self._weigh(one)
             one.prompt_read, one.resumed = True, False
             self._leave_prefix(one)
+
+    def _weigh(self, one: Generation) -> None:
+        """Find the weights of the tokens that its grammar allows; a request that demands too much of it ends."""
+        try:
+            one.weighed = weigh(self.target, one.sequence, self._answer_trees)
+            if (kind := one.constraint_figures["constraint_weighting"]) is not None:
+                one.metrics.weighting = {kind: 1}
+        except BadInput as error:
+            one.fail(error)
 
     def _is_read(self, one: Generation) -> bool:
         return self.target.length(one.sequence.kv) >= len(one.sequence.tokens) - 1
@@ -268,6 +288,9 @@ class Decoder:
             self.target.prefill([one.sequence for one in members], layers, hand_over if layers else None, most)
             if most is not None:
                 most -= sum(self.target.length(one.sequence.kv) for one in members) - before
+
+    def _leave_finished(self) -> None:
+        self._leave([one for one in (*self.active, *self._reading) if one.finish_reason is not None])
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core import machine
 from outpace.core.errors import BadInput, OutpaceError
+from outpace.core.future_validity import MASKED, Weighed
 from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import TextStream
@@ -125,6 +126,8 @@ class Generation:
     rounds: list[RoundTrace] = field(default_factory=list)
     sources: list[TokenSource] = field(default_factory=list)
     """One for each of ``tokens``, if the request asks for them."""
+    weighed: Weighed | None = None
+    """What the weights of the tokens that its grammar allows are; None where they are not weighted."""
     finish_reason: str | None = None
     error: OutpaceError | None = None
     _pieces: list[str] = field(default_factory=list)
@@ -138,6 +141,16 @@ class Generation:
     def keeps(self) -> bool:
         """Whether its K/V stays open when it leaves."""
         return self.request.keep and self.error is None and self.sequence.kv is not None
+
+    @property
+    def constraint_figures(self) -> dict[str, Any]:
+        """Which distribution over the tokens that its grammar allows it was sampled from: ``constraint_weighting`` and
+        ``future_validity``, both None without a grammar."""
+        kind = None if self.request.params.constraint is None else MASKED if self.weighed is None else self.weighed.kind
+        return {
+            "constraint_weighting": kind,
+            "future_validity": None if self.weighed is None else self.weighed.public(),
+        }
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ from outpace.controllers.base import Budget
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.request import Generation, Logprob, RoundTrace
 from outpace.engine.row_sharing import share_rows
@@ -34,13 +35,14 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
         batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
         reusable = _reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
+        looked_ahead = look_ahead(target, active, scores)
 
     judged = _accept(active, scores, split)
     verdicts = [_keep(one, verdict, target.context_length) for one, verdict in zip(active, judged, strict=True)]
     _commit(target, active, scores, verdicts)
     _observe(active, verdicts, split)
     _close_books(active, split, began)
-    if reusable is None:
+    if reusable is None and not looked_ahead:
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 

@@ -67,6 +67,7 @@ class Common(Fields):
     guided_choice: list[Text] | None = Field(default=None, max_length=10_000)
     guided_grammar: Text | None = None
     structured_outputs: dict[str, Any] | None = None
+    constraint_weighting: Text | None = None
     # Further extensions; the first five as vLLM names them.
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)

@@ -16,6 +16,7 @@ from outpace.api.requests import ask, sample
 from outpace.constraints.compiler import compiled
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.core.errors import BadInput
+from outpace.core.future_validity import ConstraintWeighting
 from outpace.core.lru import Lru
 from outpace.core.names import did_you_mean
 from outpace.core.turns import ROUNDS
@@ -313,6 +314,11 @@ class Service:
         if asked.ends_with:
             own = options.get("stop", [])
             options["stop"] = [*([own] if isinstance(own, str) else own), asked.ends_with]
+        if body.constraint_weighting is not None:
+            try:
+                options["constraint_weighting"] = ConstraintWeighting.read(body.constraint_weighting)
+            except BadInput as error:
+                raise ApiError(f"'constraint_weighting': {error}", param="constraint_weighting") from error
         if body.logit_bias:
             try:
                 options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}

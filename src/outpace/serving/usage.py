@@ -29,6 +29,7 @@ def usage(job: Job) -> dict[str, Any]:
             "seed": None if first.params.greedy else first.params.fixed_seed,
             "method": first.method.name,
             "lossy": first.method.lossy,
+            **(job.generations[0].constraint_figures if job.generations and first.params.constraint else {}),
             "rounds": counted.rounds,
             "drafted": counted.drafted,
             "accepted": counted.accepted,
