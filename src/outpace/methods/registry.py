@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outpace.datastore.store import Datastore
     from outpace.drafting.base import Drafter
     from outpace.engine.method import Method
+    from outpace.engine.request import Request
     from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer
     from outpace.targets.base import Target
@@ -134,11 +135,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees."""
+    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees.
+    ``prepare`` and ``departs`` as in :class:`~outpace.engine.method.Method`, for methods that are not lossless."""
 
     drafter: Drafter[Any]
     controller: Controller
     rule: AcceptanceRule | None = None
+    prepare: Callable[[Request], Request] | None = None
+    departs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ class MethodInfo:
             "needs": list(self.needs),
             "summary": self.summary,
             "when_to_use": self.when_to_use,
+            **({} if self.lossless else {"bound": None}),
         }
 
 
@@ -354,4 +359,4 @@ def build(
         rule = find_rule(rule)
     judge = (rule or parts.rule or default_rule(parts.drafter.proposal)).for_target(context.target)
     used = tuple(dict.fromkeys(context.taken))
-    return Method(label, parts.drafter, judge, parts.controller, info.family, used)
+    return Method(label, parts.drafter, judge, parts.controller, info.family, used, parts.prepare, parts.departs)
