@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 
 import outpace
+from outpace.cli import main
 from outpace.constraints.copy_program import MOST_LINES, CopyProgram, lines_of
 from outpace.constraints.edit_oracle import Copy, Generate, Rehearsed, edit_steps, program_tokens, worthwhile
 from outpace.core.constraint import ConstraintState, tokens_of
@@ -173,13 +176,13 @@ def code(prompt: str) -> str:
     return prompt.split("```python\n")[1].partition("```")[0]
 
 
-def rehearse(model: outpace.Model, before: str, after: str, **params: float) -> tuple[Generation, CopyProgram]:
+def rehearse(model: outpace.Model, before: str, after: str, temperature: float = 0.0) -> tuple[Generation, CopyProgram]:
     """The known edit, decoded with ``copy-decode``; its K/V stays open."""
     program = CopyProgram(before, model.tokenizer)
     tokens = program_tokens(program, worthwhile(edit_steps(before, after), program))
     method = replace(model.method("copydec"), prepare=None)
     prompt = tuple(model.tokenizer.chat([{"role": "user", "content": f"Edit this.\n{before}"}]))
-    sampling = SamplingParams(constraint=Rehearsed(program, tokens), seed=3, **params)
+    sampling = SamplingParams(temperature, constraint=Rehearsed(program, tokens), seed=3)
     decoder = Decoder(model.target, model.tokenizer)
     generation = decoder.submit(Request(prompt, method, sampling, len(tokens) + 9, model.eos_ids, keep=True))
     decoder.run()
@@ -241,8 +244,8 @@ def test_logits_that_are_left_out_are_the_same_when_they_are_read(model: outpace
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_model_writes_programs_itself(model: outpace.Model, temperature: float) -> None:
     prompts = [prompt.text for prompt in EDITS[:2]]
-    asked = {"method": "copydec", "max_new_tokens": 160, "temperature": temperature, "seed": 4}
-    for prompt, found in zip(prompts, model.generate(prompts, **asked), strict=True):
+    answers = model.generate(prompts, method="copydec", max_new_tokens=160, temperature=temperature, seed=4)
+    for prompt, found in zip(prompts, answers, strict=True):
         program = CopyProgram(code(prompt), model.tokenizer)
         state = walk(program, found.tokens)
         assert state is not None and (state.complete or found.finish_reason == "length")
@@ -252,7 +255,7 @@ def test_the_model_writes_programs_itself(model: outpace.Model, temperature: flo
 
 @pytest.mark.model
 def test_the_text_may_be_a_reference(model: outpace.Model) -> None:
-    found = model.generate("Add a comment.", method="copydec", reference="only = 1\n", max_new_tokens=40)
+    found = model.generate("Add a comment.", method="copydec", references="only = 1\n", max_new_tokens=40)
     assert walk(CopyProgram("only = 1\n", model.tokenizer), found.tokens) is not None
 
 
@@ -264,4 +267,30 @@ def test_requests_that_are_no_edits_are_refused(model: outpace.Model) -> None:
         model.generate(EDITS[0].text, method="copydec", grammar=["yes", "no"])
     with pytest.raises(BadInput, match="nothing to certify"):
         outpace.certify("copydec")
+    with pytest.raises(BadInput, match="no part of another method"):
+        model.method("merge", {"parts": ["copydec", "pld"]})
     assert not model.method("copydec").lossless
+
+
+@pytest.mark.model
+def test_the_command_line_prints_the_edited_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("code.py").write_text("first = 1\nsecond = 2\n")
+    asked = ["generate", "Add a third line.", "--method", "copydec", "--temperature", "0", "-n", "30"]
+    assert main([*asked, "--reference", "code.py", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"]["lossless"] is False and "no bound" in found["metrics"]["lossy"]
+    assert "@@ copy(" not in found["text"]
+    for more, said in (([], "--reference FILE"), (["--reference", "code.py", "--choice", "a"], "grammar of its own")):
+        assert main([*asked, *more]) == 2
+        caught = capsys.readouterr()
+        assert caught.out == "" and said in caught.err and "Traceback" not in caught.err
+
+
+@pytest.mark.model
+def test_the_bench_runs_it_beside_others(model: outpace.Model) -> None:
+    report = outpace.bench(model, ["copydec"], "code-editing", limit=2, max_new_tokens=24)
+    [row] = [one for one in report.rows if one["method"] == "copy-decode"]
+    assert row["error"] is None and row["lossless"] is False and "no bound" in row["lossy"]

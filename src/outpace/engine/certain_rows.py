@@ -1,4 +1,4 @@
-"""Where a grammar lets one token alone follow, the target's probabilities are not asked: its logits are left out there.
+"""Where a grammar lets one token alone follow, the target's probabilities are not asked: logits are left out there.
 
 A row's K/V is needed all the same, so the row is a part of the forward; what is saved is the LM head. A copied span of
 hundreds of tokens costs what it costs to prefill it.
@@ -21,6 +21,7 @@ def mark_certain_rows(one: Generation, tree: TokenTree) -> None:
     Nothing is noted where that token may be banned by something else, and where log-probabilities are to be reported.
     """
     sampler, params = one.sequence.sampler, one.request.params
+    tree.certain_rows = frozenset()
     asks = sampler.grammar is None or params.logit_bias or params.processors or params.logprobs
     if asks or len(tree) < FEWEST or tree.auxiliary_tokens:
         return

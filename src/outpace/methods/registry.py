@@ -120,7 +120,10 @@ class Context:
         if rule := split_rule(label)[1]:
             raise BadInput(f"'{label}' is part of a method, which judges by one rule of its own; leave out '@{rule}'")
         info = find(label)
-        return info.build(replace(self, label=label), configured(info, settings or {}))
+        parts = info.build(replace(self, label=label), configured(info, settings or {}))
+        if parts.departs:
+            raise BadInput(f"'{info.name}' is lossy whatever its rule, and no part of another method")
+        return parts
 
     def _fitting(self, one: Binding) -> Target:
         draft: Target = one.load()

@@ -188,8 +188,9 @@ class RowTarget(Target):
         plan = ForwardPlan(parts, graph.start, stop, graph.skip_attention, graph.skip_mlp, wanted=wanted)
         if resume is None and any(sequence.sampler.takes_largest for sequence, _ in batch):
             plan.best = []
-        left_out = () if resume is not None or graph != FULL else _certain(batch, parts)
-        if left_out:
+        # Elsewhere fewer rows round differently, and a forward with logits may be captured as it is.
+        apart = self.batch_invariant and resume is None and graph == FULL
+        if apart and (left_out := _certain(batch, parts)):
             return self._without(left_out, batch, plan, tokens, embeddings)
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []

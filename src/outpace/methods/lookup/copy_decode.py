@@ -76,7 +76,7 @@ def edited_text(request: Request, tokenizer: ChatTokenizer) -> str:
     blocks = _FENCED.findall(tokenizer.decode(request.prompt))
     if not blocks:
         raise BadInput(
-            "copy-decode edits a text: give it with --reference FILE (reference= in Python), or in the prompt between "
+            "copy-decode edits a text: give it with --reference FILE (references= in Python), or in the prompt between "
             "lines of ```"
         )
     return str(blocks[-1][1])
