@@ -1,6 +1,6 @@
 """``copy-decode`` on the embedded code-editing prompts: known edits, and edits that the model writes itself.
 
-python benchmarks/copy_decode.py [--model smollm2] [--dtype bfloat16] [--only known|model] [--json FILE]
+python benchmarks/copy_decode.py [--model smollm2] [--dtype bfloat16] [--only known|model|spans] [--json FILE]
 
 *Known*: each prompt has the edit that it asks for (:data:`EDITS`); a program that a diff finds is decoded, and every
 choice that a model would have to make is made for it. The same edited text is decoded one token a forward (``none``)
@@ -9,7 +9,8 @@ and with lookup (``sam``), with every token decided as well. *Model*: the model 
 ``tokens`` are those of the edited text, ``program`` what the program has beside them. ``per forward`` counts tokens of
 the edited text. K/V is what was committed after the prompt, in KiB; ``in spans``: by forwards that committed a copied
 span. Seconds are those after the first token. Where every token is decided, forwards of nine tokens and more compute no
-logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head more.
+logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head more. *Spans*:
+milliseconds of one forward over a span, with the logits of all rows and with those of the last one alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import outpace
@@ -27,6 +30,7 @@ from outpace.constraints.copy_program import CopyProgram, lines_of
 from outpace.constraints.edit_oracle import Rehearsed, edit_steps, program_tokens, worthwhile
 from outpace.core.constraint import Bits, ConstraintState, bits_of
 from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -132,6 +136,27 @@ def written(model: outpace.Model, name: str, prompt: str, length: int) -> dict[s
     return rows
 
 
+def spans(
+    model: outpace.Model, lengths: Sequence[int] = (8, 32, 128, 512), times: int = 9
+) -> list[tuple[int, float, float]]:
+    """(tokens, milliseconds with all logits, with the last row's) of forwards over spans, medians in turn."""
+    text = model.tokenizer.encode("".join(EDITS.values()))
+    found = []
+    for length in lengths:
+        sequence = model.target.sequence(text[:256])
+        model.target.prefill([sequence])
+        took: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * times):
+            left_out = bool(turn % 2)
+            chain = TokenTree.chain(text[256 : 256 + length])
+            chain.certain_rows = frozenset(range(length)) if left_out else frozenset()
+            began = perf_counter()
+            model.target.score([(sequence, chain)])
+            took[left_out].append(1e3 * (perf_counter() - began))
+        found.append((length, median(took[False]), median(took[True])))
+    return found
+
+
 def table(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
     """Totals over prompts, a row for each method."""
     lines = ["| | tokens | program | forwards | per forward | K/V KiB | in spans | seconds |", "|" + "---|" * 8]
@@ -152,18 +177,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--only", choices=("known", "model"))
+    parser.add_argument("--only", choices=("known", "model", "spans"))
     parser.add_argument("--max-new-tokens", type=int, default=480)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     model = outpace.load(asked.model, dtype=asked.dtype)
     prompts = load_prompts("code-editing")
     result: dict[str, Any] = {"model": asked.model, "dtype": str(model.info["dtype"])}
-    if asked.only != "model":
+    if asked.only in (None, "known"):
         known(model, prompts[0].id, prompts[0].text)  # warms up
         result["known"] = {one.id: known(model, one.id, one.text) for one in prompts}
         print(f"known edits, {result['dtype']}\n\n{table(result['known'])}\n")
-    if asked.only != "known":
+    if asked.only in (None, "spans"):
+        result["spans"] = spans(model)
+        print("span of tokens, ms with all logits, with those of the last row")
+        for row in result["spans"]:
+            print(f"{row[0]:5} {row[1]:8.1f} {row[2]:8.1f}")
+    if asked.only in (None, "model"):
         result["model"] = {one.id: written(model, one.id, one.text, asked.max_new_tokens) for one in prompts}
         print(f"written by the model, {result['dtype']}\n\n{table(result['model'])}\n")
         for name, rows in result["model"].items():

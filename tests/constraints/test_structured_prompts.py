@@ -77,6 +77,7 @@ def test_every_schema_is_satisfiable_and_bounded(model: outpace.Model, prompt: A
 @pytest.mark.parametrize("name", KINDS)
 def test_finished_answers_are_valid_and_equal_masked_autoregressive_decoding(model: outpace.Model, name: str) -> None:
     for prompt in [one for one in PROMPTS if kind(one) == name][:2]:
+        assert prompt.grammar is not None
         asked: dict[str, Any] = {"grammar": prompt.grammar, "max_new_tokens": 96}
         plain = model.generate(prompt.messages, method="none", **asked)
         assert plain.finish_reason in ("stop", "length")
