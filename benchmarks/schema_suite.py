@@ -77,19 +77,16 @@ class Judge:
     """What jsonschema says of a random answer; None where it cannot read the schema."""
 
     def __init__(self, schema: Any) -> None:
-        from jsonschema import (  # type: ignore[import-untyped, unused-ignore]
-            Draft202012Validator,
-            ValidationError,
-            validators,
-        )
+        import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
         def pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
-            # As ECMA-262 reads classes such as \d, which JSON schema refers to.
-            if isinstance(value, str) and re.search(wanted, value, re.ASCII) is None:
-                yield ValidationError(f"{value!r} does not match {wanted!r}")
+            # As ECMA-262 reads these two, which JSON schema refers to.
+            wanted = wanted.replace(r"\d", "[0-9]").replace(r"\w", "[A-Za-z0-9_]").replace(r"\W", "[^A-Za-z0-9_]")
+            if isinstance(value, str) and re.search(wanted, value) is None:
+                yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
 
-        kind = validators.validator_for(schema, Draft202012Validator)
-        self._validator = validators.extend(kind, {"pattern": pattern})(schema)
+        kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+        self._validator = jsonschema.validators.extend(kind, {"pattern": pattern})(schema)
 
     def valid(self, value: Any) -> bool | None:
         """Whether the schema describes the value."""

@@ -165,3 +165,21 @@ def test_recursion_that_may_end_is_taken() -> None:
     }
     assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
     assert not accepted(Grammar.schema(tree), '{"next": {}}')
+
+
+def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:
+    spaces = Letters(['"', "a", " ", "\ufeff", "\x85", "\u2003", "-", None])
+    for pattern, fits in (
+        (r"^\s$", " \ufeff\u2003"),
+        (r"^\S$", "a\x85-"),
+        (r"^[\s-]$", " \ufeff\u2003-"),
+        (r"^[^\s]$", "a\x85-"),
+    ):
+        for schema in ({"pattern": pattern}, {"$ref": "#/$defs/enum", "$defs": {"enum": {"pattern": pattern}}}):
+            grammar = Grammar.schema({"type": "string", **schema})
+            assert [one for one in "a \ufeff\x85\u2003-" if accepted(grammar, f'"{one}"', spaces)] == [
+                one for one in "a \ufeff\x85\u2003-" if one in fits
+            ], (pattern, schema)
+    quoted = Grammar.schema({"const": {"pattern": r"\s"}})
+    assert json.loads(quoted.source)["const"] == {"pattern": r"\s"}
+    assert compiled(quoted, BYTES).accepts('{"pattern": "\\\\s"}')

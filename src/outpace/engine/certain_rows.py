@@ -11,7 +11,7 @@ from outpace.core.errors import BadInput
 from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.request import Generation
 
-FEWEST = 8
+FEWEST = 16
 """Rows that are worth a call of its own of the LM head for the others; smaller trees are not looked at."""
 
 
