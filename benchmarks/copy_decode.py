@@ -8,9 +8,9 @@ and with lookup (``sam``), with every token decided as well. *Model*: the model 
 
 ``tokens`` are those of the edited text, ``program`` what the program has beside them. ``per forward`` counts tokens of
 the edited text. K/V is what was committed after the prompt, in KiB; ``in spans``: by forwards that committed a copied
-span. Seconds are those after the first token. Where every token is decided, forwards of sixteen tokens and more compute no
-logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head more. *Spans*:
-milliseconds of one forward over a span, with the logits of all rows and with those of the last one alone.
+span. Seconds are those after the first token. Where every token is decided, forwards of sixteen tokens and more compute
+no logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head more.
+*Spans*: milliseconds of one forward over a span, with the logits of all rows and with those of the last one alone.
 """
 
 from __future__ import annotations

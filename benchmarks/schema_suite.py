@@ -1,6 +1,6 @@
 """How many schemas of a collection can be used, how many are refused, and whether any accepts what it must not.
 
-python benchmarks/schema_suite.py FOLDER_OR_JSONL ... [--walks 4] [--seconds 5] [--limit N] [--json FILE]
+python benchmarks/schema_suite.py FOLDER_OR_JSONL ... [--walks 4] [--seconds 5] [--every N] [--limit N] [--json FILE]
 
 Reads ``*.json`` files and JSON lines: a schema; an object with ``schema`` (or ``json_schema``, as text too) and perhaps
 ``tests``; or a list of such objects, as the JSON-Schema-Test-Suite has them. ``tests`` have ``data`` and ``valid``.
@@ -166,6 +166,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--walks", type=int, default=4, help="random answers for each schema")
     parser.add_argument("--seconds", type=float, default=5.0, help="the limit on compiling a schema")
+    parser.add_argument("--every", type=_positive, default=1, help="take every N-th schema alone")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -178,7 +179,7 @@ def main() -> int:
     began = perf_counter()
     try:
         limits = GrammarLimits(seconds=asked.seconds)
-        chosen = [case for path in asked.paths for case in cases(path)][: asked.limit]
+        chosen = [case for path in asked.paths for case in cases(path)][asked.every - 1 :: asked.every][: asked.limit]
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -206,6 +207,12 @@ def main() -> int:
         rows = [one | {"instances": {" ".join(key): n for key, n in one["instances"].items()}} for one in results]
         asked.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return 1 if outcomes["wrong"] or outcomes["crashed"] else 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
+    return int(text)
 
 
 def _reason(why: str) -> str:
