@@ -6,7 +6,7 @@ import pytest
 
 from outpace.core.errors import BadInput
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import GROUPS, batches, load_prompts, stratified, unique
+from outpace.prompts.questions import GROUPS, batches, bench_texts, load_prompts, stratified, unique
 
 
 def write(tmp_path: Path, name: str, *lines: object) -> Path:
@@ -21,6 +21,24 @@ def test_embedded_set_has_six_prompts_in_each_group() -> None:
     assert len({prompt.id for prompt in prompts}) == len(prompts)
     assert any(len(prompt.turns) == 2 for prompt in prompts)
     assert all(len(" ".join(prompt.turns).split()) < 450 for prompt in prompts)
+
+
+def test_a_named_set_is_read_unless_a_file_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load_prompts("structured")
+    assert len(found) == 60 and {prompt.category for prompt in found} == {"structured"}
+    assert len({prompt.id for prompt in found}) == 60 and len({prompt.text for prompt in found}) == 60
+    kinds = Counter(prompt.id.split("-")[1] for prompt in found)
+    assert set(kinds) == {"extraction", "function", "sql", "list", "edit"} and min(kinds.values()) >= 10
+    assert all(prompt.grammar is not None for prompt in found)
+    assert {prompt.category for prompt in load_prompts(Path("code-editing"))} == {"code-editing"}
+    assert all(prompt.grammar is None for prompt in load_prompts())
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "structured", "a prompt of a file")
+    assert [prompt.text for prompt in load_prompts("structured")] == ["a prompt of a file"]
+
+
+def test_training_must_not_see_the_prompts_with_grammars() -> None:
+    assert set(bench_texts()) >= {prompt.text for prompt in load_prompts("structured")}
 
 
 def test_code_in_the_embedded_set_compiles() -> None:

@@ -165,3 +165,20 @@ def test_recursion_that_may_end_is_taken() -> None:
     }
     assert accepted(Grammar.schema(tree), '{"next": {"next": null}}')
     assert not accepted(Grammar.schema(tree), '{"next": {}}')
+
+
+def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:
+    spaces = Letters(['"', "a", " ", "\ufeff", "\x85", "\u2003", "-", None])
+    for pattern, fits in (
+        (r"^\s$", " \ufeff\u2003"),
+        (r"^\S$", "a\x85-"),
+        (r"^[\s-]$", " \ufeff\u2003-"),
+        (r"^[^\s]$", "a\x85-"),
+    ):
+        for schema in ({"pattern": pattern}, {"$ref": "#/$defs/enum", "$defs": {"enum": {"pattern": pattern}}}):
+            constraint = compiled(Grammar.schema({"type": "string", **schema}), spaces)
+            taken = [one for one in "a \ufeff\x85\u2003-" if constraint.accepts(f'"{one}"')]
+            assert set(taken) == set(fits), (pattern, schema)
+    quoted = Grammar.schema({"const": {"pattern": r"\s"}})
+    assert json.loads(quoted.source)["const"] == {"pattern": r"\s"}
+    assert compiled(quoted, BYTES).accepts('{"pattern": "\\\\s"}')

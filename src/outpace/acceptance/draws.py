@@ -30,7 +30,7 @@ def open_ahead(scores: TreeScores, draws_at: Mapping[int, Seq[Draw]]) -> None:
     Off the CPU, all: one pass over all rows takes no longer there than one over a row.
     """
     nodes = [ROOT]
-    if scores.logits.device.type != "cpu":
+    if scores.device.type != "cpu":
         nodes += range(len(scores.tree))
     else:
         while (draws := draws_at.get(nodes[-1])) and draws[0].node in draws_at:

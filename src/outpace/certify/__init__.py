@@ -75,6 +75,7 @@ def certify(
 
     rule = configured_rule(rule, rule_settings or {})
     check_rule(level, rule)
+    check_method(method)
     if level == "bound":
         return _bound(method, settings, rule, params, cells, on_progress)
     if level == "exact":
@@ -156,6 +157,15 @@ def check_rule(level: str, rule: str | AcceptanceRule | None) -> None:
             f"rule '{rule.name}' is lossy, and level '{level}' tests whether a method is lossless; use --level bound, "
             "which tests what the rule promises"
         )
+
+
+def check_method(method: str) -> None:
+    """Raise BadInput for a method that is lossy whatever its rule: it promises nothing that could be tested."""
+    from outpace.methods.registry import find
+
+    info = find(method)
+    if not info.lossless:
+        raise BadInput(f"method '{info.name}' is lossy and states no bound: there is nothing to certify")
 
 
 def check_params(level: str, params: SamplingParams | None) -> None:

@@ -291,7 +291,8 @@ class PromptFile:
         Path | None,
         option(
             value="FILE",
-            text="Prompts: Spec-Bench questions, JSONL, JSON or plain text. [dim]\\[default: embedded set][/]",
+            text="Prompts: Spec-Bench questions, JSONL, JSON or plain text; or a name: structured (60 prompts with "
+            "grammars), code-editing, ... [dim]\\[default: embedded set][/]",
         ),
     ] = None
     limit: Annotated[int | None, option(value="N", text="Use only N prompts, taken from all categories in turn.")] = (

@@ -231,6 +231,12 @@ def _lossless_settings(drafting: Drafting, method: str, *, other_engine: bool) -
     if not other_engine:  # which takes a head by its kind too
         drafting.check()
     settings = drafting.settings([method], SamplingParams())
+    from outpace.methods.registry import find
+
+    if any(not find(label).lossless for label in settings):
+        raise BadInput(
+            f"method '{method}' is lossy and never the default of a server; let requests choose it (speculation.method)"
+        )
     if any(not rule.lossless for rule in drafting.rules(settings)):
         raise BadInput(
             "a lossy rule is never the default of a server; leave it out, and let requests choose it (speculation.rule)"

@@ -11,6 +11,7 @@ from typing import Any
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.constraints.parser_state import Cursor, ParserState
 from outpace.constraints.schema_check import check_schema
+from outpace.constraints.schema_patterns import with_ecma_patterns
 from outpace.constraints.token_trie import TokenTrie, engine, token_trie
 from outpace.core.errors import BadInput, shortened
 from outpace.core.lru import Lru
@@ -127,6 +128,7 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
         case "schema":
             schema = json.loads(grammar.source)
             check_schema(schema)
+            schema = with_ecma_patterns(schema)
             if isinstance(schema, dict):
                 schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
             rules = f"start: %json {json.dumps(schema, ensure_ascii=False)}"

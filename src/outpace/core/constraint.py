@@ -7,8 +7,8 @@ behind them, are in :mod:`outpace.constraints`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from outpace.core.errors import BadInput
 
@@ -57,6 +57,15 @@ class Constraint(Protocol):
 
     def accepts(self, text: str) -> bool:
         """Whether ``text`` is a whole answer under the grammar."""
+        ...
+
+
+@runtime_checkable
+class ShowsText(Protocol):
+    """A constraint of whose answers not all tokens are text for the reader."""
+
+    def shown(self) -> Callable[[int], bool]:
+        """For one answer: told each of its tokens in turn, whether it is text to be shown."""
         ...
 
 

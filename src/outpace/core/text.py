@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from outpace.core.errors import BadInput, said
@@ -35,11 +35,15 @@ def check_text(text: str, what: str) -> None:
 class TextStream:
     """Turns tokens into text pieces. Holds back incomplete characters and whatever may begin a stop string.
 
-    Text before a stop string is released; the stop string and what follows it is not.
+    Text before a stop string is released; the stop string and what follows it is not. ``shown`` is told every token in
+    turn and says whether it is text at all; None: all are.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), shown: Callable[[int], bool] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._stops = tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
         self._window = 0  # decode from here: far enough back that joining rules (spaces) come out right
@@ -52,6 +56,8 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that this token releases (maybe ""). Sets ``stopped`` when a stop string is complete."""
+        if self._shown is not None and not self._shown(token):
+            return ""
         self._ids.append(token)
         before, after = self._decode(self._window, self._read), self._decode(self._window)
         if after.endswith(_REPLACEMENT) or len(after) <= len(before):

@@ -143,6 +143,43 @@ class DenseDistribution(TokenDistribution):
         return float(self.probs.max())
 
 
+class Certain(TokenDistribution):
+    """All probability on one token."""
+
+    __slots__ = ("size", "token")
+
+    def __init__(self, token: int, size: int) -> None:
+        self.token, self.size = token, size
+
+    def __getitem__(self, token: int) -> float:
+        return float(token == self.token)
+
+    def draw(self, number: float) -> int:
+        return self.token
+
+    def residual(
+        self, q: TokenDistribution | None, tokens: Sequence[int] = (), prefix: float = 1.0
+    ) -> tuple[TokenDistribution, float]:
+        left = prefix if q is None else max(0.0, prefix - q[self.token])
+        return self, 0.0 if self.token in tokens else left
+
+    def of_weights(self, weights: Tensor) -> TokenDistribution:
+        return DenseDistribution(normalised(weights))
+
+    def widened(self, ids: Tensor, size: int) -> TokenDistribution:
+        return Certain(int(ids[self.token]), size)
+
+    def dense(self) -> Tensor:
+        import torch
+
+        probs = torch.zeros(self.size)
+        probs[self.token] = 1.0
+        return probs
+
+    def highest(self) -> float:
+        return 1.0
+
+
 def normalised(weights: Tensor) -> Tensor:
     """Weights (n,) that sum to 1, float32 or float64."""
     import torch

@@ -93,6 +93,9 @@ class TokenTree:
     """Whether sibling draws that share a q row were drawn with replacement. Without, the row is that of the first,
     and each later one is drawn from the row without the earlier siblings' tokens, renormalised; a sibling with a row
     of its own was drawn from that very row."""
+    certain_rows: frozenset[int] = frozenset()
+    """Rows (0: the root, i + 1: node i) after which one token alone can follow, whatever the logits there: a target may
+    leave these out of its forward until somebody reads them."""
     _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:

@@ -13,15 +13,15 @@ distribution of whatever stands at the nodes that they reject.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from outpace.core.constraint import Bits, GrammarState, holds, mask, words
+from outpace.core.constraint import Bits, GrammarState, holds, mask, single, words
 from outpace.core.errors import BadInput
 from outpace.core.future_validity import TokenWeights
 from outpace.core.processors import ProcessorFailure, States
 from outpace.core.sampling import Sampler
-from outpace.core.token_distribution import TokenDistribution
+from outpace.core.token_distribution import Certain, TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
@@ -39,14 +39,23 @@ class TreeDistribution:
     """The processed distribution at the nodes of one tree, computed for the nodes that are asked for, and kept.
 
     ``logits``, (rows, V), are raw: row 0 is the root's, row i + 1 node i's. ``sampler`` holds the history up to the
-    root; a node's path of draft tokens is added to it.
+    root; a node's path of draft tokens is added to it. Where one token alone can follow a node its logits are not read:
+    ``logits`` may then hold some rows only. ``rows`` says where each of these is, and ``whole`` makes all.
     """
 
-    def __init__(self, sampler: Sampler, tree: TokenTree, logits: Tensor) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        tree: TokenTree,
+        logits: Tensor,
+        rows: Mapping[int, int] | None = None,
+        whole: Callable[[], Tensor] | None = None,
+    ) -> None:
         # Penalties count in place: what is asked after the round's tokens are committed reads the history as it was.
         self.sampler = sampler.fork() if sampler.params.path_dependent else sampler
         self.tree = tree
         self.logits = logits
+        self._rows, self._whole = rows, whole
         self._found: dict[int, TokenDistribution] = {}
         self._states: dict[int, States] = {ROOT: sampler.states}
         self._failures: dict[int, BadInput] = {}
@@ -91,6 +100,26 @@ class TreeDistribution:
         """Set the weights after ``node``, of which nothing was asked before."""
         self._weights[node] = weights
 
+    def certain(self, node: int) -> int | None:
+        """The token that follows ``node`` whatever the logits, as the grammar allows no other; None where several may
+        follow, or none."""
+        params = self.sampler.params
+        if self.sampler.grammar is None or params.logit_bias or params.processors:
+            return None
+        allowed = self.allowed(node)
+        return None if allowed is None else single(allowed)
+
+    def _rows_of(self, nodes: Iterable[int]) -> list[int]:
+        """Where the logits of nodes are."""
+        rows = [node + 1 for node in nodes]
+        if self._rows is None:
+            return rows
+        if all(row in self._rows for row in rows):
+            return [self._rows[row] for row in rows]
+        assert self._whole is not None
+        self.logits, self._rows = self._whole(), None
+        return rows
+
     def failure(self, node: int) -> BadInput | None:
         """Why no token can follow ``node``, of which p or the argmax was asked; None: one can."""
         return self._failures.get(node)
@@ -106,9 +135,12 @@ class TreeDistribution:
         sampler = self.sampler
         if not sampler.changes_logits:
             if len(nodes) == 1:
-                return self.logits[nodes[0] + 1 : nodes[0] + 2].float()
-            return self.logits[[node + 1 for node in nodes]].float()
-        rows = self.logits[[node + 1 for node in nodes]].float()
+                [row] = self._rows_of(nodes)
+                return self.logits[row : row + 1].float()
+            where = self._rows_of(nodes)
+            return self.logits[where].float()
+        where = self._rows_of(nodes)
+        rows = self.logits[where].float()
         processors = bool(sampler.params.processors)
         for row, node in zip(rows, nodes, strict=True):
             changes = sampler.changes(self.tree.path_tokens(node), None if processors else self.allowed(node))
@@ -133,7 +165,15 @@ class TreeDistribution:
 
     def ensure(self, nodes: Iterable[int]) -> None:
         """Open the distributions after all of ``nodes`` together."""
-        missing = [node for node in dict.fromkeys(nodes) if node not in self._found]
+        sampler = self.sampler
+        missing = []
+        for node in dict.fromkeys(nodes):
+            if node in self._found:
+                continue
+            if (only := self.certain(node)) is None:
+                missing.append(node)
+            else:
+                self._found[node] = Certain(only, sampler.vocab_size)
         if not missing:
             return
         weighted = [node for node in missing if self.weights(node) is not None]
@@ -149,7 +189,7 @@ class TreeDistribution:
         if sampler.params.processors or processed:
             opened = sampler.open_rows(self.processed(missing), range(len(missing)), sampler.params)
         else:
-            rows = [node + 1 for node in missing]
+            rows = self._rows_of(missing)
             changed = missing if sampler.changes_logits else []
             changes = [sampler.changes(self.tree.path_tokens(node), self.allowed(node)) for node in changed]
             opened = sampler.open_rows(self.logits, rows, sampler.params, changes)
@@ -190,7 +230,10 @@ class TreeDistribution:
 
     def argmax(self, node: int) -> int:
         """The greedy choice after ``node``; ties go to the smallest id. A stand-in where no token can follow."""
-        row, allowed = self.logits[node + 1], None
+        if (only := self.certain(node)) is not None:
+            return only
+        [at] = self._rows_of([node])
+        row, allowed = self.logits[at], None
         if self.sampler.params.processors or self.weights(node) is not None:
             row = self.processed([node])[0]
         elif self.sampler.changes_logits:
@@ -208,7 +251,8 @@ class TreeDistribution:
     def logprobs(self, node: int, token: int, top: int = 0) -> tuple[float, list[tuple[int, float]]]:
         """Natural log-probability of ``token`` under the raw logits after ``node``, and (id, log-probability) of the
         ``top`` most likely."""
-        row = self.logits[node + 1].float().log_softmax(-1)
+        [at] = self._rows_of([node])
+        row = self.logits[at].float().log_softmax(-1)
         best = row.topk(min(top, len(row))) if top else None
         pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         return float(row[token]), pairs

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outpace.acceptance.base import AcceptanceRule
+from outpace.core.constraint import ShowsText
 from outpace.core.errors import BadInput
 from outpace.core.future_validity import NO_GRAMMAR, ConstraintWeighting
 from outpace.core.sampling import Sampler, check_logit_bias
@@ -48,6 +49,9 @@ class Decoder:
 
     def check(self, request: Request) -> AcceptanceRule:
         """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
+        return self._checked(request.prepared())
+
+    def _checked(self, request: Request) -> AcceptanceRule:
         if request.max_new_tokens < 1:
             raise BadInput(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if request.stop_strings and self.tokenizer is None:
@@ -81,7 +85,8 @@ class Decoder:
             return self._submit(request)
 
     def _submit(self, request: Request) -> Generation:
-        rule = self.check(request)
+        request = request.prepared()
+        rule = self._checked(request)
         sequence = self.target.sequence(
             request.prompt,
             request.params,
@@ -99,12 +104,19 @@ class Decoder:
             sequence=sequence,
             rule=rule,
             rule_state=rule.begin(sequence),
-            stream=TextStream(self.tokenizer, request.stop_strings) if self.tokenizer else None,
+            stream=self._stream(request),
             started=perf_counter(),
         )
         generation.metrics.prompt_tokens = len(request.prompt)
         self._joining.append(generation)
         return generation
+
+    def _stream(self, request: Request) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        constraint = request.params.constraint
+        shown = constraint.shown() if isinstance(constraint, ShowsText) else None
+        return TextStream(self.tokenizer, request.stop_strings, shown)
 
     def run(self) -> None:
         """Run rounds until no request is left."""

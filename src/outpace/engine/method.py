@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.greedy import Greedy
@@ -12,6 +13,9 @@ from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.drafting.base import Drafter
 
+if TYPE_CHECKING:
+    from outpace.engine.request import Request
+
 GREEDY = Greedy()
 
 
@@ -19,7 +23,9 @@ GREEDY = Greedy()
 class Method:
     """A built method, ready to decode with one target. Refused on construction when its parts do not fit.
 
-    ``drafts_with``: the draft models and heads that it asked for when it was built, in words.
+    ``drafts_with``: the draft models and heads that it asked for when it was built, in words. ``prepare`` makes of a
+    request the one that is decoded, with a constraint perhaps; it raises BadInput for what the method does not take.
+    ``departs``: how its answers depart from the target's own, whatever its rule; "": they do not.
     """
 
     name: str
@@ -28,6 +34,8 @@ class Method:
     controller: Controller
     family: str = field(default="", compare=False)
     drafts_with: tuple[str, ...] = field(default=(), compare=False)
+    prepare: Callable[[Request], Request] | None = None
+    departs: str = ""
 
     def __post_init__(self) -> None:
         self.rule.check(self.name, self.drafter.proposal)
@@ -35,12 +43,13 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Whether the output distribution is the target's."""
-        return self.rule.lossless
+        return self.rule.lossless and not self.departs
 
     @property
     def lossy(self) -> str | None:
-        """The lossy rule and its settings, as results name them; None: its rule is lossless."""
-        return None if self.rule.lossless else self.rule.described
+        """The lossy rule and its settings, as results name them, and how the method itself departs; None: lossless."""
+        named = [self.departs] if self.departs else []
+        return ", ".join(named if self.rule.lossless else [*named, self.rule.described]) or None
 
     @property
     def controlled_by(self) -> str | None:

@@ -54,6 +54,10 @@ class Request:
     time_limit: float | None = None
     prefix_owner: str | None = None
 
+    def prepared(self) -> Request:
+        """What is decoded: its method may add to it. Raises BadInput where the method does not take it."""
+        return self if self.method.prepare is None else self.method.prepare(self)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundTrace:

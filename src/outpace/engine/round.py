@@ -14,6 +14,7 @@ from outpace.controllers.base import Budget
 from outpace.core.constraint import AnswerComplete
 from outpace.core.metrics import PHASES, Timed
 from outpace.core.tree import ROOT, TokenTree
+from outpace.engine.certain_rows import mark_certain_rows
 from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.request import Generation, Logprob, RoundTrace
@@ -55,7 +56,10 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
             trees[index] = without_forbidden(active[index], tree)
-    return share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
+    shared = share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
+    for one, tree in zip(active, shared, strict=True):
+        mark_certain_rows(one, tree)
+    return shared
 
 
 def _budget(target: Target, one: Generation, batch: int) -> Budget:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outpace.datastore.store import Datastore
     from outpace.drafting.base import Drafter
     from outpace.engine.method import Method
+    from outpace.engine.request import Request
     from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer
     from outpace.targets.base import Target
@@ -119,7 +120,10 @@ class Context:
         if rule := split_rule(label)[1]:
             raise BadInput(f"'{label}' is part of a method, which judges by one rule of its own; leave out '@{rule}'")
         info = find(label)
-        return info.build(replace(self, label=label), configured(info, settings or {}))
+        parts = info.build(replace(self, label=label), configured(info, settings or {}))
+        if parts.departs:
+            raise BadInput(f"'{info.name}' is lossy whatever its rule, and no part of another method")
+        return parts
 
     def _fitting(self, one: Binding) -> Target:
         draft: Target = one.load()
@@ -134,11 +138,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees."""
+    """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees.
+    ``prepare`` and ``departs`` as in :class:`~outpace.engine.method.Method`, for methods that are not lossless."""
 
     drafter: Drafter[Any]
     controller: Controller
     rule: AcceptanceRule | None = None
+    prepare: Callable[[Request], Request] | None = None
+    departs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,7 @@ class MethodInfo:
             "needs": list(self.needs),
             "summary": self.summary,
             "when_to_use": self.when_to_use,
+            **({} if self.lossless else {"bound": None}),
         }
 
 
@@ -354,4 +362,4 @@ def build(
         rule = find_rule(rule)
     judge = (rule or parts.rule or default_rule(parts.drafter.proposal)).for_target(context.target)
     used = tuple(dict.fromkeys(context.taken))
-    return Method(label, parts.drafter, judge, parts.controller, info.family, used)
+    return Method(label, parts.drafter, judge, parts.controller, info.family, used, parts.prepare, parts.departs)

@@ -4,9 +4,11 @@
 ['chat', 'translation', 'summarisation']
 
 The embedded set (``data/*.jsonl``, written for outpace) has six prompts in each of seven groups: chat, translation,
-summarisation, qa, math, rag and code-editing. Questions in Spec-Bench's format keep these names where the task is the
-same: its eight MT-bench categories are ``chat``, ``summarization`` is ``summarisation`` and ``math_reasoning`` is
-``math``. Every JSON format may name any category of its own; without one it is ``other``.
+summarisation, qa, math, rag and code-editing. Beside it stands a set of sixty prompts with grammars, ``structured``
+(extraction, arguments of functions, SQL, lists and edits in JSON), that is asked only by name. Questions in
+Spec-Bench's format keep these names where the task is the same: its eight MT-bench categories are ``chat``,
+``summarization`` is ``summarisation`` and ``math_reasoning`` is ``math``. Every JSON format may name any category of
+its own; without one it is ``other``.
 """
 
 from __future__ import annotations
@@ -24,16 +26,24 @@ from outpace.prompts.reader import read_prompts
 
 GROUPS = ("chat", "translation", "summarisation", "qa", "math", "rag", "code-editing")
 """The groups of the embedded set, in the order in which tables list them."""
+NAMED = (*GROUPS, "structured")
+"""What can be named in place of a file: a group of the embedded set, or the prompts with grammars."""
 
 
 def load_prompts(path: str | Path | None = None, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a file, or the embedded set. ``limit`` keeps that many, taken from all categories in turn.
+    """The prompts of a file, of a name in :data:`NAMED`, or the embedded set. A file counts before a name. ``limit``
+    keeps that many, taken from all categories in turn.
 
     Raises BadInput for a file that cannot be read, holds nothing, or has a bad line (which it names).
     """
     if limit is not None and limit < 1:
         raise BadInput(f"the limit on prompts must be at least 1, not {limit}")
-    prompts = _embedded() if path is None else list(read_prompts(Path(path)).values())
+    if path is None:
+        prompts = _embedded(GROUPS)
+    elif str(path) in NAMED and not Path(path).exists():
+        prompts = _embedded([str(path)])
+    else:
+        prompts = list(read_prompts(Path(path)).values())
     return prompts if limit is None else stratified(prompts, limit)
 
 
@@ -81,13 +91,13 @@ def batches(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
 
 
 def bench_texts(files: Iterable[Path] = ()) -> list[str]:
-    """What benches ask: every user turn of the embedded set and of ``files``. Raises BadInput for a bad file."""
-    prompts = load_prompts()
+    """What benches ask: every user turn of the embedded sets and of ``files``. Raises BadInput for a bad file."""
+    prompts = _embedded(NAMED)
     for file in files:
         prompts += read_prompts(file, strict=False).values()
     return [text for prompt in prompts for text in prompt.user_texts]
 
 
-def _embedded() -> list[Prompt]:
+def _embedded(groups: Iterable[str]) -> list[Prompt]:
     with resources.as_file(resources.files("outpace.prompts") / "data") as folder:
-        return [prompt for group in GROUPS for prompt in read_prompts(folder / f"{group}.jsonl").values()]
+        return [prompt for group in groups for prompt in read_prompts(folder / f"{group}.jsonl").values()]

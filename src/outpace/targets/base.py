@@ -77,6 +77,15 @@ class Scores:
         return self.parts[index]
 
 
+@dataclass(frozen=True, slots=True)
+class SomeLogits:
+    """Logits of some rows of a tree: ``known`` (n, V), and ``rows``, where each of them is. ``whole`` makes all."""
+
+    known: Tensor
+    rows: Mapping[int, int]
+    whole: Callable[[], Tensor]
+
+
 class TreeScores:
     """One tree's rows of a target forward.
 
@@ -91,7 +100,7 @@ class TreeScores:
         self,
         sequence: Sequence,
         tree: TokenTree,
-        logits: Tensor,
+        logits: Tensor | SomeLogits,
         hidden_states: Mapping[int, Tensor],
         best: Seq[int] = (),
     ) -> None:
@@ -99,15 +108,31 @@ class TreeScores:
         self.tree = tree
         self.nodes = len(tree)
         self.length = len(sequence.tokens)
-        self.logits = logits
+        self._logits = logits
         self.hidden_states = hidden_states
         self._best = best if sequence.sampler.takes_largest else ()
         self._distribution: TreeDistribution | None = None
 
     @property
+    def logits(self) -> Tensor:
+        if isinstance(self._logits, SomeLogits):
+            self._logits = self._logits.whole()
+        return self._logits
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+        return (self._logits.known if isinstance(self._logits, SomeLogits) else self._logits).device
+
+    @property
     def distribution(self) -> TreeDistribution:
         if self._distribution is None:
-            self._distribution = TreeDistribution(self.sequence.sampler, self.tree, self.logits)
+            some = self._logits
+            if isinstance(some, SomeLogits):
+                read = (some.known, some.rows, lambda: self.logits)
+                self._distribution = TreeDistribution(self.sequence.sampler, self.tree, *read)
+            else:
+                self._distribution = TreeDistribution(self.sequence.sampler, self.tree, some)
         return self._distribution
 
     def p(self, node: int) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.core.tree import TokenTree
-from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
+from outpace.targets.base import HiddenStateChunk, Scores, Sequence, SomeLogits, Target, Trees, TreeScores
 from outpace.targets.branches import Begins, Branches
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.hidden_rows import RowsOf
@@ -187,6 +188,10 @@ class RowTarget(Target):
         plan = ForwardPlan(parts, graph.start, stop, graph.skip_attention, graph.skip_mlp, wanted=wanted)
         if resume is None and any(sequence.sampler.takes_largest for sequence, _ in batch):
             plan.best = []
+        # Elsewhere fewer rows round differently, and a forward with logits may be captured as it is.
+        apart = self.batch_invariant and resume is None and graph == FULL
+        if apart and (left_out := _certain(batch, parts)):
+            return self._without(left_out, batch, plan, tokens, embeddings)
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []
         for index, ((sequence, tree), part) in enumerate(zip(batch, parts, strict=True)):
@@ -206,6 +211,31 @@ class RowTarget(Target):
             scored.append(TreeScores(sequence, tree, mine, found, plan.best[rows] if plan.best else ()))
         kv, lengths = [_side_kv(part) for part in parts], [one.kv.length for one, _ in batch]
         return Scores(scored, _ForwardState(graph, kv, states, lengths))
+
+    def _without(
+        self, left_out: Seq[int], batch: Trees, plan: ForwardPlan, tokens: Seq[int], embeddings: Mapping[int, Tensor]
+    ) -> Scores:
+        """A full pass that computes no logits of the rows ``left_out``, until somebody reads them."""
+        last, asked = self.num_layers, self.num_layers in plan.wanted
+        plan.wanted, plan.best = plan.wanted | {last}, None
+        self.run(plan, tokens, logits=False, embeddings=embeddings)
+        leaving = plan.hidden_states[last] if asked else plan.hidden_states.pop(last)
+        absent = frozenset(left_out)
+        read = [row for row in range(len(tokens)) if row not in absent]
+        logits = self.lm_head(leaving[read]) if read else leaving.new_empty(0, self.vocab_size)
+        at = {row: index for index, row in enumerate(read)}
+        scored = []
+        for (sequence, tree), part in zip(batch, plan.parts, strict=True):
+            rows = range(part.start, part.stop)
+            where = {row - part.start: at[row] for row in rows if row in at}
+            some = SomeLogits(logits, where, partial(self._all_logits, leaving[part.start : part.stop]))
+            scored.append(TreeScores(sequence, tree, some, RowsOf(plan.hidden_states, part.start, part.stop)))
+        kv, lengths = [_side_kv(part) for part in plan.parts], [one.kv.length for one, _ in batch]
+        return Scores(scored, _ForwardState(FULL, kv, [None] * len(kv), lengths))
+
+    @torch.inference_mode()
+    def _all_logits(self, leaving: Tensor) -> Tensor:
+        return self.lm_head(leaving)
 
     def _resume_full(self, batch: Trees, aux_hidden_state_layers: Seq[int], resume: Scores) -> Scores:
         """Full scores on top of a sub-graph pass: layers below its first difference are taken over, not run again."""
@@ -298,6 +328,11 @@ class RowTarget(Target):
         if not 0 <= graph.start <= stop <= self.num_layers:
             raise ValueError(f"layers {graph.start}..{stop} are not a range of the model's {self.num_layers}")
         self.check_skips(graph)
+
+
+def _certain(batch: Trees, parts: Seq[SequenceRows]) -> list[int]:
+    """Rows whose logits are left out."""
+    return [part.start + row for (_, tree), part in zip(batch, parts, strict=True) for row in sorted(tree.certain_rows)]
 
 
 def _side_kv(part: SequenceRows) -> Any:

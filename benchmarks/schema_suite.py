@@ -1,0 +1,225 @@
+"""How many schemas of a collection can be used, how many are refused, and whether any accepts what it must not.
+
+python benchmarks/schema_suite.py FOLDER_OR_JSONL ... [--walks 4] [--seconds 5] [--every N] [--limit N] [--json FILE]
+
+Reads ``*.json`` files and JSON lines: a schema; an object with ``schema`` (or ``json_schema``, as text too) and perhaps
+``tests``; or a list of such objects, as the JSON-Schema-Test-Suite has them. ``tests`` have ``data`` and ``valid``.
+
+Every schema is compiled for a vocabulary. Of those that compile, each given instance is offered to the constraint, laid
+out as answers are, and random answers are drawn under its masks, which the package jsonschema judges. An instance that
+must be refused and is accepted, or an answer that does not validate, is *wrong*. A valid instance that is not accepted
+is counted apart: keys have an order, and text one layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import outpace
+from outpace.constraints import Grammar, GrammarLimits, compiled
+from outpace.constraints.compiler import ParsedConstraint
+from outpace.core.constraint import ConstraintState, tokens_of
+from outpace.core.errors import BadInput
+
+LONGEST = 400
+"""Tokens of a random answer; one that is not complete by then is given up."""
+_CLOSING = ('"', "}", "]", '"}', '"]', "}]", '",', "},")
+
+
+@dataclass(slots=True)
+class Case:
+    """A schema, where it stands, and its instances: (value, whether it is valid)."""
+
+    name: str
+    schema: Any
+    tests: list[tuple[Any, bool]] = field(default_factory=list)
+
+
+def cases(path: Path) -> Iterator[Case]:
+    """All schemas of a file or a folder. Raises BadInput for what is no JSON."""
+    if path.is_dir():
+        for one in sorted(path.rglob("*.json*")):
+            yield from cases(one)
+        return
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n") if path.suffix == ".jsonl" else [path.read_text("utf-8")]
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read schemas from {path}: {error}") from None
+    for number, row in enumerate(rows, 1):
+        for inner, one in enumerate(row if isinstance(row, list) else [row], 1):
+            yield _case(f"{path.name}:{number}.{inner}", one)
+
+
+def _case(name: str, row: Any) -> Case:
+    key = next((key for key in ("schema", "json_schema") if isinstance(row, dict) and key in row), None)
+    if key is None:
+        return Case(name, row)
+    schema = json.loads(row[key]) if isinstance(row[key], str) else row[key]
+    tests = [(one["data"], bool(one["valid"])) for one in row.get("tests", ()) if "data" in one]
+    return Case(name, schema, tests)
+
+
+class Judge:
+    """What jsonschema says of a random answer; None where it cannot read the schema."""
+
+    def __init__(self, schema: Any) -> None:
+        import jsonschema  # type: ignore[import-untyped, unused-ignore]
+
+        def pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
+            # As ECMA-262 reads these two, which JSON schema refers to.
+            wanted = wanted.replace(r"\d", "[0-9]").replace(r"\w", "[A-Za-z0-9_]").replace(r"\W", "[^A-Za-z0-9_]")
+            if isinstance(value, str) and re.search(wanted, value) is None:
+                yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
+
+        kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+        self._validator = jsonschema.validators.extend(kind, {"pattern": pattern})(schema)
+
+    def valid(self, value: Any) -> bool | None:
+        """Whether the schema describes the value."""
+        try:
+            return bool(self._validator.is_valid(value))
+        except Exception:  # references that it does not find, patterns that it cannot read, recursion
+            return None
+
+
+class Walker:
+    """Random answers under a constraint's masks; tokens that close something are preferred, so that answers end."""
+
+    def __init__(self, model: outpace.Model, seed: int) -> None:
+        self.tokenizer, self.size = model.tokenizer, model.target.vocab_size
+        self.chance = random.Random(seed)
+        texts = [model.tokenizer.token_text(token) for token in range(len(model.tokenizer))]
+        self.closing = np.array([text.strip() in _CLOSING for text in texts])
+
+    def answer(self, constraint: ParsedConstraint) -> str | None:
+        """A whole answer; None where it grows too long, or nothing follows."""
+        state: ConstraintState | None = constraint.begin()
+        tokens: list[int] = []
+        while state is not None and len(tokens) < LONGEST:
+            found = tokens_of(state.allowed(self.size), self.size)
+            if state.complete and (not len(found) or self.chance.random() < 0.5):
+                return self.tokenizer.decode(tokens)
+            if not len(found):
+                return None
+            closing = found[self.closing[np.minimum(found, len(self.closing) - 1)]]
+            among = closing if len(closing) and self.chance.random() < 0.7 else found
+            tokens.append(int(self.chance.choice(among)))
+            state = state.advance(tokens[-1])
+        return None
+
+
+def laid_out(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def check(case: Case, model: outpace.Model, walker: Walker, walks: int, limits: GrammarLimits) -> dict[str, Any]:
+    """What came of one schema."""
+    found: dict[str, Any] = {"name": case.name, "wrong": [], "instances": Counter(), "ms": None}
+    try:
+        constraint = compiled(Grammar.schema(case.schema), model.tokenizer, limits)
+    except BadInput as error:
+        return found | {"outcome": "refused", "why": str(error)}
+    except Exception as error:
+        return found | {"outcome": "crashed", "why": f"{type(error).__name__}: {error}"}
+    found["ms"] = 1e3 * constraint.seconds
+    judge = Judge(case.schema)
+    try:
+        for value, valid in case.tests:
+            accepted = constraint.accepts(laid_out(value))
+            found["instances"][("valid" if valid else "invalid", "accepted" if accepted else "rejected")] += 1
+            if accepted and not valid:
+                found["wrong"].append(laid_out(value)[:120])
+        for _ in range(walks):
+            text = walker.answer(constraint)
+            if text is None:
+                found["instances"]["walk", "not finished"] += 1
+                continue
+            try:
+                valid = judge.valid(json.loads(text)) is not False
+            except ValueError:
+                valid = False
+            found["instances"]["walk", "valid" if valid else "wrong"] += 1
+            if not valid:
+                found["wrong"].append(text[:120])
+    except BadInput as error:
+        return found | {"outcome": "ended with an error", "why": str(error)}
+    return found | {"outcome": "wrong" if found["wrong"] else "compiled", "why": ""}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--walks", type=int, default=4, help="random answers for each schema")
+    parser.add_argument("--seconds", type=float, default=5.0, help="the limit on compiling a schema")
+    parser.add_argument("--every", type=_positive, default=1, help="take every N-th schema alone")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    try:
+        import jsonschema  # noqa: F401
+    except ImportError:
+        print("error: the package jsonschema judges the answers; pip install jsonschema", file=sys.stderr)
+        return 2
+    warnings.simplefilter("ignore")
+    began = perf_counter()
+    try:
+        limits = GrammarLimits(seconds=asked.seconds)
+        chosen = [case for path in asked.paths for case in cases(path)][asked.every - 1 :: asked.every][: asked.limit]
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    model = outpace.load(asked.model)
+    walker = Walker(model, seed=0)
+    results = [check(case, model, walker, asked.walks, limits) for case in chosen]
+    outcomes = Counter(one["outcome"] for one in results)
+    print(f"{len(results)} schemas in {perf_counter() - began:.0f} s: {dict(outcomes)}")
+    times = [one["ms"] for one in results if one["ms"] is not None]
+    if times:
+        print(
+            f"compile ms: p50 {np.percentile(times, 50):.1f}, p99 {np.percentile(times, 99):.1f}, max {max(times):.0f}"
+        )
+    instances: Counter[tuple[str, str]] = sum((one["instances"] for one in results), Counter())
+    for (kind, outcome), count in sorted(instances.items()):
+        print(f"  {kind} {outcome}: {count}")
+    print("refused because:")
+    reasons = Counter(_reason(one["why"]) for one in results if one["outcome"] == "refused")
+    for reason, count in reasons.most_common(15):
+        print(f"  {count:5} {reason}")
+    for one in results:
+        if one["outcome"] not in ("compiled", "refused"):
+            print(f"{one['outcome']}: {one['name']} {one['why']} {one['wrong'][:1]}")
+    if asked.json:
+        rows = [one | {"instances": {" ".join(key): n for key, n in one["instances"].items()}} for one in results]
+        asked.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return 1 if outcomes["wrong"] or outcomes["crashed"] else 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text}")
+    return int(text)
+
+
+def _reason(why: str) -> str:
+    """The line without what differs from schema to schema."""
+    why = re.sub(r"^the schema cannot be used: (at \d+\(\d+\):\s*)?", "", why)
+    return re.sub(r"[\"'`].*?[\"'`]|\d+", "_", why)[:90]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

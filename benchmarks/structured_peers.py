@@ -1,0 +1,274 @@
+"""Answers under grammars beside other libraries: JSON extraction, arguments of functions, SQL, lists and edits.
+
+python benchmarks/structured_peers.py --json runs/structured.json [--kinds extraction,sql] [--limit 10]
+
+Every library answers a prompt in turn, in an order that rotates, each in a process of its own with its own masks:
+outpace (``none``, which does not speculate, and ``auto``) in bfloat16 and int4, llama.cpp through llama-cpp-python with
+GBNF in bfloat16 and in 4-bit formats, vLLM's CPU build with xgrammar in bfloat16. All get the same token ids, greedy,
+and end where the grammar does. ``make peers`` installs the others.
+
+The JSON file is written after every answer. Started again with the same file, the run goes on where it was; with
+``--table`` it only prints. Rates are tokens after the first by seconds after the first, in total over prompts. Ratios
+are of these, outpace's ``auto`` in the same precision to each row, with a 95 % interval (paired bootstrap over
+prompts). A finished answer is *valid* where outpace's constraint accepts it, whatever its white space.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.peers.comparison import encode
+from outpace.bench.peers.entries import Entry
+from outpace.bench.peers.gguf_formats import OWN
+from outpace.bench.peers.launcher import Launcher
+from outpace.bench.peers.processes import WORKERS, Job, WorkerProcess, context_for
+from outpace.bench.peers.stopping import TimeLimit
+from outpace.bench.peers.weights import find
+from outpace.bench.peers.worker import Worker, WorkerError
+from outpace.bench.statistics import Rate, speedup, speedup_interval, total_rate
+from outpace.core import machine
+from outpace.core.errors import OutpaceError
+from outpace.core.machine import usable_cpus
+from outpace.core.version import __version__
+from outpace.prompts.questions import load_prompts, stratified
+
+HERE = Path(__file__).parent / "structured_workers"
+LLAMA_FORMATS = ("BF16", OWN, "Q4_0")
+SAME = {"bfloat16": "bfloat16", "BF16": "bfloat16"}
+"""Precisions that are compared with one another; every other is a 4-bit one."""
+
+
+@dataclass(slots=True)
+class Library:
+    """One process, its rows, and the answers by row and prompt."""
+
+    name: str
+    process: WorkerProcess
+    precision: str
+    rows: tuple[str, ...]
+    error: str = ""
+    worker: Worker | None = None
+    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+
+def gbnf(lark: str) -> str:
+    """The grammars of the embedded prompts in GBNF: rules of literals, alternatives, and character classes."""
+    out = []
+    for line in lark.splitlines():
+        name, _, body = line.partition(":")
+        body = re.sub(r"/((?:[^/\\]|\\.)*)/", lambda found: _classes(found[1]), body)
+        body = re.sub(r"~(\d+)\.\.(\d+)", r"{\1,\2}", body)
+        parts = re.split(r'("(?:[^"\\]|\\.)*"|\[[^\]]*\])', f"{name.replace('start', 'root')} ::={body}")
+        # Outside of literals and classes, names in capitals are rules like the others.
+        out.append("".join(part if index % 2 else part.lower() for index, part in enumerate(parts)))
+    return "\n".join(out) + "\n"
+
+
+def _classes(pattern: str) -> str:
+    """A regular expression of literal characters and classes, as a sequence of GBNF."""
+    pieces = re.findall(r"\[[^\]]*\](?:\{\d+,\d+\}|[+*?])?|[^\[\]]", pattern)
+    return " ".join(piece if piece.startswith("[") else json.dumps(piece) for piece in pieces)
+
+
+def libraries(asked: argparse.Namespace, job: Job, stop_ids: list[int]) -> list[Library]:
+    """The processes that are wanted and can be started here."""
+    serve = str(WORKERS / "serve.py")
+
+    def process(name: str, python: str, file: str, dtype: str, **more: Any) -> WorkerProcess:
+        settings = job.settings({row: {} for row in more.pop("rows", ("grammar",))}, dtype) | {"stop_ids": stop_ids}
+        return WorkerProcess([Entry(name, "grammar", ours=False)], [python, serve, str(HERE / file)], settings, **more)
+
+    found = []
+    for dtype in asked.dtypes.split(","):
+        rows = tuple(asked.methods.split(","))
+        found.append(Library("outpace", process("outpace", sys.executable, "ours.py", dtype, rows=rows), dtype, rows))
+    if job.weights.gguf and "llama.cpp" in asked.peers:
+        for format_ in LLAMA_FORMATS:
+            requantize = None if format_ == OWN else format_
+            one = process("llama.cpp", sys.executable, "llama_cpp.py", "bfloat16", requantize=requantize)
+            found.append(Library("llama.cpp", one, format_, ("GBNF",)))
+    if "vllm" in asked.peers:
+        one = process("vllm", asked.vllm_python, "vllm.py", "bfloat16", foreign=True)
+        found.append(Library("vllm", one, "bfloat16", ("xgrammar",)))
+    return found
+
+
+def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Ask what is not answered yet, and write the file after every answer."""
+    weights = find(asked.model, "bfloat16")
+    prompts = [one for one in load_prompts("structured") if one.id.split("-")[1] in asked.kinds.split(",")]
+    prompts = stratified(prompts, asked.limit) if asked.limit else prompts
+    questions, _ = encode(weights, prompts, asked.max_new_tokens)
+    longest = max(len(one.tokens) for one in questions)
+    job = Job(weights, None, "bfloat16", asked.threads, context_for(longest, asked.max_new_tokens))
+    stop_ids = _stop_ids(asked.model)
+    found = libraries(asked, job, stop_ids)
+    limit = TimeLimit(asked.max_minutes)
+    launcher = Launcher(asked.threads, asked.timeout, weights.local, limit, print)
+    try:
+        for one in found:
+            _start(one, launcher)
+            result["libraries"].setdefault(f"{one.name} {one.precision}", {})["error"] = one.error
+        for number, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
+            assert prompt.grammar is not None
+            grammar = prompt.grammar
+            told = {"tokens": list(question.tokens), "kind": grammar.kind, "source": grammar.source}
+            told["gbnf"] = gbnf(grammar.source) if grammar.kind == "lark" else ""
+            turns = [(one, row) for one in found for row in one.rows]
+            shift = number % len(turns)
+            for one, row in (*turns[shift:], *turns[:shift]):
+                answers = result["answers"].setdefault(f"{one.name} {row} {one.precision}", {})
+                if one.worker is not None and prompt.id not in answers:
+                    answers[prompt.id] = _answer(one, row, told, asked.max_new_tokens, first=not answers)
+                    asked.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            limit.check()
+    finally:
+        launcher.close(now=True)
+
+
+def _start(one: Library, launcher: Launcher) -> None:
+    try:
+        one.worker, _ = launcher.start(one.process)
+    except WorkerError as error:
+        one.error = str(error)
+        print(f"{one.name} {one.precision}: {error}", file=sys.stderr)
+
+
+def _answer(one: Library, row: str, prompt: dict[str, Any], length: int, *, first: bool) -> dict[str, Any]:
+    """One answer; before a library's first, the same once more, so that it has warmed up."""
+    assert one.worker is not None
+    config = row if one.name == "outpace" else "grammar"
+    request = {"do": "answer", "config": config, "prompt": prompt, "length": length}
+    try:
+        if first:
+            one.worker.ask(request)
+        reply = one.worker.ask(request)
+    except WorkerError as error:
+        if error.fatal:
+            one.worker, one.error = None, str(error)
+        return {"error": str(error)}
+    return {"tokens": reply["tokens"], "seconds": reply["seconds"], "ttft_ms": reply["ttft_ms"]}
+
+
+def _stop_ids(model: str) -> list[int]:
+    import outpace
+
+    return sorted(outpace.load(model).eos_ids)
+
+
+def valid(result: dict[str, Any], model: Any) -> None:
+    """Note of every answer whether the constraint accepts it. JSON is laid out as the constraint has it first."""
+    from outpace.constraints import compiled
+
+    grammars = {one.id: one.grammar for one in load_prompts("structured")}
+    for answers in result["answers"].values():
+        for name, one in answers.items():
+            grammar = grammars[name]
+            if "tokens" not in one or grammar is None:
+                continue
+            text = model.tokenizer.decode(one["tokens"])
+            if grammar.kind == "schema":
+                try:
+                    text = json.dumps(json.loads(text), ensure_ascii=False)
+                except ValueError:
+                    text = ""
+            one["valid"] = compiled(grammar, model.tokenizer).accepts(text)
+
+
+def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
+    """Rows by precision and rate; of the prompts that all rows of a precision have answered."""
+    lines = [
+        "| library | precision | prompts | tokens/s | `auto` beside it | valid of finished | cut |",
+        "|" + "---|" * 7,
+    ]
+    rows = {name: one for name, one in result["answers"].items() if any("tokens" in each for each in one.values())}
+    chosen = lambda name: name.split("-")[1] in kinds  # noqa: E731
+    for precision in ("bfloat16", "4 bits"):
+        mine = {name: one for name, one in rows.items() if SAME.get(name.split()[-1], "4 bits") == precision}
+        if not mine:
+            continue
+        shared = set.intersection(*({id_ for id_, one in each.items() if "tokens" in one} for each in mine.values()))
+        ids = sorted(filter(chosen, shared))
+        reference = next((rates(one, ids) for name, one in mine.items() if name.startswith("outpace auto")), None)
+        for name, one in sorted(mine.items(), key=lambda pair: -(total_rate(rates(pair[1], ids)) or 0.0)):
+            finished = [one[id_] for id_ in ids if len(one[id_]["tokens"]) < length]
+            good = sum(bool(each.get("valid")) for each in finished)
+            library, row, format_ = name.rsplit(" ", 2)
+            ratio = _ratio(rates(one, ids), reference)
+            rate = total_rate(rates(one, ids)) or 0.0
+            lines.append(
+                f"| {library} `{row}` | {format_} | {len(ids)} | {rate:.0f} | {ratio} | {good} of {len(finished)} | "
+                f"{len(ids) - len(finished)} |"
+            )
+    return "\n".join(lines)
+
+
+def rates(answers: dict[str, dict[str, Any]], ids: list[str]) -> list[Rate]:
+    """(tokens, seconds) after the first token of each answer."""
+    return [(len(answers[id_]["tokens"]) - 1, answers[id_]["seconds"]) for id_ in ids]
+
+
+def _ratio(mine: list[Rate], auto: list[Rate] | None) -> str:
+    if auto is None or auto == mine:
+        return ""
+    ratio, interval = speedup(auto, mine), speedup_interval(auto, mine)
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}" if interval is None else f"{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="only print the table of the file")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--kinds", default="extraction,function,sql,list,edit")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--methods", default="none,auto")
+    parser.add_argument("--dtypes", default="bfloat16,int4")
+    parser.add_argument("--peers", default="llama.cpp,vllm")
+    parser.add_argument("--vllm-python", default=".peers/vllm/bin/python")
+    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--threads", type=int, default=usable_cpus())
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--max-minutes", type=float)
+    asked = parser.parse_args()
+    known: dict[str, Any] = json.loads(asked.json.read_text("utf-8")) if asked.json.exists() else {}
+    settings = {"model": asked.model, "max_new_tokens": asked.max_new_tokens, "threads": asked.threads}
+    if known and known["settings"] != settings:
+        print(f"error: {asked.json} was measured with other settings: {known['settings']}", file=sys.stderr)
+        return 2
+    result = known or {
+        "version": __version__,
+        "machine": machine.describe(),
+        "settings": settings,
+        "libraries": {},
+        "answers": {},
+    }
+    if not asked.table:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            measure(asked, result)
+        except OutpaceError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as stop:  # or the time limit: what was measured stands in the file
+            print(f"stopped: {stop}", file=sys.stderr)
+    import outpace
+
+    valid(result, outpace.load(asked.model))
+    asked.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    kinds = asked.kinds.split(",")
+    for group in (kinds, *([kind] for kind in kinds if len(kinds) > 1)):
+        print(f"\n{', '.join(group)}\n\n{table(result, asked.max_new_tokens, group)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
