@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
-from outpace.advice.trial import Trial
+from outpace.advice.trial import Indices, Trial
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -160,7 +160,7 @@ def _times(
     draft_steps: float | None,
     shares: Figures,
     relative: Figures,
-    drawn: Figures | None,
+    drawn: Indices | None,
 ) -> tuple[Figures, Figures]:
     """Autoregressive rounds that verifying and drafting take, (resamples,) each."""
     rounds = shares @ played.rounds
@@ -177,7 +177,7 @@ def _drafting(
     draft_steps: float | None,
     shares: Figures,
     rounds: Figures,
-    drawn: Figures | None,
+    drawn: Indices | None,
 ) -> Figures:
     replayed = not np.isnan(played.drafting).any()
     if draft_steps is not None:
