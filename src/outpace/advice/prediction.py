@@ -26,14 +26,14 @@ from outpace.engine.teacher_forcing import ChainRounds, chain_rounds
 
 LEVEL = 0.9
 RESAMPLES = 2000
-MODEL_ERROR = 0.02
+MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of measured over predicted speed-ups that resampling does not explain
 (``python benchmarks/advice_check.py``)."""
 _INSTANT = 1e-3
 """Autoregressive rounds: answers that end with their first round take no time after it."""
 FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
-UNTRIED = 0.05
+UNTRIED = 0.1
 """The same of a candidate whose drafting was not timed in real rounds."""
 
 
