@@ -62,20 +62,20 @@ def test_bad_input(smollm2: Model) -> None:
         advise(smollm2, load_prompts(limit=2), engine="tgi")
 
 
-def test_the_command_prints_words_or_one_object(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(
         "\n".join(f"say {word} again and again" for word in ("one", "two", "three", "four", "five", "six"))
     )
     page = tmp_path / "page.html"
     asked = ["advise", "--prompts", str(prompts), "--batch", "1,2", "--minutes", "0.1", "-n", "16"]
-    ran = run(*asked, "--json", "--html", str(page))
+    ran = cli(*asked, "--json", "--html", str(page))
     assert ran.code == 0, ran.err
     result = json.loads(ran.out)
     assert set(result["recommendation"]) == {"method", "settings", "batch"}
     assert {(row["method"], row["batch"]) for row in result["candidates"]} >= {("none", 1), ("none", 2), ("pld", 1)}
     assert page.read_text().startswith("<!")
-    ran = run(*asked, "--engine", "sglang")
+    ran = cli(*asked, "--engine", "sglang")
     assert ran.code == 0, ran.err
     assert "Use " in ran.out
     assert "assumed for sglang" in ran.out
@@ -98,8 +98,8 @@ def test_the_command_prints_words_or_one_object(run: Run, tmp_path: Path) -> Non
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_bad_input_is_one_line(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line(cli: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
     empty = tmp_path / "EMPTY"
     empty.write_text("")
-    ran = run("advise", *(str(empty) if one == "EMPTY" else one for one in arguments))
+    ran = cli("advise", *(str(empty) if one == "EMPTY" else one for one in arguments))
     refused(ran, said)

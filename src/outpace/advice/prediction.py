@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from outpace.advice.round_costs import Figures, RoundCosts
-from outpace.advice.trial import Trial
+from outpace.advice.trial import Indices, Trial
 from outpace.controllers.predictor import Forecast
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
@@ -26,12 +26,14 @@ from outpace.engine.teacher_forcing import ChainRounds, chain_rounds
 
 LEVEL = 0.9
 RESAMPLES = 2000
-MODEL_ERROR = 0.02
+MODEL_ERROR = 0.05
 """Standard deviation of the logarithm of measured over predicted speed-ups that resampling does not explain
 (``python benchmarks/advice_check.py``)."""
+_INSTANT = 1e-3
+"""Autoregressive rounds: answers that end with their first round take no time after it."""
 FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
-UNTRIED = 0.05
+UNTRIED = 0.1
 """The same of a candidate whose drafting was not timed in real rounds."""
 
 
@@ -134,9 +136,8 @@ def predict(
     """
     generator = np.random.default_rng(seed)  # the same prompts and blocks in each resample of all candidates
     count = len(played.steps)
-    # Two draws: of the prompts that were seen, and of those that are to come.
-    drawn_prompts = generator.multinomial(count, np.full(count, 1.0 / count), size=(2, RESAMPLES))
-    shares = drawn_prompts.sum(axis=0) - 1.0
+    alike = np.full(count, 1.0 / count)
+    seen, others = generator.multinomial(count, alike, size=(2, RESAMPLES)).astype(float)
     relative = costs.resampled(generator, RESAMPLES)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
     noise = error if error is not None else (MODEL_ERROR if trial is not None else UNTRIED)
@@ -144,9 +145,12 @@ def predict(
     whole = np.ones((1, count))
     usual = costs.relative_sizes()[None, :]
     verify, draft = _times(played, costs, trial, draft_steps, whole, usual, None)
-    point = float(played.steps.sum() / (verify + draft)[0])
-    verifying, drafting = _times(played, costs, trial, draft_steps, shares, relative, drawn)
-    samples: Figures = shaken * (shares @ played.steps) / (verifying + drafting)
+    point = float(played.steps.sum() / max((verify + draft)[0], _INSTANT))
+    verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, drawn)
+    samples: Figures = shaken * (seen @ played.steps) / np.maximum(verifying + drafting, _INSTANT)
+    # The prompts to come vary as those that were seen do.
+    verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, None)
+    samples *= (others @ played.steps) / np.maximum(verifying + drafting, _INSTANT) / point
     low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
     rounds = max(float(played.rounds.sum()), 1e-9)
     mean = Forecast(played.tokens_per_round, float(verify[0] + draft[0]) / rounds)
@@ -160,7 +164,7 @@ def _times(
     draft_steps: float | None,
     shares: Figures,
     relative: Figures,
-    drawn: Figures | None,
+    drawn: Indices | None,
 ) -> tuple[Figures, Figures]:
     """Autoregressive rounds that verifying and drafting take, (resamples,) each."""
     rounds = shares @ played.rounds
@@ -177,7 +181,7 @@ def _drafting(
     draft_steps: float | None,
     shares: Figures,
     rounds: Figures,
-    drawn: Figures | None,
+    drawn: Indices | None,
 ) -> Figures:
     replayed = not np.isnan(played.drafting).any()
     if draft_steps is not None:

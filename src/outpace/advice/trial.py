@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outpace.advice.round_costs import Figures, RoundCosts
 from outpace.engine.known_answers import KnownAnswer
@@ -20,6 +21,8 @@ from outpace.engine.method import Method
 from outpace.engine.request import Generation
 from outpace.engine.round_records import RoundRecorder
 from outpace.targets.base import Target
+
+Indices = NDArray[np.int64]
 
 _TURN = 6
 _FEWEST, _MOST = 8, 60
@@ -43,7 +46,7 @@ class Trial:
     verifying: Figures
     joining: float
 
-    def excess(self, costs: RoundCosts, drawn: Figures | None = None) -> Figures:
+    def excess(self, costs: RoundCosts, drawn: Indices | None = None) -> Figures:
         """How many times as long a round takes as the probe's with as many draft tokens; of each resample ``drawn``
         (resamples, rounds), or of all rounds, (1,)."""
         expected = costs.relative_sizes() @ costs.weights(self.drafted)
@@ -51,7 +54,7 @@ class Trial:
         found: Figures = np.median(ratios[None, :] if drawn is None else ratios[drawn], axis=1)
         return found
 
-    def draft_steps(self, drawn: Figures | None = None) -> Figures:
+    def draft_steps(self, drawn: Indices | None = None) -> Figures:
         """What drafting takes in a round, in autoregressive rounds; as for :meth:`excess`."""
         steps = self.drafting / np.median(self.plain)
         most = np.quantile(steps, 1.0 - _DISTURBED) if len(steps) >= 1.0 / _DISTURBED else steps.max()
@@ -59,8 +62,8 @@ class Trial:
         found: Figures = np.mean(kept[None, :] if drawn is None else kept[drawn], axis=1)
         return found
 
-    def resampled(self, generator: np.random.Generator, times: int) -> Figures:
-        """(times, rounds) indices."""
+    def resampled(self, generator: np.random.Generator, times: int) -> Indices:
+        """(times, rounds): the rounds of each resample."""
         return generator.integers(len(self.plain), size=(times, len(self.plain)))
 
 
