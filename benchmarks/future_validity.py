@@ -99,7 +99,7 @@ def toys(tables: int) -> None:
             away["valid"].append(solved.validity)
         shown = [f"{mean(away[kind]):.3f} (at most {max(away[kind]):.3f})" for kind in COLUMNS[:2]]
         exact = [f"{max(away[kind]):.0e}" for kind in ("fvo-exact", "dp")]
-        print(f"| {name} | {mean(away['valid']):.3f} | {' | '.join(shown + exact)} |", flush=True)
+        print(f"| {name} | {mean(away['valid']):.2g} | {' | '.join(shown + exact)} |", flush=True)
 
 
 def model_of(table: Callable[[tuple[int, ...]], Any]) -> Callable[[tuple[int, ...]], Any]:
