@@ -9,7 +9,8 @@ their sum. ``dp``: the same weights by dynamic programming over the automaton an
 
 A model: the conditional distribution over texts is that of the tree of all spellings, scored by the target; masked and
 one-step distributions follow from the same scores. ``--samples`` answers are drawn with a method and compared with it.
-``spelled``: beginnings of all their spellings; ``nodes``: those that were scored; ``ms``: what finding the weights takes before the first token.
+``spelled``: beginnings of all their spellings; ``nodes``: those that were scored; ``ms``: what finding the weights
+takes before the first token.
 """
 
 from __future__ import annotations
@@ -214,11 +215,10 @@ def on_model(name: str, samples: int, method: str, temperature: float) -> None:
         empirical = distance({text: count / samples for text, count in drawn.items()}, true)
         noise = sum(math.sqrt(share * (1 - share) / samples * 2 / math.pi) for share in true.values()) / 2
         away = [distance(texts(model, root, shares), true) for shares in (masked, one_step)]
-        print(
-            f"| {kind}: {question} | {len(true)} | {weighed.validity:.2g} | {spelled(model, grammar)} | {weighed.nodes} | {1e3 * took:.0f} | "
-            f"{away[0]:.3f} | {away[1]:.3f} | {empirical:.3f} (noise {noise:.3f}), p = {p_value:.2f} |",
-            flush=True,
-        )
+        row = [f"{kind}: {question}", str(len(true)), f"{weighed.validity:.2g}", spelled(model, grammar)]
+        row += [str(weighed.nodes), f"{1e3 * took:.0f}", *(f"{one:.3f}" for one in away)]
+        row.append(f"{empirical:.3f} (noise {noise:.3f}), p = {p_value:.2f}")
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:
