@@ -382,9 +382,9 @@ def test_where_exact_weights_cannot_be_had() -> None:
     few = ConstraintWeighting("fvo-exact", max_nodes=4)
     refused = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=few))
     assert refused.finish_reason == "error" and not refused.tokens
-    assert "cannot be had exactly: after 4 beginnings" in str(refused.error)
+    assert "cannot be had exactly" in str(refused.error)
     endless = decoded(replace(SAMPLED, constraint=Brackets(), constraint_weighting=replace(few, max_nodes=40)))
-    assert "(total variation), and 1e-06 is demanded" in str(endless.error)
+    assert "cannot be had exactly" in str(endless.error)
     estimated = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=replace(few, kind="fvo")))
     assert estimated.constraint_figures["constraint_weighting"] == "fvo-one-step"
     assert estimated.finish_reason == "stop"
