@@ -9,7 +9,8 @@ their sum. ``dp``: the same weights by dynamic programming over the automaton an
 
 A model: the conditional distribution over texts is that of the tree of all spellings, scored by the target; masked and
 one-step distributions follow from the same scores. ``--samples`` answers are drawn with a method and compared with it.
-``ms``: what finding the weights takes before the first token.
+``spelled``: beginnings of all their spellings; ``nodes``: those that were scored; ``ms``: what finding the weights
+takes before the first token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from outpace.certify.exact import tiny_context
 from outpace.certify.fit import g_test
 from outpace.certify.toy_languages import SHORT, Words, dyck, json_object
 from outpace.constraints.automaton import AutomatonValidity
-from outpace.core.constraint import Constraint
+from outpace.constraints.compiler import compiled
+from outpace.core.constraint import Constraint, tokens_of
 from outpace.core.future_validity import ConstraintWeighting, ValidityNode
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
@@ -99,7 +101,7 @@ def toys(tables: int) -> None:
             away["valid"].append(solved.validity)
         shown = [f"{mean(away[kind]):.3f} (at most {max(away[kind]):.3f})" for kind in COLUMNS[:2]]
         exact = [f"{max(away[kind]):.0e}" for kind in ("fvo-exact", "dp")]
-        print(f"| {name} | {mean(away['valid']):.3f} | {' | '.join(shown + exact)} |", flush=True)
+        print(f"| {name} | {mean(away['valid']):.2g} | {' | '.join(shown + exact)} |", flush=True)
 
 
 def model_of(table: Callable[[tuple[int, ...]], Any]) -> Callable[[tuple[int, ...]], Any]:
@@ -162,6 +164,18 @@ def texts(model: outpace.Model, root: ValidityNode, shares: Shares) -> dict[str,
     return found
 
 
+def spelled(model: outpace.Model, grammar: Any, most: int = 20_000) -> str:
+    """How many beginnings the spellings of all answers have."""
+    size, found = model.target.vocab_size, 0
+    todo: list[Any] = [compiled(outpace.Grammar.read(grammar), model.tokenizer).begin()]
+    while todo and found < most:
+        state = todo.pop()
+        after = [state.advance(int(token)) for token in tokens_of(state.allowed(size), size)]
+        found += len(after)
+        todo += after
+    return f"{found:,}" if found < most else f"over {most:,}"
+
+
 def seconds_to_weigh(model: outpace.Model, asked: Request) -> float:
     """Median seconds that finding the weights takes, after the prompt was read."""
     times = []
@@ -177,8 +191,10 @@ def seconds_to_weigh(model: outpace.Model, asked: Request) -> float:
 
 def on_model(name: str, samples: int, method: str, temperature: float) -> None:
     model = outpace.load(name)
-    print(f"| on {name} | answers | valid | nodes | ms | masked | fvo-one-step | {samples} samples, {method} |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        f"| on {name} | answers | valid | spelled | nodes | ms | masked | fvo-one-step | {samples} samples, {method} |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for kind, question, grammar in QUESTIONS:
         decoder = Decoder(model.target, model.tokenizer)
         generations = []
@@ -199,11 +215,10 @@ def on_model(name: str, samples: int, method: str, temperature: float) -> None:
         empirical = distance({text: count / samples for text, count in drawn.items()}, true)
         noise = sum(math.sqrt(share * (1 - share) / samples * 2 / math.pi) for share in true.values()) / 2
         away = [distance(texts(model, root, shares), true) for shares in (masked, one_step)]
-        print(
-            f"| {kind}: {question} | {len(true)} | {weighed.validity:.2g} | {weighed.nodes} | {1e3 * took:.0f} | "
-            f"{away[0]:.3f} | {away[1]:.3f} | {empirical:.3f} (noise {noise:.3f}), p = {p_value:.2f} |",
-            flush=True,
-        )
+        row = [f"{kind}: {question}", str(len(true)), f"{weighed.validity:.2g}", spelled(model, grammar)]
+        row += [str(weighed.nodes), f"{1e3 * took:.0f}", *(f"{one:.3f}" for one in away)]
+        row.append(f"{empirical:.3f} (noise {noise:.3f}), p = {p_value:.2f}")
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from outpace.core.errors import BadInput
 from outpace.core.future_validity import ConstraintWeighting, TokenWeights, WeightedState
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.tree_distribution import TreeDistribution
+from outpace.engine.answer_tree import AnswerTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
@@ -146,9 +147,10 @@ def next_given_valid(whole: OutputDistribution, path: tuple[int, ...]) -> dict[i
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_greedy_takes_the_likeliest_token_of_the_weighted_distribution(language: str) -> None:
     for seed in range(3):
-        whole, path = conditional(language, seed, replace(SAMPLED, temperature=1.0)), ()
+        whole = conditional(language, seed, replace(SAMPLED, temperature=1.0))
+        path: tuple[int, ...] = ()
         while after := next_given_valid(whole, path):
-            path = (*path, max(after, key=lambda token, of=after: of[token]))
+            path = (*path, max(after, key=after.__getitem__))
         for name in ("none", "grammar", "draft-model"):
             greedy = replace(SAMPLED, temperature=0.0)
             assert found(language, METHODS[name], seed, greedy) == {path: pytest.approx(1.0)}
@@ -248,6 +250,7 @@ def target_not_weighted() -> Iterator[None]:
     def masked(self: TreeScores) -> TreeDistribution:
         if self._distribution is None:
             sampler = self.sequence.sampler.fork()
+            assert sampler.params.constraint is not None
             sampler.grammar = Masks(sampler.params.constraint, sampler.stop_ids, sampler.vocab_size)
             sampler.place = getattr(sampler.place, "inner", sampler.place)
             self._distribution = TreeDistribution(sampler, self.tree, self.logits)
@@ -379,9 +382,9 @@ def test_where_exact_weights_cannot_be_had() -> None:
     few = ConstraintWeighting("fvo-exact", max_nodes=4)
     refused = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=few))
     assert refused.finish_reason == "error" and not refused.tokens
-    assert "cannot be had exactly: after 4 beginnings" in str(refused.error)
+    assert "cannot be had exactly" in str(refused.error)
     endless = decoded(replace(SAMPLED, constraint=Brackets(), constraint_weighting=replace(few, max_nodes=40)))
-    assert "(total variation), and 1e-06 is demanded" in str(endless.error)
+    assert "cannot be had exactly" in str(endless.error)
     estimated = decoded(replace(SAMPLED, constraint=SHORT, constraint_weighting=replace(few, kind="fvo")))
     assert estimated.constraint_figures["constraint_weighting"] == "fvo-one-step"
     assert estimated.finish_reason == "stop"
@@ -441,11 +444,14 @@ def test_answers_that_are_very_improbable_are_found() -> None:
 
 
 def test_samples_of_one_prompt_share_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outpace.engine import future_validity
+    made: list[AnswerTree] = []
+    grown = AnswerTree.grow
 
-    made = []
-    grown = future_validity.AnswerTree.grow
-    monkeypatch.setattr(future_validity.AnswerTree, "grow", lambda self: made.append(1) or grown(self))
+    def grow(tree: AnswerTree) -> bool:
+        made.append(tree)
+        return grown(tree)
+
+    monkeypatch.setattr(AnswerTree, "grow", grow)
     context = tiny_context(4, 1)
     decoder = Decoder(context.target)
     params, stops = replace(SAMPLED, constraint=SHORT), frozenset({3})

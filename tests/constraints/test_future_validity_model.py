@@ -127,8 +127,8 @@ def test_a_schema_is_estimated_where_it_cannot_be_listed(model: outpace.Model) -
     options: dict[str, Any] = {"grammar": schema, "temperature": 1.0, "seed": 1, "max_new_tokens": 40}
     told = model.generate("Invent a person.", constraint_weighting="fvo(max_nodes=96)", **options)
     assert told.metrics["constraint_weighting"] == "fvo-one-step"
-    assert told.metrics["future_validity"]["nodes"] > 96
+    assert told.metrics["future_validity"]["nodes"] > 0 and told.metrics["ttft_ms"] < 10_000
     assert 0.0 <= told.metrics["future_validity"]["error"] <= 1.0
     assert told.text.startswith('{"name": "')
-    with pytest.raises(BadInput, match="cannot be had exactly: after 96 beginnings"):
+    with pytest.raises(BadInput, match="cannot be had exactly: they are too many for 96 scored"):
         model.generate("Invent a person.", constraint_weighting="fvo-exact(max_nodes=96)", **options)

@@ -71,7 +71,7 @@ def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
 def cells(corner: int, sampling: Mapping[str, SamplingParams] = SAMPLING) -> list[Setting]:
     """The settings in which whole outputs are enumerated for one corner: some of the sampling parameters in turn, and
     greedy ones always."""
-    names = [name for name, params in sampling.items() if not params.greedy]
+    names = [name for name, params in sampling.items() if not params.greedy and not params.weighting.weighs]
     greedy = [name for name, params in sampling.items() if params.greedy]
     drawn = [names[(3 * corner + turn) % len(names)] for turn in range(3)] if names else []
     return [

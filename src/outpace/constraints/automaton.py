@@ -8,7 +8,7 @@ twice in a word, and elsewhere iterated to the least solution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ class AutomatonValidity:
     ) -> None:
         self.constraint, self.model, self.vocab_size, self.order, self.most = constraint, model, vocab_size, order, most
         self.masks = Masks(constraint, stop_ids, vocab_size)
-        self.states: dict[tuple[Hashable, Context], _State] = {}
+        self.states: dict[tuple[GrammarState, Context], _State] = {}
         self._reached: list[_State] = []
         self.start = self._build(self.masks.begin(), self._last(prompt))
         self.rounds = self._solve()

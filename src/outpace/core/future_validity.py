@@ -51,7 +51,7 @@ class ConstraintWeighting:
     """
 
     kind: str = MASKED
-    max_nodes: int = 2048
+    max_nodes: int = 1024
     tolerance: float = 1e-6
     topk: int = 8
     coverage: float = 0.99

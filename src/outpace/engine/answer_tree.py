@@ -67,6 +67,8 @@ class AnswerTree:
         """Log-probabilities of the valid answers found, and of beginnings that will never be scored."""
         self._waiting = 0.0
         """That of those to score."""
+        self._floor = -math.inf
+        """Less probable beginnings would never be scored."""
 
     @property
     def error(self) -> float:
@@ -82,13 +84,29 @@ class AnswerTree:
         self._push(_Prefix((), self.masks.begin(), 0.0, self.root))
         while self._open and self.nodes < self.weighting.max_nodes:
             self._waiting = log_sum([-one[0] for one in self._open])
-            if self._exact:
+            if self._exact or self.too_many:
                 break
             self._score(self._next())
+            self._bound()
         self._waiting = log_sum([-one[0] for one in self._open])
         for one in reversed(self._scored):  # a beginning is scored before those that continue it
             one.node.settle()
         return self._exact
+
+    @property
+    def too_many(self) -> bool:
+        """Whether what will never be scored is beyond the tolerance, even if all that is to score were valid."""
+        most = log_sum((self._left_out, self._found, self._waiting))
+        return self.weighting.tolerance < 1.0 and math.exp(self._left_out - most) > self.weighting.tolerance
+
+    def _bound(self) -> None:
+        """Leave out beginnings that are less probable than as many as can still be scored."""
+        left = self.weighting.max_nodes - self.nodes
+        if len(self._open) > 2 * left + MOST_ROWS:
+            self._open.sort()
+            self._left_out = log_sum((self._left_out, *(-one[0] for one in self._open[left:])))
+            del self._open[left:]
+            self._floor = -self._open[-1][0] if self._open else math.inf
 
     @property
     def _exact(self) -> bool:
@@ -138,8 +156,9 @@ class AnswerTree:
             raise allowed
         tokens = tokens_of(allowed, self.target.vocab_size)
         best, most = row[tokens], self.weighting.max_nodes - self.nodes + len(self.masks.stop_ids)
-        if len(tokens) > most:
-            kept = best.topk(most).indices
+        likely = int((best >= self._floor - one.log_prob).sum())
+        if len(tokens) > min(most, likely):
+            kept = best.topk(min(most, likely)).indices
             mass = float(best.exp().sum() - best[kept].exp().sum())
             if mass > 0.0:
                 self._left_out = log_sum((self._left_out, one.log_prob + math.log(mass)))

@@ -71,6 +71,12 @@ def _key(sequence: Sequence) -> Hashable:
 def _too_many(tree: AnswerTree) -> BadInput:
     weighting = tree.weighting
     scored = f"after {tree.nodes:,} beginnings of answers"
+    if tree.too_many:
+        return BadInput(
+            f"the future validity of this grammar's answers cannot be had exactly: they are too many for "
+            f"{weighting.max_nodes:,} scored beginnings to leave out {weighting.tolerance:.2g} of their probability at "
+            "most; take constraint_weighting fvo, which estimates it, or raise max_nodes or the tolerance"
+        )
     if tree.error >= 1.0:
         return BadInput(
             f"the future validity of this grammar's answers cannot be had exactly: {scored} no valid answer was "
