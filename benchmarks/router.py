@@ -142,8 +142,8 @@ def fit(options: argparse.Namespace) -> None:
 def rate(records: Iterable[Record]) -> float:
     """Tokens a second of all the answers together, after the first."""
     records = list(records)
-    seconds: float = sum(one["seconds"] for one in records)
-    return sum(one["tokens"] - 1 for one in records) / seconds
+    seconds = sum(float(one["seconds"]) for one in records)
+    return sum(int(one["tokens"]) - 1 for one in records) / seconds
 
 
 def table(options: argparse.Namespace) -> None:

@@ -87,14 +87,16 @@ def libraries(asked: argparse.Namespace, job: Job, stop_ids: list[int]) -> list[
     found = []
     for dtype in asked.dtypes.split(","):
         rows = tuple(asked.methods.split(","))
-        found.append(Library("outpace", process("outpace", sys.executable, "ours.py", dtype, rows=rows), dtype, rows))
+        found.append(
+            Library("outpace", process("outpace", sys.executable, "by_outpace.py", dtype, rows=rows), dtype, rows)
+        )
     if job.weights.gguf and "llama.cpp" in asked.peers:
         for format_ in LLAMA_FORMATS:
             requantize = None if format_ == OWN else format_
-            one = process("llama.cpp", sys.executable, "llama_cpp.py", "bfloat16", requantize=requantize)
+            one = process("llama.cpp", sys.executable, "by_llama_cpp.py", "bfloat16", requantize=requantize)
             found.append(Library("llama.cpp", one, format_, ("GBNF",)))
     if "vllm" in asked.peers:
-        one = process("vllm", asked.vllm_python, "vllm.py", "bfloat16", foreign=True)
+        one = process("vllm", asked.vllm_python, "by_vllm.py", "bfloat16", foreign=True)
         found.append(Library("vllm", one, "bfloat16", ("xgrammar",)))
     return found
 

@@ -192,7 +192,8 @@ def _drafting(
     tried = trial.draft_steps(drawn)
     if not replayed:
         joining = trial.joining / float(np.median(trial.plain)) * (costs.batch - 1) * played.joins
-        return rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
+        spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
+        return spent
     # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
     early = played.early[: len(trial.plain)]
     usual = float(np.mean(early)) / costs.step if len(early) else 0.0

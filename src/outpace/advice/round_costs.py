@@ -80,7 +80,8 @@ class RoundCosts(Costs):
 
     def relative_sizes(self) -> Figures:
         """(S,) in autoregressive rounds."""
-        return self._usual / self._usual[0]
+        relative: Figures = self._usual / self._usual[0]
+        return relative
 
     def resampled(self, generator: np.random.Generator, times: int) -> Figures:
         """(times, S): relative costs of blocks that were drawn with replacement."""

@@ -104,8 +104,8 @@ def known_answers(target: Target, requests: Seq[Request], layers: Iterable[int] 
         running.append(decoder.submit(request))
     while decoder.step():
         probs = [one.draft_state.probs for one in running]
-    for one in running:
-        one.raise_error()
+    for generation in running:
+        generation.raise_error()
     return [
         KnownAnswer(
             one.request.prompt,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution
+from outpace.core.token_distribution import Certain, OpenRows, TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.engine.known_answers import KnownAnswer
@@ -204,19 +204,12 @@ class _Certain(TreeDistribution):
 
     def __init__(self, coming: Mapping[int, int], vocab_size: int) -> None:
         self._next, self._size = coming, vocab_size
-        self._rows: dict[int, TokenDistribution] = {}
 
     def ensure(self, nodes: Iterable[int]) -> None:
         pass
 
     def at(self, node: int) -> TokenDistribution:
-        import torch
-
-        if node not in self._rows:
-            probs = torch.zeros(self._size)
-            probs[self._next.get(node, 0)] = 1.0
-            self._rows[node] = DenseDistribution(probs)
-        return self._rows[node]
+        return Certain(self._next.get(node, 0), self._size)
 
     def argmax(self, node: int) -> int:
         return self._next.get(node, 0)
