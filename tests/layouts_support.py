@@ -208,7 +208,7 @@ def eagle_elsewhere(
     for step in range(1 + len(drafted)):
         kept = sum(map(len, layer.keys))
         joined = torch.cat([weights["embed_tokens.weight"][text], hidden], -1) @ weights["fc.weight"].T
-        stream = joined + weights["fc.bias"] if config["bias"] else joined
+        stream = joined + weights["fc.bias"] if "fc.bias" in weights else joined
         out = layer.mlp(stream + layer.attention(stream, torch.arange(kept, kept + len(text)), causal(len(text), kept)))
         said.append((out @ rows.T)[-1:])
         hidden, text = out[-1:], list(drafted[step : step + 1])
