@@ -143,7 +143,8 @@ def rate(records: Iterable[Record]) -> float:
     """Tokens a second of all the answers together, after the first."""
     records = list(records)
     seconds: float = sum(one["seconds"] for one in records)
-    return sum(one["tokens"] - 1 for one in records) / seconds
+    tokens: int = sum(one["tokens"] - 1 for one in records)
+    return tokens / seconds
 
 
 def table(options: argparse.Namespace) -> None:
