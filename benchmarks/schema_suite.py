@@ -80,9 +80,8 @@ class Judge:
         import jsonschema  # type: ignore[import-untyped, unused-ignore]
 
         def pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
-            # As ECMA-262 reads these two, which JSON schema refers to.
-            wanted = wanted.replace(r"\d", "[0-9]").replace(r"\w", "[A-Za-z0-9_]").replace(r"\W", "[^A-Za-z0-9_]")
-            if isinstance(value, str) and re.search(wanted, value) is None:
+            # ECMA-262, which JSON schema refers to, has digits and letters of ASCII and the white space of Unicode.
+            if isinstance(value, str) and not (re.search(wanted, value, re.ASCII) or re.search(wanted, value)):
                 yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
 
         kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
