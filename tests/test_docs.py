@@ -122,7 +122,9 @@ def test_files_that_are_named_exist(page: Path) -> None:
     there = ["/" + path.relative_to(ROOT).as_posix() for path in sources()]
     named = set(re.findall(r"(?<![\w*/.-])(?:[\w.-]+/)*\w+\.py\b", prose(page)))
     # Files of the reader, which tests make.
-    missing = {name for name in named - {"bigrams.py", "order.py"} if not any(path.endswith("/" + name) for path in there)}
+    missing = {
+        name for name in named - {"bigrams.py", "order.py"} if not any(path.endswith("/" + name) for path in there)
+    }
     assert not missing
 
 
