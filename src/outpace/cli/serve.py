@@ -152,7 +152,11 @@ def serve(
 
     Prints 'ready: URL' on standard error when it accepts requests. SIGTERM or Ctrl-C lets running requests finish.
     """
-    foreign = {"--log-texts": log_texts, "--goodput": goodput, "--prefix-cache-bytes": prefix_cache_bytes}
+    foreign: dict[str, Any] = {
+        "--log-texts": log_texts,
+        "--goodput": goodput,
+        "--prefix-cache-bytes": prefix_cache_bytes,
+    }
     names = model or ["smollm2"]
     served = Served(names, host, port, max_batch, kv_bytes)
     _check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))

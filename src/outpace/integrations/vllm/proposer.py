@@ -87,6 +87,8 @@ class Proposer:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         self.requests.began_call()
         self._learn_costs(now, sampled_token_ids)
+        for gone in self.requests.gone(names):  # before others begin: these may copy from their answers
+            self._end(gone)
         rows: list[tuple[int, Running]] = []
         continued: list[Running] = []
         verdicts: list[Verdict] = []
@@ -117,8 +119,6 @@ class Proposer:
             for (index, one), tree, budget in zip(rows, trees, budgets, strict=True):
                 one.drafted, one.answered = tree, False
                 drafts[index] = best_path(tree, budget)
-        for gone in self.requests.gone(names):
-            self._end(gone)
         self._rows = len(drafts) + sum(map(len, drafts))
         self._returned = perf_counter()
         return drafts
