@@ -149,8 +149,6 @@ def test_sampled_requests_do_not_copy_from_greedy_ones(monkeypatch: pytest.Monke
     answer = text(9, 60)
     engine.add(Row("1", text(10, 20), answer, namespace="team"))
     engine.run()
-    engine.add(Row("x", [1, 2], [3, 4]))
-    engine.run()
     row = Row("2", text(11, 20), answer, namespace="team", temperature=1.0)
     engine.add(row)
     engine.run()
