@@ -229,6 +229,8 @@ class _Advising:
         return found
 
     def _report(self, rows: Seq[Row]) -> AdviceReport:
+        if not rows:
+            raise BadInput("no candidate could be measured within --minutes; give more of them")
         costs = self.work.costs
         chosen = recommend(rows, costs)
         result: dict[str, Any] = {
