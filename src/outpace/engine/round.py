@@ -58,7 +58,8 @@ def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]
             trees[index] = without_forbidden(active[index], tree)
     shared = share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
     for one, tree in zip(active, shared, strict=True):
-        mark_certain_rows(one, tree)
+        if one.request.params.constraint is not None:
+            mark_certain_rows(one, tree)
     return shared
 
 
