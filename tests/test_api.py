@@ -223,6 +223,7 @@ def no_model() -> Model:
 def test_every_sampling_parameter_is_an_option() -> None:
     """All but what is no option of a command line, and what generate alone has."""
     declared = {one.name for one in fields(Sampling)}
-    others = {"processors", "constraint", "logprobs", "top_logprobs"}  # a constraint is given as a grammar
+    constrained = {"constraint", "constraint_weighting"}  # the options of a grammar give these two
+    others = {"processors", "logprobs", "top_logprobs"} | constrained
     assert {one.name for one in fields(outpace.SamplingParams)} - declared == others
     assert Sampling(temperature=0.5, logit_bias=["3=2"]).params() == outpace.SamplingParams(0.5, logit_bias={3: 2.0})
