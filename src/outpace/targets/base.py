@@ -277,6 +277,9 @@ class Target(ABC):
         """Commit a block of ``rows`` tokens, copied. ``kv`` must hold the K/V of what came before the block."""
         raise BadInput(f"{type(self).__name__} does not copy parts of its K/V: there is no prefix cache for it")
 
+    def reserve_kv(self, kv: Any, rows: int) -> None:  # noqa: B027 - some targets take memory with each token
+        """Make room for ``rows`` more tokens at once, so that none of them moves the K/V that is there."""
+
     def kv_bytes(self, kv: Any | None, rows: int = 0) -> int:
         """Bytes of memory that ``kv`` (None: an empty one) would take with ``rows`` more tokens; 0 where the target
         does not know."""

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.targets.dense.binding import LANES, Commitment, NativeModel
-from outpace.targets.kv_store import KVStore, check_block, rounded_up
+from outpace.targets.kv_store import ROUND_ROWS, KVStore, check_block, rounded_up
 
 _GRANULE = 256
+_LARGE = 16 << 20
+"""Bytes from which on memory is taken in large pages."""
+
+
+def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialized tensor; a large one in large pages, where the system has them: a long prompt's K/V would be
+    hundreds of thousands of small ones, and each costs a page fault."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class DenseKV(KVStore):
@@ -34,7 +52,7 @@ class DenseKV(KVStore):
         capacity = self._capacity_with(rows)
         if capacity == self.capacity:
             return
-        grown = torch.empty(*self.data.shape[:3], capacity * self.width, dtype=self.data.dtype)
+        grown = _memory((*self.data.shape[:3], capacity * self.width), self.data.dtype)
         used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
         self.data, self.capacity, self.laid = grown, capacity, None
@@ -106,7 +124,7 @@ class DenseKV(KVStore):
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
         twin = DenseKV(self.model, (layers, two, heads), self.data.dtype)
-        twin.reserve(length)
+        twin.reserve(length + ROUND_ROWS)  # a copy is made to go on with
         used = rounded_up(length, LANES) * self.width
         twin.data[..., :used] = self.data[..., :used]
         twin.length = length

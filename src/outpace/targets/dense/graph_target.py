@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence as Seq
 import torch
 from torch import Tensor
 
-from outpace.targets.base import HiddenStateChunk, Sequence, Target
+from outpace.targets.base import Target
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.graphs import BUCKETS, LIMIT, Capture, Graphs, Step, StepKey, capture_on
 from outpace.targets.dense.lanes import Contents, FixedLanes, Lane
@@ -91,17 +91,6 @@ class GraphTarget(RowTarget):
     @torch.inference_mode()
     def lm_head_rows(self, tokens: Tensor) -> Tensor:
         return self.decoder.lm_head.weight[tokens.to(self.device)].float()
-
-    def prefill(
-        self,
-        sequences: Seq[Sequence],
-        aux_hidden_state_layers: Seq[int] = (),
-        on_chunk: HiddenStateChunk | None = None,
-        most: int | None = None,
-    ) -> None:
-        for one in sequences:  # once for the whole prompt, so that no chunk has to move what is there
-            one.kv.reserve(len(one.tokens) - one.kv.length)
-        super().prefill(sequences, aux_hidden_state_layers, on_chunk, most)
 
     @torch_at_work()
     def run(
