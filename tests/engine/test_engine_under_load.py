@@ -16,10 +16,9 @@ from outpace.drafting.base import DraftState
 from outpace.engine.method import Method
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Request
-from outpace.engine.scheduler import DeadlineExceeded, Limits
+from outpace.engine.scheduler import ROUND_ROWS, DeadlineExceeded, Limits
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.targets.base import Sequence
-from outpace.targets.kv_store import ROUND_ROWS
 from support import CERTAIN_TREE, Releasing, certain_tree
 
 VOCAB = 11

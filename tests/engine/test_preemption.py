@@ -15,11 +15,10 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Closed, DeadlineExceeded, Limits, QueueFull
+from outpace.engine.scheduler import ROUND_ROWS, Closed, DeadlineExceeded, Limits, QueueFull
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.methods.bindings import Bindings
 from outpace.methods.registry import Context, build
-from outpace.targets.kv_store import ROUND_ROWS
 from support import Releasing, toy_growers
 
 VOCAB = 11

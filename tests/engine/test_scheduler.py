@@ -10,9 +10,8 @@ from hypothesis import given, strategies as st
 from outpace.core.errors import BadInput
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Limits, QueueFull, Scheduler
+from outpace.engine.scheduler import ROUND_ROWS, Limits, QueueFull, Scheduler
 from outpace.engine.shared_decoder import Ticket
-from outpace.targets.kv_store import ROUND_ROWS
 from outpace.targets.table import TableTarget
 from support import method
 

@@ -18,9 +18,8 @@ from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Request
-from outpace.engine.scheduler import DeadlineExceeded, Limits, QueueFull
+from outpace.engine.scheduler import ROUND_ROWS, DeadlineExceeded, Limits, QueueFull
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
-from outpace.targets.kv_store import ROUND_ROWS
 from support import CERTAIN_TREE, Releasing, certain_tree
 
 VOCAB, EACH = 11, 10

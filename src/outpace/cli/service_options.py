@@ -66,9 +66,8 @@ class ServiceOptions:
     def _limit(self, models: list[Model]) -> None:
         """Give every model its bounds. Raises BadInput where memory does not hold them."""
         from outpace.engine.prefix_cache import PrefixCache
-        from outpace.engine.scheduler import Limits
+        from outpace.engine.scheduler import ROUND_ROWS, Limits
         from outpace.engine.shared_decoder import SharedDecoder
-        from outpace.targets.kv_store import ROUND_ROWS
 
         free = free_memory()
         share = int(free * _KV_SHARE) // len(models) // self.neighbors

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outpace.targets.base import Sequence, Target
-from outpace.targets.kv_store import ROUND_ROWS
 from outpace.targets.states import States
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class PrefixCache:
         self.use.asked += len(tokens) - 1
         self.use.found += len(path) * BLOCK
         if path:
-            self._target.reserve_kv(sequence.kv, len(tokens) + ROUND_ROWS)
+            self._target.reserve_kv(sequence.kv, len(tokens))
         for one in path:
             self._target.append_kv(sequence.kv, one.kv, BLOCK)
         self._touch(path)

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.engine.request import Request
 from outpace.targets.base import Target
-from outpace.targets.kv_store import ROUND_ROWS
 
 if TYPE_CHECKING:
     from outpace.engine.shared_decoder import Ticket
 
+ROUND_ROWS = 64
+"""Tokens that a round may add to a sequence, for which there must be room."""
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """What a token counts for in a tenant's service."""
 WHOLE_CHUNK = 512

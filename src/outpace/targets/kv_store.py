@@ -21,10 +21,6 @@ BLOCK_ROWS = 16
 """Copied blocks begin and end at multiples of so many rows."""
 
 
-ROUND_ROWS = 64
-"""Tokens that a round may add to a sequence, for which there must be room."""
-
-
 def check_block(start: int, stop: int, length: int) -> None:
     """Raise ValueError for what is no block of a store that holds ``length`` rows."""
     if start % BLOCK_ROWS or stop % BLOCK_ROWS or not 0 <= start < stop <= length:
@@ -46,7 +42,7 @@ class KVStore(ABC):
     length: int = 0
 
     def reserve(self, rows: int) -> Any:  # noqa: B027 - some stores take memory with each row
-        """Make room for ``rows`` more, so that none of them moves those that are committed."""
+        """Make room for ``rows`` more, so that none of them has to move what is committed."""
 
     @abstractmethod
     def keys(self, start: int, stop: int) -> Tensor:

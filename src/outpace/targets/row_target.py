@@ -20,7 +20,7 @@ from outpace.targets.base import HiddenStateChunk, Scores, Sequence, SomeLogits,
 from outpace.targets.branches import Begins, Branches
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.hidden_rows import RowsOf
-from outpace.targets.kv_store import ROUND_ROWS, KVStore
+from outpace.targets.kv_store import KVStore
 from outpace.targets.sub_graph import FULL, SubGraph
 
 PREFILL_CHUNK = 512
@@ -128,7 +128,7 @@ class RowTarget(Target):
     ) -> None:
         pending = [one for one in sequences if one.kv.length < len(one.tokens) - 1]
         for one in pending:
-            self.reserve_kv(one.kv, len(one.tokens) - one.kv.length + ROUND_ROWS)
+            self.reserve_kv(one.kv, len(one.tokens) - one.kv.length)
         left = sum(len(one.tokens) for one in pending) if most is None else most
         while pending and left > 0:
             room, chunk = min(self.prefill_chunk, left), []

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.targets.dense.binding import LANES, Commitment, NativeModel
-from outpace.targets.kv_store import ROUND_ROWS, KVStore, check_block, rounded_up
+from outpace.targets.kv_store import KVStore, check_block, rounded_up
 
 _GRANULE = 256
+_ANSWER = 64
+"""Rows that there is room for behind those that it was made for."""
 _LARGE = 16 << 20
 """Bytes from which on memory is taken in large pages."""
 
@@ -61,8 +63,9 @@ class DenseKV(KVStore):
         needed = self.length + rows
         if needed <= self.capacity:
             return self.capacity
-        # A quarter more than there was: every row is moved a few times at most, and little memory lies idle.
-        return rounded_up(max(needed, self.capacity + self.capacity // 4), _GRANULE)
+        # A quarter more than there was: every row is moved a few times at most, and little memory lies idle. The first
+        # room is for a prompt or a copy, which an answer follows.
+        return rounded_up(max(needed + _ANSWER, self.capacity + self.capacity // 4), _GRANULE)
 
     def bytes_with(self, rows: int) -> int:
         layers, two, heads, _ = self.data.shape
@@ -124,7 +127,7 @@ class DenseKV(KVStore):
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
         twin = DenseKV(self.model, (layers, two, heads), self.data.dtype)
-        twin.reserve(length + ROUND_ROWS)  # a copy is made to go on with
+        twin.reserve(length)
         used = rounded_up(length, LANES) * self.width
         twin.data[..., :used] = self.data[..., :used]
         twin.length = length

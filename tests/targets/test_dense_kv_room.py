@@ -1,0 +1,57 @@
+"""Room for K/V: taken once for a whole prompt, and in large pages where there is much of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import outpace
+from outpace.engine.prefix_cache import BLOCK, PrefixCache
+from outpace.targets.dense import dense_kv
+
+pytestmark = pytest.mark.model
+
+
+def test_no_chunk_of_a_prompt_moves_the_one_before(smollm2: outpace.Model) -> None:
+    target = smollm2.target
+    sequence = target.sequence([5 + at % 90 for at in range(1200)])
+    places = set()
+    while sequence.kv.length < len(sequence.tokens) - 1:
+        target.prefill([sequence], most=100)
+        places.add(sequence.kv.data.data_ptr())
+    assert len(places) == 1
+    # Nor does the answer's first token.
+    assert sequence.kv.capacity >= len(sequence.tokens) + 64
+    target.close(sequence.kv)
+
+
+def test_a_lent_beginning_is_copied_once(smollm2: outpace.Model) -> None:
+    target, made = smollm2.target, []
+    first = target.sequence([7 + at % 80 for at in range(20 * BLOCK)])
+    target.prefill([first])
+    cache = PrefixCache(target, 1 << 30)
+    cache.keep("somebody", first)
+    second = target.sequence(list(first.tokens))
+    reserve = type(second.kv).reserve
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(second.kv), "reserve", lambda kv, rows: (reserve(kv, rows), made.append(kv.data.data_ptr())))
+        cache.lend("somebody", second)
+    assert target.length(second.kv) == 19 * BLOCK
+    assert len(set(made)) == 1
+    for one in (first, second):
+        target.close(one.kv)
+
+
+def test_large_pages_hold_the_same_numbers(smollm2: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, tokens, found = smollm2.target, [9 + at % 70 for at in range(300)], []
+    for large in (1 << 40, 0):
+        monkeypatch.setattr(dense_kv, "_LARGE", large)
+        sequence = target.sequence(tokens)
+        target.prefill([sequence])
+        assert (sequence.kv.data.untyped_storage().resizable()) is (large > 0)
+        copy = target.fork(sequence.kv, 200)
+        found.append((target.keys(sequence.kv, 0, 299), target.keys(copy, 0, 200)))
+        target.close(sequence.kv)
+        target.close(copy)
+    for small, large in zip(*found, strict=True):
+        assert torch.equal(small, large)
