@@ -25,7 +25,7 @@ def test_no_chunk_of_a_prompt_moves_the_one_before(smollm2: outpace.Model) -> No
     target.close(sequence.kv)
 
 
-def test_a_lent_beginning_is_copied_once(smollm2: outpace.Model) -> None:
+def test_a_lent_beginning_is_copied_once(smollm2: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     target, made = smollm2.target, []
     first = target.sequence([7 + at % 80 for at in range(20 * BLOCK)])
     target.prefill([first])
@@ -33,9 +33,13 @@ def test_a_lent_beginning_is_copied_once(smollm2: outpace.Model) -> None:
     cache.keep("somebody", first)
     second = target.sequence(list(first.tokens))
     reserve = type(second.kv).reserve
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(second.kv), "reserve", lambda kv, rows: (reserve(kv, rows), made.append(kv.data.data_ptr())))
-        cache.lend("somebody", second)
+
+    def noted(kv: dense_kv.DenseKV, rows: int) -> None:
+        reserve(kv, rows)
+        made.append(kv.data.data_ptr())
+
+    monkeypatch.setattr(type(second.kv), "reserve", noted)
+    cache.lend("somebody", second)
     assert target.length(second.kv) == 19 * BLOCK
     assert len(set(made)) == 1
     for one in (first, second):
