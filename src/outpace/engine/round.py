@@ -19,6 +19,7 @@ from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
 from outpace.engine.request import Generation, Logprob, RoundTrace
 from outpace.engine.row_sharing import share_rows
+from outpace.engine.worth_drafting import payoff_of
 from outpace.targets.base import Scores, Target
 
 K = TypeVar("K")
@@ -29,7 +30,9 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
     """One round over the active requests. One that cannot go on ends with its error; the others are unaffected."""
     began = perf_counter()
     split: list[dict[str, float]] = [{} for _ in active]
-    trees = _draft(target, active, split)
+    budgets = [_budget(target, one, len(active)) for one in active]
+    payoff = payoff_of(target, active, budgets)
+    trees = _draft(active, budgets, split, drafts=payoff is None or payoff.drafts)
 
     with Timed(split, "score"):
         layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
@@ -43,13 +46,17 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
     _commit(target, active, scores, verdicts)
     _observe(active, verdicts, split)
     _close_books(active, split, began)
+    if payoff is not None:
+        committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
+        payoff.saw(committed / len(active), perf_counter() - began)
     if reusable is None and not looked_ahead:
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 
-def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
-    budgets = [_budget(target, one, len(active)) for one in active]
-    drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
+def _draft(
+    active: Seq[Generation], budgets: Seq[Budget], split: list[dict[str, float]], *, drafts: bool
+) -> list[TokenTree]:
+    drafting = [index for index, budget in enumerate(budgets) if drafts and budget.depth > 0]
     trees: dict[int, TokenTree] = {}
     for drafter, members in grouped(drafting, lambda i: active[i].drafter):
         with Timed([split[i] for i in members], "draft"):

@@ -1,0 +1,76 @@
+"""Whether rounds of several requests are worth drafting for, as their tokens per second show with drafts and without.
+
+Costs that are known beforehand do not hold everything that drafting takes in a batch: looking for drafts takes time in
+rounds that find none, and the requests that find some have longer contexts than the others (LOG.md). A prediction that
+is wrong by a tenth is harmless for one request, which gains a half; for eight it decides between a gain and a loss. So
+batches are measured: rounds with drafts and rounds without, one after the other, and the better goes on until both are
+compared again, later each time that the answer stays the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+BEGINNING, TRIAL, REFERENCE = 32, 16, 8
+"""Rounds with drafts at first, and when they are tried again; rounds without any that they are compared with."""
+SOON, LATE = 64, 1024
+"""Rounds from one comparison to the next: after the answer has changed, and at most."""
+MARGIN = 1.01
+"""Rounds with drafts must commit so many times the tokens per second of those without."""
+_KEPT = 64
+"""The last rounds with drafts that a comparison counts; after as many, what was found before weighs half."""
+_TRIALS = 4
+"""Trials in a row, while they go better than all rounds before them."""
+_OUTLIER = 3.0
+"""A round that takes so many times the median was held up by something else, and counts as the median."""
+
+
+class Payoff:
+    """One drafter's, in batches of about one size.
+
+    ``drafts``: whether the next round is to draft. Every round is told to :meth:`saw`.
+    """
+
+    def __init__(self) -> None:
+        self.drafts = True
+        self._better = True
+        """Whether drafting went better when it was compared last."""
+        self._left, self._interval, self._trials = BEGINNING, SOON, 0
+        self._drafted = deque[tuple[float, float]](maxlen=_KEPT)
+        """Tokens and seconds of rounds with drafts since the last comparison."""
+        self._plain = deque[float](maxlen=REFERENCE)
+        """Seconds of the last rounds without."""
+        self._tokens = self._steps = 0.0
+        """Of all rounds with drafts, the later ones more; steps of a round without any."""
+
+    def saw(self, tokens: float, seconds: float) -> None:
+        """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``."""
+        if self.drafts:
+            self._drafted.append((tokens, seconds))
+        else:
+            self._plain.append(seconds)
+        self._left -= 1
+        if self._left > 0:
+            return
+        if self.drafts is self._better:  # a while of the other, to compare with
+            self.drafts = not self._better
+            self._left = TRIAL if self.drafts else REFERENCE
+        else:
+            self._compare()
+
+    def _compare(self) -> None:
+        step = median(self._plain)
+        usual = median(seconds for _, seconds in self._drafted)
+        tokens = sum(one for one, _ in self._drafted)
+        steps = sum(usual if one > _OUTLIER * usual else one for _, one in self._drafted) / step
+        fade = 0.5 ** (len(self._drafted) / _KEPT)
+        self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
+        self._drafted.clear()
+        better = self._tokens > MARGIN * self._steps
+        if not better and not self._better and tokens > MARGIN * steps and self._trials < _TRIALS:
+            self._trials, self._left = self._trials + 1, TRIAL
+            return
+        self._interval = min(2 * self._interval, LATE) if better is self._better else SOON
+        self._better, self._trials = better, 0
+        self.drafts, self._left = better, self._interval

@@ -1,0 +1,58 @@
+"""Whether batches draft, by what their rounds have shown."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outpace.controllers.payoff import LATE, REFERENCE, SOON, TRIAL, Payoff
+
+
+def spent(gain: float, rounds: int, *, noise: float = 0.0, payoff: Payoff | None = None) -> tuple[float, int]:
+    """Seconds a token, and rounds with drafts, where drafts bring ``gain`` times the tokens per second."""
+    payoff, chance = payoff or Payoff(), random.Random(3)
+    seconds = tokens = 0.0
+    drafted = 0
+    for _ in range(rounds):
+        took = 1.0 + noise * (chance.random() - 0.5)
+        drafted += payoff.drafts
+        got = 1.3 if payoff.drafts else 1.0
+        took *= 1.3 / gain if payoff.drafts else 1.0
+        payoff.saw(got, took)
+        seconds, tokens = seconds + took, tokens + got
+    return seconds / tokens, drafted
+
+
+def test_drafts_that_lose_are_given_up_and_tried_again_later_each_time() -> None:
+    rate, drafted = spent(0.9, 4000)
+    assert rate < 1.01  # a tenth is lost in a few rounds only
+    trials = (drafted - TRIAL) / TRIAL
+    assert 3 <= trials <= 8  # after 64, 128, 256, ... rounds
+
+
+def test_drafts_that_gain_go_on() -> None:
+    rate, drafted = spent(1.2, 4000)
+    assert drafted > 3900
+    assert rate < 1.01 / 1.2
+
+
+def test_a_change_is_noticed() -> None:
+    payoff = Payoff()
+    spent(0.9, 2000, payoff=payoff)
+    assert not payoff.drafts
+    _, drafted = spent(1.3, 4000, payoff=payoff)
+    assert drafted > 4000 - LATE - 2 * REFERENCE - SOON
+
+
+@pytest.mark.parametrize("gain", [0.85, 1.15])
+def test_noise_and_stalls_do_not_decide(gain: float) -> None:
+    payoff, chance = Payoff(), random.Random(5)
+    better = 0
+    for number in range(3000):
+        took = (1.3 / gain if payoff.drafts else 1.0) * (1.0 + 0.2 * (chance.random() - 0.5))
+        if number % 50 == 7:
+            took *= 20.0
+        better += payoff.drafts == (gain > 1.0)
+        payoff.saw(1.3 if payoff.drafts else 1.0, took)
+    assert better > 2700
