@@ -34,6 +34,8 @@ class Request:
     ``time_limit`` in seconds from its arrival. ``prefix_owner``: whose cached beginnings of prompts it may use and
     add to; None: none.
 
+    ``repeats``: a sampled answer has to be the same again for its seed, so nothing of it may depend on a clock.
+
     ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token.
     """
 
@@ -53,6 +55,7 @@ class Request:
     priority: int = 0
     time_limit: float | None = None
     prefix_owner: str | None = None
+    repeats: bool = True
 
     def prepared(self) -> Request:
         """What is decoded: its method may add to it. Raises BadInput where the method does not take it."""

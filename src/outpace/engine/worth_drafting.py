@@ -31,4 +31,4 @@ def payoff_of(target: Target, active: Seq[Generation], budgets: Seq[Budget]) -> 
 
 
 def _may_vary(one: Generation) -> bool:
-    return one.request.params.greedy or one.request.params.seed is None
+    return one.request.params.greedy or not one.request.repeats

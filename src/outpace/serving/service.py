@@ -213,6 +213,7 @@ class Service:
                 time_limit=self.defaults.time_limit,
                 prefix_owner=asked.tenant.prefix_owner(body.shared_prefix),
                 sources=body.speculation is not None and body.speculation.trace,
+                repeats=body.seed is not None,
             )
             found += [sample(one, number) for number in range(len(found), len(found) + count)]
         limits = offered.decoder.limits

@@ -1,0 +1,124 @@
+"""Rounds of several requests draft where that was seen to be worth it, and their answers stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from time import sleep
+
+import pytest
+
+from outpace.acceptance.rejection import RecursiveRejection
+from outpace.controllers.base import Budget, Controller
+from outpace.controllers.fixed import Fixed
+from outpace.core.chance import Chance
+from outpace.core.metrics import RequestMetrics
+from outpace.core.proposal import Proposal
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.base import DraftState
+from outpace.engine.decoder import Decoder
+from outpace.engine.method import Method
+from outpace.engine.request import Generation, Request
+from outpace.engine.worth_drafting import payoff_of
+from outpace.targets.table import TableTarget, random_table
+from support import Path, Toy
+
+TABLE = random_table(9, 4)
+PROMPTS = ((1, 2), (5,), (3, 3, 4))
+
+
+class FreeRows(Controller):
+    """States what a shared round costs: rows are free, so only what rounds show speaks against drafts."""
+
+    def budget(self, metrics: RequestMetrics, batch: int, sampled: bool = False) -> Budget:
+        return Budget(4, 4, relative_costs=(1.0,) * 20, base_tokens=batch)
+
+
+class Timed(Toy):
+    """Drafts the target's own answer, and takes ``seconds`` for it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(_own_answer, Proposal())
+        self.seconds, self.proposed = seconds, 0
+
+    def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
+        self.proposed += 1
+        sleep(self.seconds)
+        return super().propose_batch(states, budgets)
+
+
+def _own_answer(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:
+    node, path = ROOT, tokens
+    for _ in range(depth):
+        token = int(TABLE(path).argmax())
+        node, path = tree.add(node, token, path_acceptance_prob=0.9), (*path, token)
+
+
+class Clocked(TableTarget):
+    """A toy target whose decisions may go by a clock."""
+
+    def __init__(self) -> None:
+        super().__init__(9, TABLE)
+        self.costs.fixed = False
+
+
+def answers(drafter: Timed, prompts: Seq[tuple[int, ...]] = PROMPTS, length: int = 400) -> list[Generation]:
+    decoder = Decoder(Clocked())
+    made = Method("toy", drafter, RecursiveRejection(), FreeRows())
+    found = [decoder.submit(Request(one, made, max_new_tokens=length)) for one in prompts]
+    decoder.run()
+    return found
+
+
+def test_a_batch_gives_up_drafts_that_take_longer_than_they_save() -> None:
+    slow, quick = Timed(0.02), Timed(0.0)
+    given_up, kept = answers(slow), answers(quick)
+    assert [one.tokens for one in given_up] == [one.tokens for one in kept]
+    assert slow.proposed < 60  # 32 rounds to begin with, and a trial
+    assert given_up[0].metrics.rounds > 90
+    alone = Timed(0.002)
+    [one] = answers(alone, PROMPTS[:1])
+    assert one.tokens == kept[0].tokens
+    assert alone.proposed >= one.metrics.rounds - 1  # of one request its drafter's own estimates decide
+
+
+def test_rounds_without_drafts_keep_what_drafters_know() -> None:
+    """Every second round, so that drafters see rounds that they did not draft for."""
+
+    class EverySecond:
+        drafts = True
+
+        def saw(self, tokens: float, seconds: float) -> None:
+            self.drafts = not self.drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outpace.engine.worth_drafting.Payoff", EverySecond)
+        drafter = Timed(0.0)
+        found = answers(drafter, length=60)
+    assert [one.tokens for one in found] == [one.tokens for one in answers(Timed(0.0), length=60)]
+    assert 0 < drafter.proposed <= 1 + max(one.metrics.rounds for one in found) // 2
+
+
+def test_where_nothing_is_measured() -> None:
+    target, drafter = Clocked(), Timed(0.0)
+    decoder = Decoder(target)
+    adaptive = Method("toy", drafter, RecursiveRejection(), FreeRows())
+    fixed = Method("toy", drafter, RecursiveRejection(), Fixed(3))
+    other = Method("toy", Timed(0.0), RecursiveRejection(), FreeRows())
+
+    def of(*methods: Method, temperature: float = 0.0, repeats: bool = True, at: Clocked = target) -> bool:
+        params = SamplingParams(temperature=temperature)
+        asked = [Request((1,), one, params, max_new_tokens=5, repeats=repeats) for one in methods]
+        active = [decoder.submit(one) for one in asked]
+        budgets = [one.request.method.controller.budget(one.metrics, len(active)) for one in active]
+        return payoff_of(at, active, budgets) is not None
+
+    assert of(adaptive, adaptive)
+    assert of(adaptive, adaptive, temperature=0.8, repeats=False)
+    assert not of(adaptive, adaptive, temperature=0.8)
+    assert not of(adaptive)
+    assert not of(fixed, fixed)
+    assert not of(adaptive, other)
+    nominal = Clocked()
+    nominal.costs.fixed = True
+    assert not of(adaptive, adaptive, at=nominal)
