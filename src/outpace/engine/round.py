@@ -30,9 +30,11 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
     """One round over the active requests. One that cannot go on ends with its error; the others are unaffected."""
     began = perf_counter()
     split: list[dict[str, float]] = [{} for _ in active]
-    budgets = [_budget(target, one, len(active)) for one in active]
-    payoff = payoff_of(target, active, budgets)
-    trees = _draft(active, budgets, split, drafts=payoff is None or payoff.drafts)
+    payoff = payoff_of(target, active)
+    trees = _draft(target, active, split) if payoff is None or payoff.drafts else [TokenTree() for _ in active]
+    for one, tree in zip(active, trees, strict=True):
+        if one.request.params.constraint is not None:
+            mark_certain_rows(one, tree)
 
     with Timed(split, "score"):
         layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
@@ -53,21 +55,16 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 
-def _draft(
-    active: Seq[Generation], budgets: Seq[Budget], split: list[dict[str, float]], *, drafts: bool
-) -> list[TokenTree]:
-    drafting = [index for index, budget in enumerate(budgets) if drafts and budget.depth > 0]
+def _draft(target: Target, active: Seq[Generation], split: list[dict[str, float]]) -> list[TokenTree]:
+    budgets = [_budget(target, one, len(active)) for one in active]
+    drafting = [index for index, budget in enumerate(budgets) if budget.depth > 0]
     trees: dict[int, TokenTree] = {}
     for drafter, members in grouped(drafting, lambda i: active[i].drafter):
         with Timed([split[i] for i in members], "draft"):
             proposed = drafter.propose_batch([active[i].draft_state for i in members], [budgets[i] for i in members])
         for index, tree in zip(members, proposed, strict=True):
             trees[index] = without_forbidden(active[index], tree)
-    shared = share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
-    for one, tree in zip(active, shared, strict=True):
-        if one.request.params.constraint is not None:
-            mark_certain_rows(one, tree)
-    return shared
+    return share_rows(active, budgets, [trees[at] if at in trees else TokenTree() for at in range(len(active))])
 
 
 def _budget(target: Target, one: Generation, batch: int) -> Budget:

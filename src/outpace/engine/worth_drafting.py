@@ -6,29 +6,37 @@ from collections.abc import Sequence as Seq
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from outpace.controllers.base import Budget
 from outpace.controllers.payoff import Payoff
 from outpace.drafting.base import Drafter
 from outpace.engine.request import Generation
 from outpace.targets.base import Target
 
-_KNOWN: WeakKeyDictionary[Drafter[Any], dict[int, Payoff]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Drafter[Any], dict[int, Payoff | None]] = WeakKeyDictionary()
 """By the number of requests, nearly: rounds of five to eight are compared with each other."""
 
 
-def payoff_of(target: Target, active: Seq[Generation], budgets: Seq[Budget]) -> Payoff | None:
+def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     """What is known of rounds like this one; None where drafts do not depend on it: of one request, of fixed lengths or
-    costs, of several drafters, and where an answer must repeat for its seed."""
-    if len(active) < 2 or target.costs.fixed:
+    costs, of several drafters, and where an answer must repeat for its seed.
+
+    It is asked in every round, before anything else is done for drafts.
+    """
+    count = len(active)
+    if count < 2 or target.costs.fixed:
         return None
     drafter = active[0].drafter
-    for one, budget in zip(active, budgets, strict=True):
-        shared = budget.base_tokens > 1.0 and bool(budget.relative_costs)
-        if one.drafter is not drafter or not shared or not _may_vary(one):
+    for one in active:
+        if one.drafter is not drafter or not (one.request.params.greedy or not one.request.repeats):
             return None
-    size = len(active) if len(active) <= 4 else 4 + (len(active) - 1).bit_length()
-    return _KNOWN.setdefault(drafter, {}).setdefault(size, Payoff())
+    size = count if count <= 4 else 4 + (count - 1).bit_length()
+    known = _KNOWN.setdefault(drafter, {})
+    if size not in known:
+        known[size] = Payoff() if _adapts(active) else None
+    return known[size]
 
 
-def _may_vary(one: Generation) -> bool:
-    return one.request.params.greedy or not one.request.repeats
+def _adapts(active: Seq[Generation]) -> bool:
+    """Whether the drafter's lengths follow costs that the requests of a round share. A drafter has one controller."""
+    one = active[0]
+    budget = one.request.method.controller.budget(one.metrics, len(active), not one.request.params.greedy)
+    return budget.base_tokens > 1.0 and bool(budget.relative_costs)

@@ -39,7 +39,7 @@ SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
 """The cost of a level where none was measured, in autoregressive steps."""
-_UNREAD = 64
+_UNREAD = 256
 """Rounds whose hidden states a request may leave unread: so long the scores of their batches are kept."""
 _LEVELS, _CHILDREN = 3, 4
 """Levels of a draft that is made to measure them, and their rows."""
