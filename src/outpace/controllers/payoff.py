@@ -4,7 +4,7 @@ Costs that are known beforehand do not hold everything that drafting takes in a 
 rounds that find none, and the requests that find some have longer contexts than the others (LOG.md). A prediction that
 is wrong by a tenth is harmless for one request, which gains a half; for eight it decides between a gain and a loss. So
 batches are measured: rounds with drafts and rounds without, one after the other, and the better goes on until both are
-compared again, later each time that the answer stays the same.
+compared again: the later, the more the other would lose meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from statistics import median
 
 BEGINNING, TRIAL, REFERENCE = 32, 16, 8
 """Rounds with drafts at first, and when they are tried again; rounds without any that they are compared with."""
-SOON, LATE = 64, 1024
-"""Rounds from one comparison to the next: after the answer has changed, and at most."""
+SOON, LATE = 32, 1024
+"""Rounds from one comparison to the next, at least and at most."""
+EXPLORING = 0.01
+"""Share of the time that comparisons may cost, which decides how many rounds lie between them: the worse of the two is
+tried again soon where it is nearly as good."""
 MARGIN = 1.01
 """Rounds with drafts must commit so many times the tokens per second of those without."""
 _KEPT = 64
@@ -36,7 +39,7 @@ class Payoff:
         self.drafts = True
         self._better = True
         """Whether drafting went better when it was compared last."""
-        self._left, self._interval, self._trials = BEGINNING, SOON, 0
+        self._left, self._trials = BEGINNING, 0
         self._drafted = deque[tuple[float, float]](maxlen=_KEPT)
         """Tokens and seconds of rounds with drafts since the last comparison."""
         self._plain = deque[float](maxlen=REFERENCE)
@@ -71,6 +74,6 @@ class Payoff:
         if not better and not self._better and tokens > MARGIN * steps and self._trials < _TRIALS:
             self._trials, self._left = self._trials + 1, TRIAL
             return
-        self._interval = min(2 * self._interval, LATE) if better is self._better else SOON
+        lost = abs(self._tokens / self._steps - 1.0) * (REFERENCE if better else TRIAL)
         self._better, self._trials = better, 0
-        self.drafts, self._left = better, self._interval
+        self.drafts, self._left = better, min(LATE, max(SOON, round(lost / EXPLORING)))
