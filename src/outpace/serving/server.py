@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import errno
+import gc
 import signal
 import socket
 import sys
