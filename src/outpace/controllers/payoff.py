@@ -32,13 +32,13 @@ _OUTLIER = 3.0
 class Payoff:
     """One drafter's, in batches of about one size.
 
-    ``drafts``: whether the next round is to draft. Every round is told to :meth:`saw`.
+    ``drafts``: whether the next round is to draft. Every round is told to :meth:`saw`. ``like``: what is known of the
+    size next to this one, with whose answer this one begins.
     """
 
-    def __init__(self) -> None:
-        self.drafts = True
-        self._better = True
-        """Whether drafting went better when it was compared last."""
+    def __init__(self, like: Payoff | None = None) -> None:
+        self.drafts = self._better = like is None or like._better
+        """``_better``: whether drafting went better when it was compared last."""
         self._left, self._trials = BEGINNING, 0
         self._drafted = deque[tuple[float, float]](maxlen=_KEPT)
         """Tokens and seconds of rounds with drafts since the last comparison."""

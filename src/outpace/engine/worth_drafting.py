@@ -31,7 +31,8 @@ def payoff_of(target: Target, active: Seq[Generation]) -> Payoff | None:
     size = count if count <= 4 else 4 + (count - 1).bit_length()
     known = _KNOWN.setdefault(drafter, {})
     if size not in known:
-        known[size] = Payoff() if _adapts(active) else None
+        nearest = min(known, key=lambda other: abs(other - size), default=None)
+        known[size] = Payoff(None if nearest is None else known[nearest]) if _adapts(active) else None
     return known[size]
 
 
