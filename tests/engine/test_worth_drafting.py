@@ -88,6 +88,9 @@ def test_rounds_without_drafts_keep_what_drafters_know() -> None:
     class EverySecond:
         drafts = True
 
+        def __init__(self, like: object) -> None:
+            """None is known."""
+
         def saw(self, tokens: float, seconds: float) -> None:
             self.drafts = not self.drafts
 

@@ -54,6 +54,11 @@ class CommittedRows(DraftState):
         return self.known - self.next
 
     @property
+    def waiting_bytes(self) -> int:
+        """Their bytes."""
+        return self.waiting * self.hidden.row_bytes
+
+    @property
     def complete(self) -> bool:
         """Whether the hidden states of all tokens but the newest are known, and of at least one."""
         return len(self.hidden) > 0 and self.known == len(self.sequence.tokens) - 1

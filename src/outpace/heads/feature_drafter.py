@@ -39,6 +39,8 @@ SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
 """The cost of a level where none was measured, in autoregressive steps."""
+_WAITING = 8 << 20
+"""Bytes of a prompt's hidden states that may wait."""
 _UNREAD = 256
 """Rounds whose hidden states a request may leave unread: so long the scores of their batches are kept."""
 _LEVELS, _CHILDREN = 3, 4
@@ -117,7 +119,7 @@ class FeatureDrafter(Drafter[FeatureState]):
     def on_prefill(self, state: FeatureState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
         layers = [hidden_states[layer] for layer in self.aux_hidden_state_layers]
         torch.cat(layers, -1, out=state.room(position, len(layers[0]), layers))
-        if state.waiting > SHORT:  # a prompt's rows belong to its prefill, and not to the first draft
+        if state.waiting_bytes > _WAITING:  # else they are made when a draft is wanted, which may be never
             make_rows(self.net, [state])
 
     @torch.inference_mode()

@@ -25,6 +25,11 @@ class KnownStates:
         """The first position that is not known."""
         return self.start + self._count
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one of them; 0 before the first is known."""
+        return self._data.shape[1] * self._data.element_size()
+
     def add(self, count: int, width: int, like: Tensor) -> Tensor:
         """Memory for the next ``count`` of them, (count, width) of ``like``'s kind, for the caller to fill."""
         end = self._first + self._count
