@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import signal
 import socket
 import sys
@@ -113,10 +112,6 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            # Modules and models stay as long as the server does. Searching them for garbage took a tenth of a second
-            # now and then, in which no request got a token.
-            gc.collect()
-            gc.freeze()
             self._ready()
 
     @contextmanager
