@@ -276,7 +276,7 @@ def prepared(
 
         target = outpace.load(name).target
         soak.context_length = target.context_length
-        soak.kv_bytes = kv_bytes or 4 * target.kv_bytes(None, 512)
+        soak.kv_bytes = kv_bytes or 4 * target.kv_bytes(None, 384)
     else:
         soak.kv_bytes = kv_bytes
     return soak
