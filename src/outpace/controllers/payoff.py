@@ -37,8 +37,9 @@ class Payoff:
     """
 
     def __init__(self, like: Payoff | None = None) -> None:
-        self.drafts = self._better = like is None or like._better
-        """``_better``: whether drafting went better when it was compared last."""
+        self._better: bool = like is None or like._better
+        """Whether drafting went better when it was compared last."""
+        self.drafts = self._better
         self._left, self._trials = BEGINNING, 0
         self._drafted = deque[tuple[float, float]](maxlen=_KEPT)
         """Tokens and seconds of rounds with drafts since the last comparison."""
