@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from outpace.heads.base import Batch, Head, Teacher
-from outpace.heads.blocks import shifted
 from outpace.heads.losses import soft_cross_entropy
 from outpace.targets.base import Target
 
@@ -21,6 +20,7 @@ Network = Callable[[Tensor], Tensor]
 class ParallelHeads(Head):
     """What both kinds share: which token each head is to predict, and its loss."""
 
+    packs = True
     matrix_rate = 0.06
     """Higher than other heads': one layer between the target's state and its LM head, which begins at zero."""
 
@@ -41,14 +41,14 @@ class ParallelHeads(Head):
         # A token outside the draft vocabulary cannot be learned, and nothing is drafted after one.
         wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
         # A draft begins after a token whose state is not known yet: the first draft token is two positions on.
-        first = alive = shifted(wanted, 2)
+        first = alive = batch.ahead(wanted, 2)
         normed = teacher.norm(batch.states[teacher.final][first])
         states = self.predicted(normed.to(next(self.parameters()).dtype))
         total, weights = torch.zeros((), device=normed.device), 0.0
         found: dict[str, Tensor] = {}
         for index in range(self.options.heads):
-            alive = alive & shifted(wanted, 2 + index)
-            places = shifted(place, 1 + index)[alive]
+            alive = alive & batch.ahead(wanted, 2 + index)
+            places = batch.ahead(place, 1 + index)[alive]
             loss, hits = soft_cross_entropy(states[alive[first], index], self.draft_vocabulary, targets, places)
             weight = self.options.decay**index
             total, weights = total + weight * loss, weights + weight

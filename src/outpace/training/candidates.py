@@ -12,6 +12,7 @@ from outpace.prompts.passages import PassagePrompts
 from outpace.prompts.prompt import Prompt
 from outpace.training.data_config import DataConfig
 from outpace.training.dataset import held_out
+from outpace.training.dialogues import answer_text
 from outpace.training.prompt_log import Log
 from outpace.training.self_written import SelfWritten
 from outpace.training.shards import Conversation
@@ -33,7 +34,7 @@ class Candidates:
         self._model, self._config, self._excluded = model, config, excluded
         self._log, self._longest = log, longest
         self._own = SelfWritten(model, config.seed)
-        self._passages = PassagePrompts(config.seed)
+        self._passages = PassagePrompts(config.seed) if config.texts is None else config.texts
         self._seen = Seen()
         for prompt in log.prompts:
             self._seen.add(prompt.text)
@@ -46,7 +47,8 @@ class Candidates:
     def add_answered(self, conversations: Iterable[Conversation]) -> None:
         """Enter prompts that were answered and are not in the log: no further prompt may be like them."""
         for one in conversations:
-            self._seen.add(self._model.tokenizer.decode(self._own.turn.inside(one.prompt)))
+            opening = one.tokens[: one.answers[0][0]]
+            self._seen.add(self._model.tokenizer.decode(self._own.turn.inside(opening)))
 
     def add_passages(self, conversations: Iterable[Conversation]) -> None:
         """Take answers as passages for further prompts.
@@ -55,10 +57,10 @@ class Candidates:
         """
         asked = {one.key: one for one in self._log.prompts if not one.id.startswith(f"{PassagePrompts.name}:")}
         for one in conversations:
-            if one.key in asked and not held_out(one.key):
-                ended = one.answer[-1] in self._model.eos_ids
-                answer = self._model.tokenizer.decode(one.answer[:-1] if ended else one.answer)
-                self._passages.add(asked[one.key].text, answer)
+            prompt = asked.pop(one.key, None)  # later turns that are conversations of their own have the same key
+            if prompt is not None and not held_out(one.key):
+                start, stop = one.answers[0]
+                self._passages.add(prompt.text, answer_text(self._model, one.tokens[start:stop]))
 
     def more(self, count: int) -> bool:
         """Judge up to ``count`` more prompts, of the kind of source that is furthest behind its share.
@@ -125,13 +127,15 @@ class Candidates:
         if reason := self._against(prompt):
             return entry | {"removed": reason}
         self._seen.add(prompt.text)
-        return entry | {"text": prompt.text} | ({"system": prompt.system} if prompt.system else {})
+        entry |= {"text": prompt.text} | ({"system": prompt.system} if prompt.system else {})
+        later = prompt.turns[1 : self._config.turns]
+        return entry | ({"later": list(later)} if later else {})
 
     def _against(self, prompt: Prompt) -> str:
         """Why this prompt is not answered, or ""."""
         if self._seen.duplicate(prompt.text):
             return "duplicates"
-        if prompt.text in self._excluded:
+        if any(text in self._excluded for text in prompt.turns):
             return "overlaps with bench prompts"
         if self._seen.near(prompt.text):
             return "near duplicates"

@@ -50,6 +50,9 @@ class OnPolicy:
     def held_out(self) -> Iterator[Batch]:
         return self.data.held_out()
 
+    def all_held_out(self) -> Iterator[Batch]:
+        return self.data.all_held_out()
+
     def train(self, epoch: int) -> Iterator[Batch]:
         order = random.Random(f"on policy {epoch}")
         for number, batch in enumerate(self.data.train(epoch)):
