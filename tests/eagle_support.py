@@ -92,7 +92,7 @@ class Written:
             stream = state + attention.o_proj(torch.cat(found))
             stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
             logits.append(head.draft_vocabulary(head.norm(stream) if head.kind == "eagle3" else stream))
-            state = head.handed_on(stream) if head.kind == "eagle3" else stream
+            state = head.handed_on(stream, head.norm(stream)) if head.kind == "eagle3" else stream
         return torch.stack(logits[len(tokens) - 2 :])
 
 

@@ -175,6 +175,19 @@ class Head(nn.Module, ABC):
         """
         raise NotImplementedError(f"a head of kind {self.kind} writes no text of its own")
 
+    @property
+    def replay_share(self) -> float:
+        """Share, in [0, 1], of the training batches in which it learns from its own chains too; 0.0 where it cannot."""
+        return 0.0
+
+    def chains(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        """What it drafts itself from every row of a batch: (B * T, steps) long, -1 where a row drafts nothing.
+
+        And (B * T,) long: how many of these tokens, from the first on, are the text's. Asked for where
+        ``replay_share`` is above 0.
+        """
+        raise NotImplementedError(f"a head of kind {self.kind} replays no drafts")
+
     @classmethod
     @abstractmethod
     def aux_layers_of(cls, layers: int, options: Any) -> tuple[int, ...]:

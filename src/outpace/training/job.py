@@ -96,7 +96,7 @@ def train(
     they lack the model writes itself. ``tokens``: of answers to train on; None takes a million, or with ``max_minutes``
     as many as there is time for. ``self_written``: share of prompts that the model writes; ``passages``: share of
     prompts about passages, those of the files ``texts`` or the model's own longer answers. ``turns``: of a
-    conversation, at most; ``prompt_tokens`` and ``answer_tokens``: of one prompt with the turns before it, and of one answer.
+    conversation, at most; ``prompt_tokens``: of one prompt with the turns before it; ``answer_tokens``: of one answer.
     ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
     by default. ``cache_bytes``: disk for hidden states.
     ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
