@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -209,6 +209,10 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         """``loss``, a scalar to minimise, and further scalars to report."""
+
+    def measured(self, batches: Iterable[Batch], teacher: Teacher) -> HeadConfig:  # noqa: ARG002
+        """Its configuration with what is measured of it on held-out ``batches`` once it is trained."""
+        return self.config
 
     def own_weights(self) -> dict[str, Tensor]:
         """Its tensors by name, without those of the draft vocabulary."""

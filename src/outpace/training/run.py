@@ -121,6 +121,7 @@ def written(trainer: Trainer, folder: Path, about: Mapping[str, Any]) -> dict[st
         "history": [[step, round(loss, 5)] for step, loss in progress.history],
         "machine": describe(),
     }
+    trainer.head.config = trainer.head.measured(trainer.data.all_held_out(), trainer.teacher)
     try:
         checkpoint.save(trainer.head, folder, made)
     except (OSError, SafetensorError) as error:

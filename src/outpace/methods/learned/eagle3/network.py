@@ -146,24 +146,30 @@ class Eagle3(Head):
         return self._weighed(batch, found)
 
     def _weighed(self, batch: Batch, steps: list[tuple[Tensor, RowLosses]]) -> dict[str, Tensor]:
-        """The loss of all steps: means over rows, those weighing most from which rounds would begin."""
+        """The loss of all steps: means over rows; in training those weigh more from which rounds would begin.
+
+        Otherwise rounds are played over the text too: ``accept_1``, the share of rounds whose first draft token is
+        accepted, and ``round_tokens``, tokens of a round of a chain as long as the unrolling.
+        """
         options, count = self.options, batch.tokens.numel()
-        starts = torch.zeros(count, dtype=torch.bool, device=batch.tokens.device)
-        if options.start_weight > 1.0:
-            starts = round_starts(batch, leading([(rows, one.right) for rows, one in steps], count))
-        weights = 1.0 + (options.start_weight - 1.0) * starts
-        total, sizes = torch.zeros((), device=weights.device), 0.0
+        weights = torch.ones(count, device=batch.tokens.device)
         figures: dict[str, Tensor] = {}
+        if options.start_weight > 1.0 or not self.training:
+            accepted = leading([(rows, one.right) for rows, one in steps], count)
+            starts = round_starts(batch, accepted)
+            if self.training:
+                weights += (options.start_weight - 1.0) * starts
+            begun = accepted[starts].float()
+            figures["accept_1"] = (begun > 0).float().mean() if len(begun) else weights.new_zeros(())
+            figures["round_tokens"] = 1.0 + begun.mean() if len(begun) else weights.new_ones(())
+        total, sizes = torch.zeros((), device=weights.device), 0.0
+        agreement: dict[str, Tensor] = {}
         for step, (rows, one) in enumerate(steps):
             shares = weights[rows]
             total = total + options.decay**step * (one.losses @ shares) / shares.sum().clamp_min(1.0)
             sizes += options.decay**step
-            figures[f"agree_{step + 1}"] = one.agreed.float().mean() if len(rows) else total.new_zeros(())
-        if options.start_weight > 1.0:
-            first, one = steps[0]
-            begun = starts[first]
-            figures["accept_1"] = one.right[begun].float().mean() if bool(begun.any()) else total.new_zeros(())
-        return {"loss": total / sizes, **figures}
+            agreement[f"agree_{step + 1}"] = one.agreed.float().mean() if len(rows) else weights.new_zeros(())
+        return {"loss": total / sizes, **agreement, **figures}
 
     @torch.no_grad()
     def chains(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
@@ -194,8 +200,7 @@ class Eagle3(Head):
         return torch.cat(found), torch.cat(right)
 
 
-def _replayed
-(
+def _replayed(
     replay: Replay, step: int, tokens: Tensor, there: Tensor, alive: Tensor, targets: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What rows read, which distribution follows, and which rows run, where some read what they have drafted."""
