@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -99,6 +100,14 @@ class TrainingOptions:
             value="DIR", panel=_DATA, text="Folder of conversations; heads can share it. [dim]\\[default: in --out][/]"
         ),
     ] = None
+    states: Annotated[
+        Path | None,
+        option(
+            value="DIR",
+            panel=_DATA,
+            text="Folder of hidden states that another engine wrote (speculators), in place of collected data.",
+        ),
+    ] = None
     cache_bytes: Annotated[
         float | None,
         option(
@@ -190,6 +199,8 @@ def train(
             )
         except KeyboardInterrupt:
             raise watch.interrupted() from None
+    if os.environ.get("RANK", "0") != "0":
+        return  # the first of several processes says it
     if json:
         print_json({"head": str(output), "method": made.method, **made.provenance})
     else:

@@ -23,7 +23,7 @@ from outpace.heads.base import Batch
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
 from outpace.training.prefetch import prefetched
-from outpace.training.shards import Conversation, Shards
+from outpace.training.shards import Conversation
 
 HELD_OUT = 50
 """One prompt in so many is held out."""
@@ -66,6 +66,21 @@ class TrainingData(Protocol):
         ...
 
 
+class Conversations(Protocol):
+    """Where conversations are read from: :class:`~outpace.training.shards.Shards`, or what stands in for them."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files, in order."""
+        ...
+
+    def read(
+        self, path: Path, layers: Sequence[int] = (), wanted: Callable[[str], bool] = lambda _: True
+    ) -> Iterator[Conversation]:
+        """The conversations of one file whose key is ``wanted``, with states of ``layers`` where it has them."""
+        ...
+
+
 class Row(NamedTuple):
     """Tokens ``start`` to ``stop`` of a conversation, those before ``context`` for context alone."""
 
@@ -98,7 +113,7 @@ class Dataset:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Conversations,
         layers: Sequence[int],
         *,
         window: int = WINDOW,

@@ -30,6 +30,7 @@ from outpace.prompts.sources import source
 from outpace.training.collection import TOKENS, collect
 from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
 from outpace.training.data_config import BatchConfig, DataConfig
+from outpace.training.given_states import opened
 from outpace.training.job_checks import check_amounts, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
 from outpace.training.processes import started_together
@@ -71,6 +72,7 @@ def train(
     answer_tokens: int = 512,
     exclude: Sequence[str | Path] | None = None,
     data: str | Path | None = None,
+    states: str | Path | None = None,
     cache_bytes: float | None = None,
     max_minutes: float | None = None,
     epochs: float | None = None,
@@ -98,7 +100,8 @@ def train(
     prompts about passages, those of the files ``texts`` or the model's own longer answers. ``turns``: of a
     conversation, at most; ``prompt_tokens``: of one prompt with the turns before it; ``answer_tokens``: of one answer.
     ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
-    by default. ``cache_bytes``: disk for hidden states.
+    by default. ``states``: a folder of conversations and hidden states that another engine wrote, in place of all that
+    (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states.
     ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
     passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there is time for.
     ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
@@ -119,6 +122,8 @@ def train(
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
     check_shares(self_written, passages, bool(prompts))
+    if states is not None and data is not None:
+        raise BadInput("--states and --data are two sources of conversations; give one of them")
     check_lengths(turns, prompt_tokens, answer_tokens)
     batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch)
     batches.check()
@@ -147,16 +152,20 @@ def train(
     facts = checkpoint.facts(model.target, model.name)
     config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
-    where = folder / "data" if data is None else Path(data)
-    collected = Collected()
-    if not processes.first:
-        processes.wait()  # for the data
-    shards = open_folder(where, model.target, model.name, layers)
-    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
-    if processes.first:
-        collector = Collector(model, shards, wanted, excluded)
-        collected = collect(collector, shards, tokens, bound, run.speed, on_progress)
-        processes.wait()
+    if states is None:
+        if not processes.first:
+            processes.wait()  # for the data
+        shards = open_folder(folder / "data" if data is None else Path(data), model.target, model.name, layers)
+        run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
+        collected = Collected()
+        if processes.first:
+            collector = Collector(model, shards, wanted, excluded)
+            collected = collect(collector, shards, tokens, bound, run.speed, on_progress)
+            processes.wait()
+    else:
+        given = opened(Path(states), config.aux_hidden_state_layers, model.target)
+        run = Run(model, config, given, folder, bound, passes, seed, batches, processes)
+        collected = given.collected()
     try:
         trainer = run.trainer(resume=resume)
         train_to_the_end(trainer, folder, on_progress if processes.first else lambda _: None)
@@ -164,7 +173,7 @@ def train(
             processes.wait()  # for the head
             return TrainedHead(head_kind, method, folder, checkpoint.read_provenance(folder) or {})
         on_progress(TrainingProgress("evaluation", 0, 1, "held-out conversations"))
-        trial = try_head(model, trainer.head, method, shards)
+        trial = try_head(model, trainer.head, method, run.shards)
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error):
             raise
@@ -179,6 +188,7 @@ def train(
             "tokens": tokens,
             "prompts": [one.name for one in wanted.sources],
             "self-written": self_written,
+            "states": None if states is None else Path(states).name,
             "passages": passages,
             "texts": [Path(one).name for one in texts or ()],
             **_changed(

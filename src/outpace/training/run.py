@@ -18,12 +18,12 @@ from outpace.heads.head_config import HeadConfig
 from outpace.heads.kinds import find_kind
 from outpace.model import Model
 from outpace.training.data_config import BatchConfig
-from outpace.training.dataset import Dataset
+from outpace.training.dataset import Conversations, Dataset
 from outpace.training.processes import Processes
 from outpace.training.on_policy import with_on_policy
 from outpace.training.run_state import read_state
 from outpace.training.schedule import Schedule
-from outpace.training.shards import Shards
+
 from outpace.training.time_plan import TimePlan, TrainingSpeed
 from outpace.training.trainer import Trainer
 from outpace.training.training_progress import Report, TrainingProgress
@@ -38,7 +38,7 @@ class Run:
 
     model: Model
     config: HeadConfig
-    shards: Shards
+    shards: Conversations
     folder: Path
     bound: TimePlan
     epochs: float
