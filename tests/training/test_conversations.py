@@ -294,3 +294,18 @@ def test_a_passage_longer_than_the_context_is_left_out_and_counted(tmp_path: Pat
     )
     found = Collector(one, shards, config, Overlap([])).run()
     assert found.removed["too long"] == 1
+
+
+def test_states_take_half_the_disk_in_8_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(60, 64) * torch.logspace(-3, 4, 60)[:, None]
+    made = [Conversation(f"k{at}", [1] * 10, [2] * 10, {3: rows[20 * at : 20 * at + 20]}) for at in range(3)]
+    whole, narrow = Shards(tmp_path / "whole", {}), Shards(tmp_path / "narrow", {})
+    whole.append(made)
+    path = narrow.append(made, state_bits=8)
+    assert narrow.bytes < 0.7 * whole.bytes
+    read = torch.cat([one.states[3] for one in narrow.read(path, (3,))])
+    assert read.dtype == torch.bfloat16
+    error = (read.float() - rows).norm(dim=-1) / rows.norm(dim=-1)
+    assert float(error.max()) < 0.05
+    assert [one.tokens for one in narrow.read(path)] == [one.tokens for one in made]

@@ -224,7 +224,7 @@ class Collector:
                 return
             raise BadInput("the model answered none of the prompts")
         conversations = [one for prompt in block for one in found.get(prompt.key, ())]
-        self.shards.append(conversations)
+        self.shards.append(conversations, state_bits=self.config.state_bits)
         if self.config.passages:
             self._candidates.add_passages(conversations)
         give_back()

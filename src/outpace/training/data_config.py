@@ -34,6 +34,8 @@ class DataConfig:
     """Turns of one conversation, at most; how many it has is told from its prompt's key."""
     cache_bytes: int | None = None
     """Bytes on disk for hidden states; None: half of the free disk, up to ``data.CACHE``."""
+    state_bits: int = 16
+    """Of a number of the hidden states on disk, 16 or 8."""
     sampling: AnswerSampling = field(default_factory=AnswerSampling)
     seed: int = 0
     together: int = TOGETHER

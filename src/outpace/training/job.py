@@ -74,6 +74,7 @@ def train(
     data: str | Path | None = None,
     states: str | Path | None = None,
     cache_bytes: float | None = None,
+    state_bits: int = 16,
     max_minutes: float | None = None,
     epochs: float | None = None,
     resume: bool = False,
@@ -101,14 +102,13 @@ def train(
     conversation, at most; ``prompt_tokens``: of one prompt with the turns before it; ``answer_tokens``: of one answer.
     ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
     by default. ``states``: a folder of conversations and hidden states that another engine wrote, in place of all that
-    (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states.
-    ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
+    (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
+    numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
     passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there is time for.
     ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
     or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``, ``evaluate_tokens``,
     ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them. ``options``: the
-    kind's own settings. ``on_progress`` is called
-    all along and may raise KeyboardInterrupt. ``clock``: seconds.
+    kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -125,6 +125,8 @@ def train(
     if states is not None and data is not None:
         raise BadInput("--states and --data are two sources of conversations; give one of them")
     check_lengths(turns, prompt_tokens, answer_tokens)
+    if state_bits not in (8, 16):
+        raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
     batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch)
     batches.check()
     check_folder(folder, resume)
@@ -139,6 +141,7 @@ def train(
         most=answer_tokens,
         longest=prompt_tokens,
         turns=turns,
+        state_bits=state_bits,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seed=seed,
         plan=bound,
@@ -195,6 +198,7 @@ def train(
                 turns=turns,
                 prompt_tokens=prompt_tokens,
                 answer_tokens=answer_tokens,
+                state_bits=state_bits,
                 row_tokens=row_tokens,
                 batch_tokens=batch_tokens,
                 evaluate_tokens=evaluate_tokens,

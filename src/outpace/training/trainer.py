@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ class Trainer:
 
         A first step does not count, unless it takes more than ``patience`` seconds: then it is all.
         """
+        together = self.schedule.accumulate
+        self.schedule = replace(self.schedule, accumulate=1)
         batches = list(itertools.islice(self.data.train(self.schedule.seed), steps))
         if not batches:
             raise BadInput("there is nothing to train on: no conversation outside the held-out split")
@@ -127,7 +130,7 @@ class Trainer:
             tokens, seconds = self.progress.tokens - before, max(self.clock() - began, 1e-9)
             if seconds > patience:
                 break
-        return TrainingSpeed(tokens / seconds, tokens / len(counted))
+        return TrainingSpeed(tokens / seconds, together * tokens / len(counted))
 
     @property
     def finished(self) -> bool:
