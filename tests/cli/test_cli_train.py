@@ -300,5 +300,5 @@ def test_a_head_is_trained_where_drafts_fail_on_whole_conversations(run: Run, pr
     refused(
         run("export-head", str(head), "--layout", "eagle", "--model", "toy", "--out", str(tmp_path / "out")), "qk_norm"
     )
-    again = run("train", "eagle3", "--out", str(head), "--data", str(head / "data"), "--resume", "--param", "steps=2")
+    again = run("train", "eagle3", "--out", str(head), "--data", str(head / "data"), "--tokens", "1500", "--resume")
     refused(again, "other settings")

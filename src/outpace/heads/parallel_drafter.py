@@ -104,7 +104,7 @@ class Measured(Calibration):
 
     def rate(self, kind: Any) -> float:
         head, rank = kind[:2]
-        rates = self._accuracies[head]
+        rates = self._accuracies[head] if head < len(self._accuracies) else ()
         return rates[rank] if rank < len(rates) else 0.0
 
     def learn(self, kind: Any, hit: float) -> None:

@@ -55,7 +55,7 @@ def played(spans: Iterable[tuple[int, int, int]], accepted: Sequence[int]) -> li
 def round_starts(batch: Batch, accepted: Tensor) -> Tensor:
     """(B * T,) bool: the rows of :func:`played`, of ``accepted`` (B * T,) long."""
     found = torch.zeros(batch.tokens.numel(), dtype=torch.bool)
-    found[played(answer_spans(batch), accepted.tolist())] = True
+    found[torch.tensor(played(answer_spans(batch), accepted.tolist()), dtype=torch.long)] = True
     return found.to(batch.tokens.device)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.model import Model
+from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.overlap import Overlap, Seen
 from outpace.prompts.passages import PassagePrompts
 from outpace.prompts.prompt import Prompt
@@ -34,7 +35,7 @@ class Candidates:
         self._model, self._config, self._excluded = model, config, excluded
         self._log, self._longest = log, longest
         self._own = SelfWritten(model, config.seed)
-        self._passages = PassagePrompts(config.seed) if config.texts is None else config.texts
+        self._passages: PassagePrompts | GivenPassages = config.texts or PassagePrompts(config.seed)
         self._seen = Seen()
         for prompt in log.prompts:
             self._seen.add(prompt.text)
