@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.models.quiet import one_line
 
+T = TypeVar("T")
 _PATIENCE = timedelta(days=7)
 """How long a process waits for the others: the first one may collect data for days."""
 
@@ -52,6 +53,23 @@ class Processes:
             return value
         given = torch.tensor([value if self.first else 0.0], dtype=torch.float64)
         return float(self.mean(given)) * self.count
+
+    def agreed(self, wanted: bool) -> bool:
+        """What the first process wants: clocks differ between them."""
+        return bool(self.of_first(float(wanted)))
+
+    def total(self, count: int) -> int:
+        """The sum of the processes' counts. Raises BadInput where a process has died."""
+        return round(float(self.mean(torch.tensor([float(count)], dtype=torch.float64))) * self.count)
+
+    def deal(self, items: Iterator[T]) -> Iterator[T]:
+        """This process's own of ``items``, which all have in the same order; all are given as many."""
+        own: list[T] = []
+        for number, item in enumerate(items):
+            if number % self.count == self.rank:
+                own = [item]
+            if number % self.count == self.count - 1:
+                yield from own
 
     def wait(self) -> None:
         """Until all processes are here. Raises BadInput where one has died."""

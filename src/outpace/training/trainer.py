@@ -88,14 +88,14 @@ class Trainer:
         """
         began = saved = evaluated = tidied = self.clock()
         spent = self.progress.seconds
-        for batch in () if self._agreed(self.finished) else self._batches():
+        for batch in () if self.processes.agreed(self.finished) else self._batches():
             self._step(batch)
             self.progress.batch += 1
             self.progress.seconds = spent + self.clock() - began
             if self._gathered:  # in the middle of a step
                 continue
             watch(self.progress, self.share)
-            if self._agreed(self.clock() - evaluated > self.schedule.evaluate_every):
+            if self.processes.agreed(self.clock() - evaluated > self.schedule.evaluate_every):
                 self.evaluate()
                 evaluated = self.clock()
             if self.clock() - saved > self.schedule.save_every:
@@ -104,7 +104,7 @@ class Trainer:
             if self.clock() - tidied > TIDY:
                 give_back()
                 tidied = self.clock()
-            if self._agreed(self.finished):
+            if self.processes.agreed(self.finished):
                 break
         if self._evaluated != self.progress.step:
             self.evaluate()
@@ -137,24 +137,16 @@ class Trainer:
         """Whether the data, the time or the patience is used up."""
         return self.share >= 1.0 or self.progress.worse >= self.schedule.patience
 
-    def _agreed(self, wanted: bool) -> bool:
-        """What the first of the processes wants: their clocks differ."""
-        return bool(self.processes.of_first(float(wanted))) if self.processes.count > 1 else wanted
-
     def _batches(self) -> Iterator[Batch]:
         """This process's batches: each process has every so many of a pass, and all have as many."""
-        count, rank = self.processes.count, self.processes.rank
+        count = self.processes.count
         while True:
             seen = False
-            own: Batch | None = None
-            for number, batch in enumerate(self.data.train(self.schedule.seed + self.progress.epoch)):
-                if number % count == rank:
-                    own = batch
-                if number % count < count - 1:
-                    continue
+            dealt = self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch))
+            for number, batch in enumerate(dealt):
                 seen = True
-                if number // count >= self.progress.batch and own is not None:  # an earlier run had those before
-                    yield own
+                if number >= self.progress.batch:  # an earlier run had those before
+                    yield batch
             if not seen:
                 raise BadInput(
                     "there is nothing to train on: no conversation outside the held-out split"
@@ -183,7 +175,7 @@ class Trainer:
             finite, asked = self._losses_finite, self._asked
             self._gathered, self._asked, self._losses_finite = 0, 0, True
             self.progress.step += 1
-            self.progress.tokens += asked if processes.count == 1 else self._of_all(asked)
+            self.progress.tokens += processes.total(asked)
             if not self.optimiser.step(share, finite=finite, processes=processes):
                 self._skip()
                 return
@@ -191,11 +183,6 @@ class Trainer:
         if all(math.isfinite(value) for value in figures.values()):
             for name, value in figures.items():
                 self.progress.figures[name] = keep * self.progress.figures.get(name, value) + (1.0 - keep) * value
-
-    def _of_all(self, count: int) -> int:
-        """The sum of the processes' counts."""
-        mean = self.processes.mean(torch.tensor([float(count)], dtype=torch.float64))
-        return round(float(mean) * self.processes.count)
 
     def _skip(self) -> None:
         """Count a step without a finite loss. Raises BadInput after ``VAIN`` in a row."""
