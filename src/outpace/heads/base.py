@@ -66,15 +66,15 @@ class Batch:
         starts = range(0, self.tokens.numel(), self.tokens.shape[1]) if self.lengths is None else _sums(sizes)
         return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
-    def to(self, device: torch.device) -> Batch:
-        """The same on ``device``, its states in bfloat16."""
+    def to(self, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Batch:
+        """The same on ``device``, its states as ``dtype``."""
         return replace(
             self,
             tokens=self.tokens.to(device),
-            states={layer: rows.to(device, torch.bfloat16) for layer, rows in self.states.items()},
+            states={layer: rows.to(device, dtype) for layer, rows in self.states.items()},
             real=self.real.to(device),
             answer=self.answer.to(device),
-            replay=None if self.replay is None else self.replay.to(device),
+            replay=None if self.replay is None else self.replay.to(device, dtype),
         )
 
 
@@ -91,9 +91,9 @@ class Replay:
     states: Tensor
     places: Tensor
 
-    def to(self, device: torch.device) -> Replay:
-        """The same on ``device``, its states in bfloat16."""
-        return Replay(self.tokens.to(device), self.states.to(device, torch.bfloat16), self.places.to(device))
+    def to(self, device: torch.device, dtype: torch.dtype) -> Replay:
+        """The same on ``device``, its states as ``dtype``."""
+        return Replay(self.tokens.to(device), self.states.to(device, dtype), self.places.to(device))
 
 
 def _sums(sizes: list[int]) -> list[int]:

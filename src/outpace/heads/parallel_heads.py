@@ -61,10 +61,10 @@ class ParallelHeads(Head):
     @torch.no_grad()
     def measured(self, batches: Iterable[Batch], teacher: Teacher) -> HeadConfig:
         """With ``rank_accuracies``: how often each choice of each head was the target's token."""
-        count, device = self.options.heads, next(self.parameters()).device
+        count, weight = self.options.heads, next(self.parameters())
         hits, asked = torch.zeros(count, RANKS), torch.zeros(count)
         for batch in batches:
-            here = batch.to(device)
+            here = batch.to(weight.device, weight.dtype)
             for head, ranks in enumerate(self._ranks(here, teacher)):
                 hits[head] += torch.bincount(ranks[ranks < RANKS], minlength=RANKS).cpu()
                 asked[head] += len(ranks)

@@ -54,8 +54,9 @@ class Replaying:
 
     def replayed(self, batch: Batch, order: random.Random) -> Batch:
         """The batch with chains from rows where drafts fail; as it is where none does."""
-        device = next(self.head.parameters()).device
-        drafted, accepted = (one.cpu() for one in self.head.chains(batch.to(device), self.teacher))
+        weight = next(self.head.parameters())
+        on_device = batch.to(weight.device, weight.dtype)
+        drafted, accepted = (one.cpu() for one in self.head.chains(on_device, self.teacher))
         rows = self.failed(batch, accepted, drafted.shape[1])
         if len(rows) > self.most:
             rows = sorted(order.sample(rows, self.most))
@@ -105,7 +106,7 @@ class Replaying:
                 scores = self.target.score(trees, (final,))
                 for index, (row, _) in enumerate(asked):
                     rows_after = scores[index].hidden_states[final][1:]
-                    found[row] = rows_after.to("cpu", torch.bfloat16, copy=True)
+                    found[row] = rows_after.to("cpu", batch.states[final].dtype, copy=True)
         finally:
             for sequence in open_ones.values():
                 self.target.close(sequence.kv)
