@@ -103,9 +103,9 @@ def train(
     ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
     by default. ``states``: a folder of conversations and hidden states that another engine wrote, in place of all that
     (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
-    numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
-    passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there is time for.
-    ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
+    numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head.
+    ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
+    is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
     or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``, ``evaluate_tokens``,
     ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them. ``options``: the
     kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
