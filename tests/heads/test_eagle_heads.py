@@ -79,7 +79,9 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
     return [sum(one) / max(len(one), 1) for one in losses]
 
 
-@pytest.mark.parametrize("placed", [{"norms": "eagle3"}, {"norms": "attdrift"}, {"residual": "normed"}, {"qk_norm": True}])
+@pytest.mark.parametrize(
+    "placed", [{"norms": "eagle3"}, {"norms": "attdrift"}, {"residual": "normed"}, {"qk_norm": True}]
+)
 @pytest.mark.parametrize("vocabulary", [12, 9])
 def test_training_unrolls_what_decoding_runs(placed: dict[str, Any], vocabulary: int) -> None:
     target = table(12)

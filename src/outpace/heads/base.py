@@ -210,7 +210,7 @@ class Head(nn.Module, ABC):
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
         """``loss``, a scalar to minimise, and further scalars to report."""
 
-    def measured(self, batches: Iterable[Batch], teacher: Teacher) -> HeadConfig:  # noqa: ARG002
+    def measured(self, batches: Iterable[Batch], teacher: Teacher) -> HeadConfig:
         """Its configuration with what is measured of it on held-out ``batches`` once it is trained."""
         return self.config
 

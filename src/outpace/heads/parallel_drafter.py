@@ -43,13 +43,7 @@ class HeadsDrafter(FromMarginals[ParallelState]):
     """
 
     def __init__(
-        self,
-        head: ParallelHeads,
-        target: Target,
-        topk: int,
-        *,
-        by_rank: bool = False,
-        accuracies: Seq[Seq[float]] = (),
+        self, head: ParallelHeads, target: Target, topk: int, *, by_rank: bool = False, accuracies: Seq[Seq[float]] = ()
     ) -> None:
         super().__init__(head.draft_vocabulary.d2t, topk)
         self.target = target

@@ -87,7 +87,9 @@ class ParallelHeads(Head):
             alive = alive & batch.ahead(batch.answer, 2 + index)
             labels = batch.ahead(known, 2 + index)[alive]
             ranks = []
-            for some, label in zip(torch.split(states[alive[first], index], ROWS), torch.split(labels, ROWS), strict=True):
+            for some, label in zip(
+                torch.split(states[alive[first], index], ROWS), torch.split(labels, ROWS), strict=True
+            ):
                 logits = self.draft_vocabulary(some)
                 own = logits.gather(-1, label[:, None].clamp_min(0))
                 ranks.append(torch.where(label < 0, logits.shape[-1], (logits > own).sum(-1)))

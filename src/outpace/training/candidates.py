@@ -74,12 +74,13 @@ class Candidates:
             return True
         others = len(log.prompts) - log.passages
         share = config.self_written or 0.0
+        texts = config.texts is not None and config.passages > 0.0  # they have their share from the beginning
         if self._given_left and log.own >= share * others:
-            self._take_given(1 if share else count)
+            self._take_given(1 if share or texts else count)
             return True
         if config.self_written == 0.0:
             return False
-        self._take_own(1 if 0.0 < share < 1.0 and self._given_left else count)
+        self._take_own(1 if texts or (0.0 < share < 1.0 and self._given_left) else count)
         return True
 
     def _take_given(self, count: int) -> None:

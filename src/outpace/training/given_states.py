@@ -2,9 +2,9 @@
 
 A large target is run by an engine that shards it, such as vLLM, and leaves a file for each conversation. Two layouts
 are read: ``*.pt`` with ``input_ids`` (T,), ``loss_mask`` (T,) and ``hidden_states``, a list of (T, hidden); and
-``*.safetensors`` with ``token_ids`` (T,) and ``hidden_states`` (T, layers, hidden), whose masks are ``loss_mask`` in the
-same file, or in the data set (Arrow) that the folder belongs to: row N is that of ``hs_N.safetensors``. The last layer
-is the target's last one's output, before its final norm; the others are states that enter the auxiliary layers.
+``*.safetensors`` with ``token_ids`` (T,) and ``hidden_states`` (T, layers, hidden), whose masks are ``loss_mask`` in
+the same file, or in the data set (Arrow) that the folder belongs to: row N is that of ``hs_N.safetensors``. The last
+layer is the target's last one's output, before its final norm; the others are states that enter the auxiliary layers.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class GivenStates:
     def _mask(self, file: Path) -> Tensor:
         """The mask in the data set beside the states."""
         if self._masks is None:
-            home = next((one for one in (self.folder, self.folder.parent) if (one / "dataset_info.json").exists()), None)
+            home = next(
+                (one for one in (self.folder, self.folder.parent) if (one / "dataset_info.json").exists()), None
+            )
             if home is None:
                 raise BadInput(f"{file} has no loss_mask, and {self.folder} is no part of a data set that has them")
             try:
@@ -134,7 +136,9 @@ class GivenStates:
         text = one.tokens[: min(_CHECKED, target.context_length)]
         own = states_of(target, [Conversation("", text, [])], self.layers)[0]
         for layer in self.layers:
-            alike = functional.cosine_similarity(one.states[layer][: len(text) - 1].float(), own[layer][:-1].float(), -1)
+            alike = functional.cosine_similarity(
+                one.states[layer][: len(text) - 1].float(), own[layer][:-1].float(), -1
+            )
             if not float(alike.median()) >= ALIKE:
                 raise BadInput(
                     f"{self.folder} holds other states than this model's layer {layer} has (median cosine "

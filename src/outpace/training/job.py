@@ -19,7 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.names import normalised
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters
-from outpace.heads.head_config import TargetFacts
+from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.heads.kinds import find_kind, kinds, plan
 from outpace.methods.registry import drafting_with, methods
 from outpace.model import Model
@@ -30,12 +30,13 @@ from outpace.prompts.sources import source
 from outpace.training.collection import TOKENS, collect
 from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
 from outpace.training.data_config import BatchConfig, DataConfig
-from outpace.training.given_states import opened
+from outpace.training.given_states import GivenStates, opened
 from outpace.training.job_checks import check_amounts, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
-from outpace.training.processes import started_together
+from outpace.training.processes import Processes, started_together
 from outpace.training.run import Run, train_to_the_end, written
 from outpace.training.run_state import seconds_spent
+from outpace.training.shards import Shards
 from outpace.training.time_plan import TimePlan
 from outpace.training.training_progress import Report, TrainingProgress
 from outpace.training.trial import try_head
@@ -105,10 +106,10 @@ def train(
     (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
     numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head.
     ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
-    is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
-    or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``, ``evaluate_tokens``,
-    ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them. ``options``: the
-    kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
+    is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
+    takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
+    ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
+    ``options``: the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -155,20 +156,10 @@ def train(
     facts = checkpoint.facts(model.target, model.name)
     config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
-    if states is None:
-        if not processes.first:
-            processes.wait()  # for the data
-        shards = open_folder(folder / "data" if data is None else Path(data), model.target, model.name, layers)
-        run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
-        collected = Collected()
-        if processes.first:
-            collector = Collector(model, shards, wanted, excluded)
-            collected = collect(collector, shards, tokens, bound, run.speed, on_progress)
-            processes.wait()
-    else:
-        given = opened(Path(states), config.aux_hidden_state_layers, model.target)
-        run = Run(model, config, given, folder, bound, passes, seed, batches, processes)
-        collected = given.collected()
+    where = folder / "data" if data is None else Path(data)
+    shards = _opened(model, layers, config, processes, where, None if states is None else Path(states))
+    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
+    collected = _collected(run, shards, wanted, excluded, tokens, on_progress)
     try:
         trainer = run.trainer(resume=resume)
         train_to_the_end(trainer, folder, on_progress if processes.first else lambda _: None)
@@ -220,6 +211,31 @@ def train(
     made = written(trainer, folder, about)
     processes.wait()
     return TrainedHead(head_kind, method, folder, made)
+
+
+def _opened(
+    model: Model, layers: Sequence[int], config: HeadConfig, processes: Processes, where: Path, states: Path | None
+) -> Shards | GivenStates:
+    """The conversations to learn from: those in the folder ``states``, or those that are collected in ``where``."""
+    if states is not None:
+        return opened(states, config.aux_hidden_state_layers, model.target)
+    if not processes.first:
+        processes.wait()  # for the data
+    return open_folder(where, model.target, model.name, layers)
+
+
+def _collected(
+    run: Run, shards: Shards | GivenStates, wanted: DataConfig, excluded: Overlap, tokens: int | None, report: Report
+) -> Collected:
+    """What there is to learn from, once the first of several processes has collected it."""
+    if isinstance(shards, GivenStates):
+        return shards.collected()
+    found = Collected()
+    if run.processes.first:
+        collector = Collector(run.model, shards, wanted, excluded)
+        found = collect(collector, shards, tokens, run.bound, run.speed, report)
+        run.processes.wait()
+    return found
 
 
 def kind_and_method(named: str) -> tuple[str, str]:

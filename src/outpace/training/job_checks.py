@@ -53,10 +53,6 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 def check_lengths(turns: int, prompt_tokens: int, answer_tokens: int) -> None:
     """Raise BadInput for conversations that cannot be had."""
-    for option, value in (
-        ("--turns", turns),
-        ("--prompt-tokens", prompt_tokens),
-        ("--answer-tokens", answer_tokens),
-    ):
+    for option, value in (("--turns", turns), ("--prompt-tokens", prompt_tokens), ("--answer-tokens", answer_tokens)):
         if value < 1:
             raise BadInput(f"{option} must be at least 1, not {value}")

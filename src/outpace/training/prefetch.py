@@ -27,9 +27,10 @@ def _prefetched(items: Iterator[T], count: int) -> Iterator[T]:
     def hand_over(one: tuple[T | None, BaseException | None, bool]) -> None:
         while not unwanted.is_set():
             try:
-                return made.put(one, timeout=_PATIENCE)
+                made.put(one, timeout=_PATIENCE)
             except queue.Full:
                 continue
+            return
 
     def work() -> None:
         try:

@@ -19,11 +19,10 @@ from outpace.heads.kinds import find_kind
 from outpace.model import Model
 from outpace.training.data_config import BatchConfig
 from outpace.training.dataset import Conversations, Dataset
-from outpace.training.processes import Processes
 from outpace.training.on_policy import with_on_policy
+from outpace.training.processes import Processes
 from outpace.training.run_state import read_state
 from outpace.training.schedule import Schedule
-
 from outpace.training.time_plan import TimePlan, TrainingSpeed
 from outpace.training.trainer import Trainer
 from outpace.training.training_progress import Report, TrainingProgress

@@ -44,7 +44,9 @@ class Trial:
         return {**asdict(self), "accepted": round(self.accepted, 3), "gains": self.gains}
 
 
-def try_head(model: Model, head: Head, method: str, shards: Conversations, over: Callable[[], bool] = lambda: False) -> Trial:
+def try_head(
+    model: Model, head: Head, method: str, shards: Conversations, over: Callable[[], bool] = lambda: False
+) -> Trial:
     """Decode prompts of the held-out split, or where nothing is held out others, with ``method`` and this head.
 
     ``over``: asked after every round; once it returns True, what was counted so far is the trial.

@@ -3,8 +3,8 @@
 Head K's L-th block is ``K.L.linear``, and behind the last one stands an LM head of its own, ``K.{layers}.weight``.
 Heads of outpace share one, which is written once for each. vLLM's converted checkpoints call the same tensors
 ``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well. ``token_map`` (with ``truncated_vocab_size``), the
-tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits the measured accuracies, as paths
-of ranks, the form that Medusa and TensorRT-LLM take.
+tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits the measured accuracies, as
+paths of ranks, the form that Medusa and TensorRT-LLM take.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class MedusaSettings(StrictModel):
     topk: int = Field(8, ge=1, le=64, description="number of most probable tokens per head that are candidates")
     tree: Literal["dynamic", "sparse", "typical"] = Field(
         "dynamic",
-        description="tree chosen by the heads' probabilities, only by the ranks of their tokens as they are accepted, or "
-        "by the ranks' accuracies that training measured",
+        description="tree chosen by the heads' probabilities, only by the ranks of their tokens as they are accepted, "
+        "or by the ranks' accuracies that training measured",
     )
 
 
