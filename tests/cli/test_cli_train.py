@@ -5,6 +5,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,12 +167,12 @@ def test_collecting_is_interrupted_and_resumed(
     command = ("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL[2:], "--tokens", "1000")
     append, count = Shards.append, 0
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: Any, **more: Any) -> object:
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return append(*arguments)  # type: ignore[arg-type]
+        return append(*arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Shards, "append", interrupted)
@@ -301,4 +302,5 @@ def test_a_head_is_trained_where_drafts_fail_on_whole_conversations(run: Run, pr
         run("export-head", str(head), "--layout", "eagle", "--model", "toy", "--out", str(tmp_path / "out")), "qk_norm"
     )
     again = run("train", "eagle3", "--out", str(head), "--data", str(head / "data"), "--tokens", "1500", "--resume")
-    refused(again, "other settings")
+    assert again.code == 2
+    assert "is of a run with other settings" in again.err.splitlines()[-1]

@@ -430,7 +430,7 @@ def test_a_run_that_accumulates_goes_on_with_whole_steps(tmp_path: Path, at: int
     second = made(tmp_path / "d", accumulate=2)
     assert second.resume()
     assert second.progress.step == at // 2
-    assert second.progress.batch == at - at % 2
+    assert second.progress.batch == (at - at % 2) % 6
     second.run()
     for name, value in weights(whole).items():
         assert torch.equal(value, weights(second)[name]), name

@@ -109,7 +109,8 @@ def train(
     is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
     ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
-    ``options``: the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
+    ``options``: the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt.
+    ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
