@@ -69,10 +69,10 @@ def test_a_packed_batch_has_the_losses_and_slopes_of_a_padded_one(kind: str) -> 
         losses = head.losses(batch, teacher)
         slopes = torch.autograd.grad(losses["loss"], list(head.parameters()), allow_unused=True)
         found.append(({name: float(value.detach()) for name, value in losses.items()}, list(slopes)))
-    (first, slopes), (second, others) = found
+    (first, one_way), (second, other_way) = found
     assert first == pytest.approx(second, rel=1e-4, abs=1e-6)
     assert first["loss"] > 0.0
-    for one, other in zip(slopes, others, strict=True):
+    for one, other in zip(one_way, other_way, strict=True):
         assert (one is None) is (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3)

@@ -50,7 +50,7 @@ def test_rounds_begin_where_those_of_decoding_begin(vocabulary: int, seed: int, 
     rows, sizes = [tokens for tokens, _ in runs], [len(prompt) for prompt in PROMPTS]
     batch = batch_of(target, rows, sizes, head.config.aux_hidden_state_layers)
     batch = packed_of(batch) if pack else batch
-    _, accepted = head.chains(batch, teacher_for(target, head))
+    _, accepted = head.own_drafts(batch, teacher_for(target, head))
     starts = {start: begun for (start, _), (_, begun) in zip(batch.conversations(), runs, strict=True)}
     expected = sorted(start + at - 2 for start, begun in starts.items() for at in begun if at >= 2)
     found = played(answer_spans(batch), accepted.tolist())
@@ -116,7 +116,7 @@ def test_starts_weigh_in_training_alone() -> None:
 
 
 def chains(head: Any, batch: Batch, teacher: Any) -> list[int]:
-    found: list[int] = head.chains(batch, teacher)[1].tolist()
+    found: list[int] = head.own_drafts(batch, teacher)[1].tolist()
     return found
 
 
@@ -150,7 +150,7 @@ def test_replayed_chains_are_judged_by_the_target_after_them() -> None:
     batch, teacher = batch_of(target, rows, prompts, head.config.aux_hidden_state_layers), teacher_for(target, head)
     data: Any = None
     replaying = Replaying(data, head, teacher, target, share=1.0)
-    drafted, accepted = head.chains(batch, teacher)
+    drafted, accepted = head.own_drafts(batch, teacher)
     failed = replaying.failed(batch, accepted, STEPS)
     assert failed
     with_chains = replaying.replayed(batch, random.Random(0))

@@ -221,7 +221,7 @@ def test_batches_read_ahead_are_the_same(tmp_path: Path) -> None:
 )
 def test_amounts_out_of_range_are_refused(setting: str, value: int, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        BatchConfig(**{setting: value}).check()
+        BatchConfig(**{setting: value}).check()  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- given passages

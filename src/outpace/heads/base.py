@@ -180,7 +180,7 @@ class Head(nn.Module, ABC):
         """Share, in [0, 1], of the training batches in which it learns from its own chains too; 0.0 where it cannot."""
         return 0.0
 
-    def chains(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
+    def own_drafts(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
         """What it drafts itself from every row of a batch: (B * T, steps) long, -1 where a row drafts nothing.
 
         And (B * T,) long: how many of these tokens, from the first on, are the text's. Asked for where

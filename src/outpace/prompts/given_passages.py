@@ -101,7 +101,8 @@ def _read(path: Path) -> list[tuple[str, str]]:
 def _parts(text: str) -> list[str]:
     """One to three sentences each: what users want translated is short."""
     sentences = _SENTENCE.split(text)
-    found, at = [], 0
+    found: list[str] = []
+    at = 0
     while at < len(sentences):
         count = 1 + (len(found) % 3)
         found.append(" ".join(sentences[at : at + count]))

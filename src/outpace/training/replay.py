@@ -56,7 +56,7 @@ class Replaying:
         """The batch with chains from rows where drafts fail; as it is where none does."""
         weight = next(self.head.parameters())
         on_device = batch.to(weight.device, weight.dtype)
-        drafted, accepted = (one.cpu() for one in self.head.chains(on_device, self.teacher))
+        drafted, accepted = (one.cpu() for one in self.head.own_drafts(on_device, self.teacher))
         rows = self.failed(batch, accepted, drafted.shape[1])
         if len(rows) > self.most:
             rows = sorted(order.sample(rows, self.most))

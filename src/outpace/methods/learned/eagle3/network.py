@@ -172,7 +172,7 @@ class Eagle3(Head):
         return {"loss": total / sizes, **agreement, **figures}
 
     @torch.no_grad()
-    def chains(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
+    def own_drafts(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
         known = self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens]
         alive = batch.ahead(batch.answer, 2).flatten()
         run = Unrolling(self, batch, teacher.embedding)
