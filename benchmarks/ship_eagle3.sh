@@ -19,7 +19,4 @@ measured() { # NAME COMMAND...: what was measured before is not measured again
 }
 common="--model $model --prompts $data/spec_bench_dev.jsonl --threads 2 --json"
 measured greedy outpace eval-head "$folder" $common --record
-measured tree-0.8 outpace bench $common --head "$folder" --methods none,eagle3 --temperature 0.8 --param eagle3.max_nodes=60
-measured chain-0.8 outpace bench $common --head "$folder" --methods none,eagle3 --temperature 0.8 \
-    --param eagle3.mode=chain --param eagle3.depth=6
-measured chosen-0.8 outpace bench $common --head "$folder" --methods none,eagle3 --temperature 0.8
+measured sampled outpace eval-head "$folder" $common --temperature 0.8
