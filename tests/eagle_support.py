@@ -12,6 +12,7 @@ from outpace.controllers.base import Budget
 from outpace.core.tree import TokenTree
 from outpace.drafting.candidate_tree import CandidateTree
 from outpace.engine.method import Method
+from outpace.heads.base import Batch, Teacher
 from outpace.heads.feature_drafter import FeatureState
 from outpace.heads.untrained import random_head
 from outpace.methods.registry import build
@@ -92,7 +93,7 @@ class Written:
             stream = state + attention.o_proj(torch.cat(found))
             stream = stream + layer.mlp(layer.post_attention_layernorm(stream))
             logits.append(head.draft_vocabulary(head.norm(stream) if head.kind == "eagle3" else stream))
-            state = head.handed_on(stream) if head.kind == "eagle3" else stream
+            state = head.handed_on(stream, head.norm(stream)) if head.kind == "eagle3" else stream
         return torch.stack(logits[len(tokens) - 2 :])
 
 
@@ -113,3 +114,39 @@ def drafted_logits(drafter: Any, state: FeatureState, drafted: Seq[int]) -> Tens
     drafter.propose_batch([state], [Budget(len(drafted) + 1)])
     del drafter.start
     return torch.cat(seen)
+
+
+def batch_of(
+    target: Target, rows: list[list[int]], prompts: list[int], aux_hidden_state_layers: tuple[int, ...]
+) -> Batch:
+    longest = max(map(len, rows))
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    real = torch.zeros(len(rows), longest, dtype=torch.bool)
+    answer = real.clone()
+    layers = sorted({*aux_hidden_state_layers, target.num_layers})
+    states = {layer: torch.zeros(len(rows), longest, target.hidden_size) for layer in layers}
+    for at, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        tokens[at, : len(row)] = torch.tensor(row)
+        real[at, : len(row)] = True
+        answer[at, prompt : len(row)] = True
+        for layer, found in true_states(target, row, layers).items():
+            states[layer][at, : len(row)] = found
+    return Batch(tokens, states, real, answer)
+
+
+def teacher_for(target: Target, head: Any) -> Teacher:
+    every = torch.arange(target.vocab_size)
+    return Teacher(
+        target.embed(every), target.lm_head_rows(head.draft_vocabulary.d2t), lambda rows: rows, target.num_layers
+    )
+
+
+def packed_of(batch: Batch) -> Batch:
+    """The same conversations end to end in one row."""
+    sizes = batch.real.sum(1).tolist()
+
+    def joined(rows: Tensor) -> Tensor:
+        return torch.cat([row[:size] for row, size in zip(rows, sizes, strict=True)])[None]
+
+    states = {layer: joined(rows) for layer, rows in batch.states.items()}
+    return Batch(joined(batch.tokens), states, joined(batch.real), joined(batch.answer), sizes, [0] * len(sizes))

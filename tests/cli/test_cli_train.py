@@ -5,6 +5,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,12 +167,12 @@ def test_collecting_is_interrupted_and_resumed(
     command = ("train", "medusa", "--prompts", str(prompts), "--out", str(head), *SMALL[2:], "--tokens", "1000")
     append, count = Shards.append, 0
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: Any, **more: Any) -> object:
         nonlocal count
         count += 1
         if count == 2:
             raise KeyboardInterrupt
-        return append(*arguments)  # type: ignore[arg-type]
+        return append(*arguments, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Shards, "append", interrupted)
@@ -252,6 +253,16 @@ def test_bad_input_is_said_in_one_line(
     refused(run("train", "eagle3", *out, "--self-written", "0"), "leaves no prompts")
     refused(run("train", "eagle3", *out, "--readings", "1"), "--passages must be at least 0 and below 1")
     refused(run("train", "eagle3", *out, "--cache-bytes", "-1"), "--cache-bytes")
+    refused(run("train", "eagle3", *out, "--turns", "0"), "--turns must be at least 1")
+    refused(run("train", "eagle3", *out, "--answer-tokens", "0"), "--answer-tokens must be at least 1")
+    refused(run("train", "eagle3", *out, "--row-tokens", "8"), "--row-tokens must be at least")
+    refused(run("train", "eagle3", *out, "--state-bits", "7"), "--state-bits must be 8 or 16")
+    refused(run("train", "eagle3", *out, "--texts", str(tmp_path / "none.jsonl")), "cannot read passages", "none.jsonl")
+    refused(run("train", "eagle3", *out, "--param", "start_weight=0.5"), "start_weight")
+    both = ("--param", "start_weight=2", "--param", "later_rows=0.5")
+    refused(run("train", "eagle3", *out, *both), "start_weight needs all rows unrolled")
+    refused(run("train", "eagle3", *out, "--param", "replay=0.5", "--param", "steps=1"), "replay needs steps")
+    refused(run("train", "eagle3", *out, "--states", "a", "--data", "b"), "give one of them")
     refused(run("train", "eagle3", *out, "--prompts", str(tmp_path / "none.jsonl")), "none.jsonl")
     refused(run("train", "eagle3", *out, "--exclude", str(tmp_path / "none.txt")), "none.txt")
     refused(run("train", "eagle3", "--out", str(prompts)), "prompts.jsonl")
@@ -262,3 +273,34 @@ def test_bad_input_is_said_in_one_line(
     done.mkdir()
     (done / WEIGHTS).write_bytes(b"")
     refused(run("train", "eagle3", "--out", str(done)), "holds a head already")
+
+
+def test_a_head_is_trained_where_drafts_fail_on_whole_conversations(run: Run, prompts: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    rows = [{"text": f"the {one} went home and slept well"} for one in ("cat", "dog", "owl", "fox")]
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    settings = ("start_weight=4", "replay=0.5", "loss=lk", "qk_norm=true", "steps=3")
+    head = tmp_path / "head"
+    ran = run(
+        *("train", "eagle3", "--prompts", str(prompts), "--texts", str(texts), "--out", str(head)),
+        *("--tokens", "1500", "--size", "tiny", "--batch-tokens", "300", "--accumulate", "2", "--prefetch", "1"),
+        *("--state-bits", "8", "--evaluate-tokens", "50", "--answer-tokens", "60", "--json"),
+        *(word for one in settings for word in ("--param", one)),
+    )
+    assert ran.code == 0, ran
+    made = json.loads(ran.out)
+    assert "--texts texts.jsonl --answer-tokens 60 --state-bits 8 --batch-tokens 300" in made["command"]
+    assert "--evaluate-tokens 50 --accumulate 2 --prefetch 1" in made["command"]
+    assert "read" in made["data"]["sources"]
+    assert made["steps"] > 1
+    if made["held_out"]:
+        assert made["held_out"]["round_tokens"] >= 1.0
+    method = TOY.method("eagle3", {"max_nodes": 3}, head=head)
+    said = outpace.generate(TOY, "a cat", method=method, max_new_tokens=16)
+    assert said.tokens == outpace.generate(TOY, "a cat", method="none", max_new_tokens=16).tokens
+    refused(
+        run("export-head", str(head), "--layout", "eagle", "--model", "toy", "--out", str(tmp_path / "out")), "qk_norm"
+    )
+    again = run("train", "eagle3", "--out", str(head), "--data", str(head / "data"), "--tokens", "1500", "--resume")
+    assert again.code == 2
+    assert "is of a run with other settings" in again.err.splitlines()[-1]

@@ -22,12 +22,12 @@ from outpace.heads.kinds import find_kind
 from outpace.heads.lm_head import LmHead, Product
 from outpace.heads.losses import (
     DIVERGENCES,
-    ROWS,
     TeacherTargets,
     soft_cross_entropy,
     soft_divergence,
     weighted_cross_entropy,
 )
+from outpace.heads.row_losses import ROWS
 from outpace.heads.untrained import random_head
 from outpace.targets.base import Target
 from outpace.targets.table import TableTarget

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from eagle_support import Written, drafted_logits, head_of, table, true_states
-from outpace.heads.base import Batch, Teacher
+from eagle_support import Written, batch_of, drafted_logits, head_of, table, teacher_for, true_states
 from outpace.heads.unrolled import gathered, plainly, spread, unrolled
 from outpace.methods.learned.eagle.drafter import EagleNet
 from outpace.methods.learned.eagle.feature_method import FeatureMethod
@@ -25,6 +24,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3", {"norms": "eagle3"}),
     ("eagle3", {"norms": "attdrift"}),
     ("eagle3", {"residual": "normed"}),
+    ("eagle3", {"qk_norm": True}),
     ("eagle", {}),
     ("eagle", {"bias": True}),
 ]
@@ -59,31 +59,6 @@ def test_rows_find_their_places_and_come_back() -> None:
     assert not grid[0, :, [0, 2, 3]].any()
 
 
-def batch_of(
-    target: Target, rows: list[list[int]], prompts: list[int], aux_hidden_state_layers: tuple[int, ...]
-) -> Batch:
-    longest = max(map(len, rows))
-    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
-    real = torch.zeros(len(rows), longest, dtype=torch.bool)
-    answer = real.clone()
-    layers = sorted({*aux_hidden_state_layers, target.num_layers})
-    states = {layer: torch.zeros(len(rows), longest, target.hidden_size) for layer in layers}
-    for at, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
-        tokens[at, : len(row)] = torch.tensor(row)
-        real[at, : len(row)] = True
-        answer[at, prompt : len(row)] = True
-        for layer, found in true_states(target, row, layers).items():
-            states[layer][at, : len(row)] = found
-    return Batch(tokens, states, real, answer)
-
-
-def teacher_for(target: Target, head: Any) -> Teacher:
-    every = torch.arange(target.vocab_size)
-    return Teacher(
-        target.embed(every), target.lm_head_rows(head.draft_vocabulary.d2t), lambda rows: rows, target.num_layers
-    )
-
-
 def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int], steps: int) -> list[float]:
     """Cross entropy of every step, decoding row by row."""
     written, words = Written(head, target), set(head.draft_vocabulary.d2t.tolist())
@@ -104,9 +79,11 @@ def expected(head: Any, target: Target, rows: list[list[int]], prompts: list[int
     return [sum(one) / max(len(one), 1) for one in losses]
 
 
-@pytest.mark.parametrize("placed", [{"norms": "eagle3"}, {"norms": "attdrift"}, {"residual": "normed"}])
+@pytest.mark.parametrize(
+    "placed", [{"norms": "eagle3"}, {"norms": "attdrift"}, {"residual": "normed"}, {"qk_norm": True}]
+)
 @pytest.mark.parametrize("vocabulary", [12, 9])
-def test_training_unrolls_what_decoding_runs(placed: dict[str, str], vocabulary: int) -> None:
+def test_training_unrolls_what_decoding_runs(placed: dict[str, Any], vocabulary: int) -> None:
     target = table(12)
     head = head_of("eagle3", target, vocabulary, steps=3, decay=0.7, **placed)
     rows, prompts = [[3, 1, 4, 11, 5, 9, 2, 6], [5, 3, 5, 8, 9], [7, 9, 3, 2, 3, 8, 4]], [3, 1, 2]

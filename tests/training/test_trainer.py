@@ -13,6 +13,7 @@ from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.training.processes import Processes
 from outpace.training.run_state import STATE, read_state
 from outpace.training.schedule import Schedule
 from outpace.training.trainer import Trainer
@@ -68,6 +69,9 @@ class Cycles:
         for number in range(self.held):
             yield self._batch(number + 100)
 
+    def all_held_out(self) -> Iterator[Batch]:
+        return self.held_out()
+
 
 def config(**changes: Any) -> HeadConfig:
     facts = TargetFacts(name="t", hidden_size=HIDDEN, vocab_size=VOCABULARY, num_layers=1, fingerprint=[0.5])
@@ -86,7 +90,13 @@ class Clock:
         return self.now
 
 
-def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **schedule: Any) -> Trainer:
+def made(
+    folder: Path,
+    data: Cycles | None = None,
+    ids: Tensor | None = None,
+    processes: Processes | None = None,
+    **schedule: Any,
+) -> Trainer:
     torch.manual_seed(0)
     rows = torch.randn(VOCABULARY, HIDDEN)
     words = DraftVocabulary(torch.arange(VOCABULARY) if ids is None else ids, rows)
@@ -94,7 +104,8 @@ def made(folder: Path, data: Cycles | None = None, ids: Tensor | None = None, **
     folder.mkdir(exist_ok=True)
     head = Guess(config(), words)
     made = {"epochs": 3.0, "save_every": 1e9, "evaluate_every": 1e9} | schedule
-    return Trainer(head, teacher, data or Cycles(), folder, Schedule(**made), torch.device("cpu"), Clock())
+    given = Processes() if processes is None else processes
+    return Trainer(head, teacher, data or Cycles(), folder, Schedule(**made), torch.device("cpu"), Clock(), given)
 
 
 def guess(trainer: Trainer) -> Guess:
@@ -371,3 +382,67 @@ def test_an_older_torch_trains_by_adamw(tmp_path: Path, monkeypatch: pytest.Monk
     assert [type(one) for one in trainer.optimiser.parts] == [torch.optim.AdamW]
     before = trainer.evaluate()["loss"]
     assert trainer.run().history[-1][1] < before
+
+
+class Doubled(Cycles):
+    """Batches that are two of ``Cycles``'s each."""
+
+    def answer_tokens(self) -> int:
+        return super().answer_tokens()
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        singles = list(super().train(epoch))
+        for first, second in zip(singles[::2], singles[1::2], strict=True):
+            tokens, real = torch.cat([first.tokens, second.tokens]), torch.cat([first.real, second.real])
+            yield Batch(tokens, {}, real, real)
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
+    large, small = made(tmp_path / "large", Doubled()), made(tmp_path / "small", accumulate=2)
+    large.run()
+    small.run()
+    assert large.progress.step == small.progress.step == 9
+    assert large.progress.tokens == small.progress.tokens
+    for name, value in weights(large).items():
+        torch.testing.assert_close(value, weights(small)[name], atol=2e-2, rtol=2e-2)  # slopes are in bfloat16
+
+
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_a_run_that_accumulates_goes_on_with_whole_steps(tmp_path: Path, at: int) -> None:
+    whole = made(tmp_path / "whole", accumulate=2)
+    whole.run()
+    first = made(tmp_path / "d", accumulate=2)
+    batches = 0
+    real = Trainer._losses
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        nonlocal batches
+        if first.head.training:
+            batches += 1
+            if batches > at:
+                raise Stop
+        return real(first, batch)
+
+    first._losses = losses  # type: ignore[method-assign]
+    with pytest.raises(Stop):
+        first.run()
+    first.save()
+    second = made(tmp_path / "d", accumulate=2)
+    assert second.resume()
+    assert second.progress.step == at // 2
+    assert second.progress.batch == (at - at % 2) % 6
+    second.run()
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(second)[name]), name
+
+
+def test_the_loss_is_watched_on_a_sample_and_measured_on_all(tmp_path: Path) -> None:
+    class Sampled(Cycles):
+        def all_held_out(self) -> Iterator[Batch]:
+            for number in range(5):
+                yield self._batch(number + 100)
+
+    trainer = made(tmp_path, Sampled())
+    trainer.run()
+    assert trainer.progress.history[-1][1] == pytest.approx(trainer.evaluate()["loss"])
+    assert trainer.measure()["loss"] != pytest.approx(trainer.evaluate()["loss"])

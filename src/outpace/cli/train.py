@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -69,6 +70,20 @@ class TrainingOptions:
             text="Share of prompts about a passage, such as summaries; passages are earlier answers.",
         ),
     ] = 0.2
+    texts: Annotated[
+        list[str] | None,
+        option(
+            value="FILE",
+            panel=_DATA,
+            text="Passages for these prompts: JSON lines with 'text' and 'language'. May be repeated. "
+            "[dim]\\[default: earlier answers][/]",
+        ),
+    ] = None
+    turns: Annotated[int, option(value="N", panel=_DATA, text="Turns of a conversation, at most; some have fewer.")] = 2
+    prompt_tokens: Annotated[
+        int, option(value="N", panel=_DATA, text="Tokens of a prompt, earlier turns included, at most.")
+    ] = 1536
+    answer_tokens: Annotated[int, option(value="N", panel=_DATA, text="Tokens of an answer, at most.")] = 512
     exclude: Annotated[
         list[Path] | None,
         option(
@@ -83,6 +98,14 @@ class TrainingOptions:
             value="DIR", panel=_DATA, text="Folder of conversations; heads can share it. [dim]\\[default: in --out][/]"
         ),
     ] = None
+    states: Annotated[
+        Path | None,
+        option(
+            value="DIR",
+            panel=_DATA,
+            text="Folder of hidden states that another engine wrote (speculators), in place of collected data.",
+        ),
+    ] = None
     cache_bytes: Annotated[
         float | None,
         option(
@@ -91,6 +114,7 @@ class TrainingOptions:
             text="Disk space for hidden states. [dim]\\[default: 20e9, or half of what is free][/]",
         ),
     ] = None
+    state_bits: Annotated[int, option(value="N", panel=_DATA, text="Bits of a number of them: 16 or 8.")] = 16
     max_minutes: Annotated[
         float | None,
         option(
@@ -120,6 +144,26 @@ class TrainingOptions:
     rank: Annotated[
         int, option(value="R", panel=_TRAINING, text="Rank of a low-rank LM head; 0: the target's LM head.")
     ] = 0
+    row_tokens: Annotated[
+        int, option(value="N", panel=_TRAINING, text="Tokens of a row; longer conversations are cut into several.")
+    ] = 2048
+    batch_tokens: Annotated[int, option(value="N", panel=_TRAINING, text="Tokens of a batch, about.")] = 2048
+    pack: Annotated[
+        bool,
+        option(
+            "--pack/--no-pack",
+            panel=_TRAINING,
+            text="Pack conversations end to end, for kinds of heads that can learn from them so.",
+        ),
+    ] = True
+    accumulate: Annotated[int, option(value="N", panel=_TRAINING, text="Batches in a step of the optimizer.")] = 1
+    prefetch: Annotated[
+        int, option(value="N", panel=_TRAINING, text="Batches that are read ahead in another thread.")
+    ] = 0
+    evaluate_tokens: Annotated[
+        int,
+        option(value="N", panel=_TRAINING, text="Held-out answer tokens on which the loss is watched; 0: all of them."),
+    ] = 20_000
 
 
 @grouped()
@@ -152,6 +196,8 @@ def train(
             )
         except KeyboardInterrupt:
             raise watch.interrupted() from None
+    if os.environ.get("RANK", "0") != "0":
+        return  # the first of several processes says it
     if json:
         print_json({"head": str(output), "method": made.method, **made.provenance})
     else:

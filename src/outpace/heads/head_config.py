@@ -55,6 +55,9 @@ class HeadConfig(StrictModel):
     rope_theta: float = Field(10000.0, gt=0, allow_inf_nan=False)
     context_length: int = Field(8192, ge=1, le=2**31)
     options: dict[str, Any] = Field(default_factory=dict)
+    rank_accuracies: tuple[tuple[float, ...], ...] = Field(
+        (), description="of parallel heads: how often the r-th choice of head k was the right token"
+    )
 
     @property
     def hidden_size(self) -> int:

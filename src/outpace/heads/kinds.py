@@ -95,6 +95,7 @@ def plan(
         vocabulary=min(vocabulary or facts.vocab_size, facts.vocab_size),
         rank=rank,
         layers=head.depth_of(settings),
+        rank_accuracies=(),
         options=settings.model_dump(),
         **head.shapes_of(facts.hidden_size, size, settings),
     )

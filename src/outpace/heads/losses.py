@@ -1,14 +1,12 @@
 """Losses between the target's distributions and a drafter's logits, of which heads compose their own.
 
-Forward KL has a backward pass of its own, straight from states: the logits over a vocabulary and their gradients would
-be the largest tensors of a training step. The other divergences are those of DistillSpec (Zhou et al. 2024, arXiv
-2310.08461, section 4).
+Forward KL has a backward pass of its own (:mod:`outpace.heads.row_losses`). The other divergences are those of
+DistillSpec (Zhou et al. 2024, arXiv 2310.08461, section 4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from outpace.heads.draft_vocabulary import DraftVocabulary
+from outpace.heads.row_losses import ROWS, row_losses
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """(n, V) logits of the target and of the drafter to (n,)."""
@@ -51,8 +50,6 @@ DIVERGENCES: dict[str, Divergence] = {
     "tvd": total_variation,
 }
 """Divergences that a drafter may be distilled by (DistillSpec: Zhou et al. 2024, arXiv 2310.08461, section 4)."""
-ROWS = 512
-"""Rows whose logits are held at once."""
 _LEAST = 1e-9
 
 
@@ -74,47 +71,6 @@ class TeacherTargets:
                 self.p[start : start + ROWS] = logits.float().softmax(-1)
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Weighted forward KL straight from states; logits and their gradients are held for ROWS rows at a time.
-
-    ``states`` (n, hidden), ``rows`` (Vd, hidden), ``p`` (n, Vd), ``best`` (n,), ``weights`` (n,) of rows in the sum.
-    Returns the sum, and (n,) bool: where target and drafter have the same likeliest token.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, states: Tensor, rows: Tensor, p: Tensor, best: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        total = torch.zeros((), device=states.device)
-        hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
-        to_states = torch.empty_like(states)
-        to_rows = torch.zeros_like(rows, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(states), ROWS):
-            some, labels = states[start : start + ROWS], p[start : start + ROWS]
-            narrow = functional.linear(some, rows)
-            # Compared this way because argmax is slow on CPUs, and the maximum is not.
-            its_logit = narrow.gather(-1, best[start : start + ROWS, None])[:, 0]
-            hits[start : start + ROWS] = its_logit >= narrow.amax(-1)
-            q = narrow.float().log_softmax(-1)
-            share = weights[start : start + ROWS, None]
-            total -= (q * labels).sum(-1) @ share[:, 0]
-            # Labels are rounded to bfloat16, and so do not sum to one exactly.
-            slope = q.exp_().mul_(labels.sum(-1, keepdim=True, dtype=torch.float32)).sub_(labels)
-            slope = slope.mul_(share).to(rows.dtype)
-            to_states[start : start + ROWS] = slope @ rows
-            if to_rows is not None:
-                to_rows += slope.T @ some
-        ctx.save_for_backward(to_states, *([] if to_rows is None else [to_rows]))
-        ctx.mark_non_differentiable(hits)
-        return total, hits
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        dtype = ctx.saved_tensors[0].dtype
-        found = [(one.float() * slopes[0]).to(dtype) for one in ctx.saved_tensors]
-        return found[0], found[1] if len(found) > 1 else None, None, None, None
-
-
 def soft_cross_entropy(
     states: Tensor, rows: Tensor | DraftVocabulary, targets: TeacherTargets, places: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -134,13 +90,9 @@ def weighted_cross_entropy(
     """As :func:`soft_cross_entropy`, a mean by ``weights`` (n,), and (n,) bool: the same likeliest token."""
     if not len(states):
         return states.sum() * 0.0, torch.zeros(0, dtype=torch.bool, device=states.device)
-    if isinstance(rows, DraftVocabulary):
-        states, rows = rows.factors(states)
+    found = row_losses(states, rows, targets.p[places], targets.best[places], torch.full_like(places, -1))
     shares = (weights / weights.sum().clamp_min(_LEAST)).float()
-    found: tuple[Tensor, Tensor] = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states, rows.to(states.dtype), targets.p[places], targets.best[places], shares
-    )
-    return found
+    return found.losses @ shares, found.agreed
 
 
 def soft_divergence(

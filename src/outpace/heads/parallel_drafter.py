@@ -38,16 +38,21 @@ class ParallelState(MarginalState):
 class HeadsDrafter(FromMarginals[ParallelState]):
     """Drafts from the target's newest hidden state: trees of ``topk`` tokens a head, or chains (``topk`` = 1).
 
-    ``by_rank``: trees are chosen by head and rank of their tokens alone.
+    ``by_rank``: trees are chosen by head and rank of their tokens alone. ``accuracies``: by these measured rates, which
+    are never changed (:mod:`outpace.heads.typical_tree`).
     """
 
-    def __init__(self, head: ParallelHeads, target: Target, topk: int, *, by_rank: bool = False) -> None:
+    def __init__(
+        self, head: ParallelHeads, target: Target, topk: int, *, by_rank: bool = False, accuracies: Seq[Seq[float]] = ()
+    ) -> None:
         super().__init__(head.draft_vocabulary.d2t, topk)
         self.target = target
         self.heads: int = head.options.heads
         self.aux_hidden_state_layers = head.config.aux_hidden_state_layers
         self._network, self._lm_head = head.beside(target), LmHead(head, target)
-        if by_rank:
+        if accuracies:
+            self._calibrations = Namespaces(lambda: Measured(accuracies))
+        elif by_rank:
             self._calibrations = Namespaces(lambda: ByRank(rank_prior))
 
     def begin(self, sequence: Sequence) -> ParallelState:
@@ -82,6 +87,22 @@ class ByRank(Calibration):
 
     def learn(self, kind: Any, hit: float) -> None:
         super().learn(kind[:2], hit)
+
+
+class Measured(Calibration):
+    """Rates by head and rank that were measured once: the tree is the same in every round."""
+
+    def __init__(self, accuracies: Seq[Seq[float]]) -> None:
+        super().__init__(rank_prior)
+        self._accuracies = accuracies
+
+    def rate(self, kind: Any) -> float:
+        head, rank = kind[:2]
+        rates = self._accuracies[head] if head < len(self._accuracies) else ()
+        return rates[rank] if rank < len(rates) else 0.0
+
+    def learn(self, kind: Any, hit: float) -> None:
+        """Nothing: what was measured stays."""
 
 
 def rank_prior(kind: Any) -> float:

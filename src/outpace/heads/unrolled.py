@@ -19,11 +19,19 @@ Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
-def unrolled(queries: Tensor, first: Pair, later: Seq[Pair]) -> Tensor:
+def unrolled(queries: Tensor, first: Pair, later: Seq[Pair], lengths: Seq[int] | None = None) -> Tensor:
     """What attention finds, (B, heads, T, head_size), of ``queries`` of that shape.
 
     ``first`` and each of ``later``: (B, kv_heads, T, head_size); a step's own columns are the last of ``later``.
+    ``lengths``: of conversations that are packed end to end, each of which sees itself alone; they sum to T.
     """
+    if lengths is not None:
+        every = (queries, *first, *(one for pair in later for one in pair))
+        alone = zip(*(torch.split(one, list(lengths), 2) for one in every), strict=True)
+        parts = []
+        for own, keys, values, *more in alone:
+            parts.append(unrolled(own, (keys, values), list(zip(more[::2], more[1::2], strict=True))))
+        return torch.cat(parts, 2)
     groups = queries.shape[1] // first[0].shape[1]
     wide = [one.repeat_interleave(groups, 1) for pair in (first, *later) for one in pair]
     if queries.device.type == "cpu":

@@ -20,7 +20,7 @@ NEW = 0.7
 _STEP = 2
 """Passages by which a prompt begins after the one before; it takes up to three, so neighbours share one."""
 _END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
-_SUMMARIES = (
+SUMMARIES = (
     "Summarize: {text}",
     "Summarize the following text.\n\n{text}",
     "{text}\n\nSummarize the above in a few sentences.",
@@ -30,21 +30,21 @@ _SUMMARIES = (
     "Write a summary: {text}",
     "Read this and tell me briefly what it says:\n{text}",
 )
-_ANSWERS = (
+ANSWERS = (
     "{text}\n{question}",
     "{text}\n\nQuestion: {question}",
     "Context:\n{text}\n\nQuestion: {question}\nAnswer:",
     "Use this information to answer the question.\n\n{text}\n\n{question}",
     "{question}\n\nHere is what I found:\n{text}",
 )
-_REWRITINGS = (
+REWRITINGS = (
     "Rewrite this in simpler words: {text}",
     "Correct any mistakes in the following text and give me the result:\n\n{text}",
     "{text}\n\nList the facts in this text.",
     "Shorten this paragraph:\n\n{text}",
 )
-_KINDS = (_SUMMARIES, _ANSWERS, _REWRITINGS)
-_SHARES = (4, 4, 1)
+_KINDS = (SUMMARIES, ANSWERS, REWRITINGS)
+SHARES = (4, 4, 1)
 
 
 class PassagePrompts:
@@ -72,9 +72,9 @@ class PassagePrompts:
         """The prompt of a number in [0, ``len``)."""
         chance = random.Random(f"{self._seed} reading {number}")
         some = self._texts[number * _STEP : number * _STEP + _STEP + 1]
-        forms = chance.choices(_KINDS, _SHARES)[0]
+        forms = chance.choices(_KINDS, SHARES)[0]
         question = some[0][0]
-        if forms is _ANSWERS:  # among passages about other things
+        if forms is ANSWERS:  # among passages about other things
             passages = [text for _, text in some[: chance.choice((1, 2, 3))]]
             chance.shuffle(passages)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outpace.constraints.grammar import Grammar
@@ -31,9 +32,9 @@ class Prompt:
     grammar: Grammar | None = None
 
     @classmethod
-    def single(cls, name: str, text: str, system: str = "") -> Prompt:
-        """A prompt of one turn, behind a system message where there is one."""
-        return cls(name, OTHER, (text,), (("system", system),) if system else ())
+    def single(cls, name: str, text: str, system: str = "", later: Iterable[str] = ()) -> Prompt:
+        """A prompt of one turn, and ``later`` ones, behind a system message where there is one."""
+        return cls(name, OTHER, (text, *later), (("system", system),) if system else ())
 
     @property
     def text(self) -> str:
@@ -61,9 +62,10 @@ class Prompt:
         """All that the user says, in the history and in the turns."""
         return (*(content for role, content in self.history if role == "user"), *self.turns)
 
-    def opening(self, name: str) -> Prompt:
-        """The system message and the user's first words alone, under another id: what training has answered."""
-        return Prompt.single(name, self.user_texts[0], self.system)
+    def asked(self, name: str) -> Prompt:
+        """The system message and all that the user says, under another id: what training has answered."""
+        first, *later = self.user_texts
+        return Prompt.single(name, first, self.system, later)
 
     @property
     def key(self) -> str:

@@ -36,13 +36,7 @@ def read_prompts(path: Path, *, strict: bool = True) -> dict[int, Prompt]:
     ``strict``: a row without a usable prompt is an error that names its line; otherwise it is passed over. Raises
     BadInput for a file that cannot be read, is broken, or holds no prompt.
     """
-    try:
-        rows = list(FORMATS.get(path.suffix.lower(), _by_content)(path))
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise BadInput(f"{path}, line {line}: not UTF-8 text") from None
-    except OSError as error:
-        raise BadInput(f"cannot read prompts from {path}: {error.strerror or error}") from None
+    rows = read_rows(path, "prompts")
     found: dict[int, Prompt] = {}
     for number, row in rows:
         try:
@@ -56,6 +50,20 @@ def read_prompts(path: Path, *, strict: bool = True) -> dict[int, Prompt]:
         columns = next((", ".join(map(str, row)) for _, row in rows if isinstance(row, Mapping)), "none")
         raise BadInput(f"{path} has no usable rows: its columns are {columns}; {WANTED}")
     return found
+
+
+def read_rows(path: Path, what: str) -> list[tuple[int, Any]]:
+    """The rows of a file by their numbers, whatever they hold. ``what``: it is read for, in words.
+
+    Raises BadInput for a file that cannot be read or is broken.
+    """
+    try:
+        return list(FORMATS.get(path.suffix.lower(), _by_content)(path))
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise BadInput(f"{path}, line {line}: not UTF-8 text") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {what} from {path}: {error.strerror or error}") from None
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

@@ -21,7 +21,7 @@ _SHUFFLED = 10_000
 
 
 class Source:
-    """Prompts of one turn, in a fixed order, with ids ``name:number``; iteration may have no end."""
+    """Prompts, in a fixed order, with ids ``name:number``; iteration may have no end."""
 
     name: str
 
@@ -30,14 +30,14 @@ class Source:
 
 
 class FileSource(Source):
-    """The openings of a file's prompts (:meth:`Prompt.opening`), shuffled by ``seed``.
+    """What the user says in a file's prompts (:meth:`Prompt.asked`), shuffled by ``seed``.
 
     Raises BadInput for a file that cannot be read or has no usable row.
     """
 
     def __init__(self, path: Path, seed: int = 0) -> None:
         self.name = path.name
-        self._prompts = [prompt.opening(f"{path.name}:{at}") for at, prompt in read_prompts(path, strict=False).items()]
+        self._prompts = [prompt.asked(f"{path.name}:{at}") for at, prompt in read_prompts(path, strict=False).items()]
         random.Random(seed).shuffle(self._prompts)
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -97,7 +97,7 @@ class HubSource(Source):
                     break
             else:
                 usable += 1
-                yield found.opening(f"{self.name}:{number}")
+                yield found.asked(f"{self.name}:{number}")
         if not usable:
             raise BadInput(f"data set '{self.name}' has no usable rows: its columns are {columns or 'none'}; {WANTED}")
 

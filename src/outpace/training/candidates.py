@@ -7,11 +7,13 @@ from typing import Any
 
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.model import Model
+from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.overlap import Overlap, Seen
 from outpace.prompts.passages import PassagePrompts
 from outpace.prompts.prompt import Prompt
 from outpace.training.data_config import DataConfig
 from outpace.training.dataset import held_out
+from outpace.training.dialogues import answer_text
 from outpace.training.prompt_log import Log
 from outpace.training.self_written import SelfWritten
 from outpace.training.shards import Conversation
@@ -33,7 +35,7 @@ class Candidates:
         self._model, self._config, self._excluded = model, config, excluded
         self._log, self._longest = log, longest
         self._own = SelfWritten(model, config.seed)
-        self._passages = PassagePrompts(config.seed)
+        self._passages: PassagePrompts | GivenPassages = config.texts or PassagePrompts(config.seed)
         self._seen = Seen()
         for prompt in log.prompts:
             self._seen.add(prompt.text)
@@ -46,7 +48,8 @@ class Candidates:
     def add_answered(self, conversations: Iterable[Conversation]) -> None:
         """Enter prompts that were answered and are not in the log: no further prompt may be like them."""
         for one in conversations:
-            self._seen.add(self._model.tokenizer.decode(self._own.turn.inside(one.prompt)))
+            opening = one.tokens[: one.answers[0][0]]
+            self._seen.add(self._model.tokenizer.decode(self._own.turn.inside(opening)))
 
     def add_passages(self, conversations: Iterable[Conversation]) -> None:
         """Take answers as passages for further prompts.
@@ -55,10 +58,10 @@ class Candidates:
         """
         asked = {one.key: one for one in self._log.prompts if not one.id.startswith(f"{PassagePrompts.name}:")}
         for one in conversations:
-            if one.key in asked and not held_out(one.key):
-                ended = one.answer[-1] in self._model.eos_ids
-                answer = self._model.tokenizer.decode(one.answer[:-1] if ended else one.answer)
-                self._passages.add(asked[one.key].text, answer)
+            prompt = asked.pop(one.key, None)  # later turns that are conversations of their own have the same key
+            if prompt is not None and not held_out(one.key):
+                start, stop = one.answers[0]
+                self._passages.add(prompt.text, answer_text(self._model, one.tokens[start:stop]))
 
     def more(self, count: int) -> bool:
         """Judge up to ``count`` more prompts, of the kind of source that is furthest behind its share.
@@ -71,12 +74,13 @@ class Candidates:
             return True
         others = len(log.prompts) - log.passages
         share = config.self_written or 0.0
+        texts = config.texts is not None and config.passages > 0.0  # they have their share from the beginning
         if self._given_left and log.own >= share * others:
-            self._take_given(1 if share else count)
+            self._take_given(1 if share or texts else count)
             return True
         if config.self_written == 0.0:
             return False
-        self._take_own(1 if 0.0 < share < 1.0 and self._given_left else count)
+        self._take_own(1 if texts or (0.0 < share < 1.0 and self._given_left) else count)
         return True
 
     def _take_given(self, count: int) -> None:
@@ -125,13 +129,15 @@ class Candidates:
         if reason := self._against(prompt):
             return entry | {"removed": reason}
         self._seen.add(prompt.text)
-        return entry | {"text": prompt.text} | ({"system": prompt.system} if prompt.system else {})
+        entry |= {"text": prompt.text} | ({"system": prompt.system} if prompt.system else {})
+        later = prompt.turns[1 : self._config.turns]
+        return entry | ({"later": list(later)} if later else {})
 
     def _against(self, prompt: Prompt) -> str:
         """Why this prompt is not answered, or ""."""
         if self._seen.duplicate(prompt.text):
             return "duplicates"
-        if prompt.text in self._excluded:
+        if any(text in self._excluded for text in prompt.turns):
             return "overlaps with bench prompts"
         if self._seen.near(prompt.text):
             return "near duplicates"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,7 @@ from outpace.targets.base import Target
 from outpace.training.answers import PromptTokens, answered
 from outpace.training.candidates import Candidates
 from outpace.training.data_config import DataConfig
+from outpace.training.dialogues import Dialogues, joined
 from outpace.training.memory import give_back, ran_out
 from outpace.training.prompt_log import LOG, Log
 from outpace.training.shards import MANIFEST, Conversation, Shards
@@ -135,6 +136,7 @@ class Collector:
         longest = max(1, min(config.longest, room - self._most - 2))
         self.log = Log(shards.folder / LOG)
         self._answered = set(shards.keys())
+        self._excluded, self._longest = excluded, longest
         self._candidates = Candidates(model, config, excluded, self.log, longest)
         self._recall()
         self.state = Collected(shards.answer_tokens(), len(self._answered))
@@ -201,7 +203,8 @@ class Collector:
 
     def _largest(self) -> int:
         """How many prompts a block may have, so that its hidden states take about ``_SHARD_BYTES``."""
-        a_prompt = 2 * self.model.target.hidden_size * max(1, len(self.layers)) * (self._most + 96)
+        size = self.config.turns * (self._most // 2 + 224)
+        a_prompt = 2 * self.model.target.hidden_size * max(1, len(self.layers)) * size
         return max(_LEAST_BLOCK, min(BLOCK, _SHARD_BYTES // a_prompt))
 
     def _answer(self, block: Sequence[Prompt], watch: Watch) -> None:
@@ -209,35 +212,46 @@ class Collector:
         capture = self.layers if self.shards.bytes < self._cache() else ()
         chat, sampling = self.model.tokenizer.chat, self.config.sampling
         prompts = [PromptTokens(one.key, tuple(chat(one.messages)), *sampling.of(one.key)) for one in block]
-        found: dict[str, Conversation] = {}
         base = self.state.tokens
         kept = capture or not self.layers
         self.state.doing = "answering" if kept else "answering (states are not kept: --cache-bytes)"
-        stops, together = self.model.eos_ids, self.config.together
-        for one in answered(
-            self.model.target,
-            prompts,
-            capture,
-            most=self._most,
-            stop_ids=stops,
-            together=together,
-            over=self.config.plan.data_over,
-        ):
-            found[one.key] = one
-            self.state.tokens += len(one.answer)
-            self.state.prompts += 1
-            watch(self.state)
+        found = {one.key: [one] for one in self._answers(prompts, capture, watch)}
+        self.state.prompts += len(found)
+        if self.config.turns > 1:
+            self._continue(block, found, capture, watch)
         if not found:
             if self.config.plan.data_over():
                 return
             raise BadInput("the model answered none of the prompts")
-        conversations = [found[prompt.key] for prompt in block if prompt.key in found]
-        self.shards.append(conversations)
+        conversations = [one for prompt in block for one in found.get(prompt.key, ())]
+        self.shards.append(conversations, state_bits=self.config.state_bits)
         if self.config.passages:
             self._candidates.add_passages(conversations)
         give_back()
         self._answered |= set(found) if self.config.plan.data_over() else {prompt.key for prompt in block}
-        self.state.tokens = base + sum(len(one.answer) for one in found.values())
+        self.state.tokens = base + sum(one.answer_tokens for one in conversations)
+
+    def _answers(self, prompts: Sequence[PromptTokens], capture: Sequence[int], watch: Watch) -> Iterator[Conversation]:
+        """The target's answers, as they end, with hidden states of the layers in ``capture``."""
+        stops, together = self.model.eos_ids, self.config.together
+        over = self.config.plan.data_over
+        for one in answered(
+            self.model.target, prompts, capture, most=self._most, stop_ids=stops, together=together, over=over
+        ):
+            self.state.tokens += len(one.answer)
+            watch(self.state)
+            yield one
+
+    def _continue(
+        self, block: Sequence[Prompt], found: dict[str, list[Conversation]], capture: Sequence[int], watch: Watch
+    ) -> None:
+        """Add further turns to the conversations in ``found``, by their keys."""
+        dialogues = Dialogues(self.model, self.config, self._excluded, self._longest, block)
+        for turn in range(1, self.config.turns):
+            if self.config.plan.data_over():
+                return
+            for one in self._answers(dialogues.next_turn(turn, found), capture, watch):
+                found[one.key] = joined(found[one.key], one)
 
     def _cache(self) -> int:
         if self.config.cache_bytes is not None:

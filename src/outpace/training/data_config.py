@@ -1,12 +1,15 @@
-"""DataConfig: which conversations are collected for training."""
+"""DataConfig: which conversations are collected for training. BatchConfig: how they are made into batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outpace.core.errors import BadInput
+from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.sources import Source
 from outpace.training.answers import TOGETHER, AnswerSampling
+from outpace.training.dataset import BATCH, OVERLAP, WINDOW
 from outpace.training.time_plan import TimePlan
 
 
@@ -21,15 +24,51 @@ class DataConfig:
     """Share of prompts that the model writes itself; None: those that are lacking when ``sources`` end."""
     passages: float = 0.0
     """Share of prompts about passages, as far as there are passages."""
-    most: int = 224
+    texts: GivenPassages | None = None
+    """Passages for these prompts; None: the model's own longer answers."""
+    most: int = 512
     """Tokens of one answer, at most."""
-    longest: int = 1024
-    """Tokens of one prompt, at most."""
+    longest: int = 1536
+    """Tokens of one prompt, earlier turns included, at most."""
+    turns: int = 1
+    """Turns of one conversation, at most; how many it has is told from its prompt's key."""
     cache_bytes: int | None = None
     """Bytes on disk for hidden states; None: half of the free disk, up to ``data.CACHE``."""
+    state_bits: int = 16
+    """Of a number of the hidden states on disk, 16 or 8."""
     sampling: AnswerSampling = field(default_factory=AnswerSampling)
     seed: int = 0
     together: int = TOGETHER
     """Requests that are answered at once."""
     plan: TimePlan = field(default_factory=TimePlan, compare=False)
     """How long it may take."""
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What batches are made of. Sizes are in tokens."""
+
+    row_tokens: int = WINDOW
+    """Of a row: a longer conversation is cut into several."""
+    batch_tokens: int = BATCH
+    """Of a batch, about."""
+    pack: bool = True
+    """Conversations end to end without padding, for kinds of heads that take them so."""
+    evaluate_tokens: int = 20_000
+    """Of held-out answers that the loss is watched on while training; 0: all."""
+    accumulate: int = 1
+    """Batches in a step of the optimiser."""
+    prefetch: int = 0
+    """Batches that are read ahead, beside training."""
+
+    def check(self) -> None:
+        """Raise BadInput for an amount out of range."""
+        for option, value, least in (
+            ("--row-tokens", self.row_tokens, 2 * OVERLAP),
+            ("--batch-tokens", self.batch_tokens, 1),
+            ("--evaluate-tokens", self.evaluate_tokens, 0),
+            ("--accumulate", self.accumulate, 1),
+            ("--prefetch", self.prefetch, 0),
+        ):
+            if value < least:
+                raise BadInput(f"{option} must be at least {least}, not {value}")

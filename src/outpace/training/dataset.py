@@ -1,4 +1,7 @@
-"""Batches of conversations for training: split, cut into windows, shuffled the same way for the same seed.
+"""Batches of conversations for training: split, cut into rows, shuffled the same way for the same seed.
+
+A row is a whole conversation, or where that is longer than ``window`` a part of it. Rows of a batch stand side by side,
+padded at their ends, or packed end to end without padding.
 
 Where a shard has no hidden states of a layer, the target computes them again from the tokens, each time the
 conversation is read: slower, but without disk.
@@ -8,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,14 +22,19 @@ from outpace.core.errors import BadInput
 from outpace.heads.base import Batch
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
-from outpace.training.shards import Conversation, Shards
+from outpace.training.prefetch import prefetched
+from outpace.training.shards import Conversation
 
 HELD_OUT = 50
 """One prompt in so many is held out."""
 OVERLAP = 32
-"""Tokens of context that a window takes from the one before."""
+"""Tokens of context that a row takes from the one before, of the same conversation."""
 POOL = 4
 """Shards that are shuffled together."""
+WINDOW = 2048
+"""Tokens of a row, at most."""
+BATCH = 2048
+"""Positions of a batch, about."""
 
 
 def held_out(key: str) -> bool:
@@ -50,28 +58,75 @@ class TrainingData(Protocol):
         ...
 
     def held_out(self) -> Iterator[Batch]:
-        """Batches that are never trained on, the same every time."""
+        """Batches that are never trained on, the same every time: those that the loss is watched on."""
         ...
+
+    def all_held_out(self) -> Iterator[Batch]:
+        """The whole held-out split."""
+        ...
+
+
+class Conversations(Protocol):
+    """Where conversations are read from: :class:`~outpace.training.shards.Shards`, or what stands in for them."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files, in order."""
+        ...
+
+    def read(
+        self, path: Path, layers: Sequence[int] = (), wanted: Callable[[str], bool] = lambda _: True
+    ) -> Iterator[Conversation]:
+        """The conversations of one file whose key is ``wanted``, with states of ``layers`` where it has them."""
+        ...
+
+
+class Row(NamedTuple):
+    """Tokens ``start`` to ``stop`` of a conversation, those before ``context`` for context alone."""
+
+    conversation: Conversation
+    start: int
+    stop: int
+    context: int
+
+    @property
+    def size(self) -> int:
+        """Tokens."""
+        return self.stop - self.start
+
+    def answer(self) -> Tensor:
+        """(size,) bool: tokens that the target wrote, and that no earlier row has asked for."""
+        asked = torch.zeros(self.stop, dtype=torch.bool)
+        for begin, end in self.conversation.answers:
+            asked[max(begin, self.context) : end] = True
+        return asked[self.start :]
 
 
 class Dataset:
     """The conversations of ``shards`` in batches, with hidden states of ``layers``.
 
-    ``window``: tokens in a row, at most; ``tokens``: positions in a batch, about. ``target`` computes the hidden states
-    that shards lack; without it a shard that lacks some raises BadInput.
+    ``window``: tokens in a row, at most; ``tokens``: positions in a batch, about; ``pack``: whether rows are packed end
+    to end. ``sample``: tokens of held-out answers that :meth:`held_out` gives, 0 for all. ``prefetch``: batches of a
+    pass that are made ahead, in another thread. ``target`` computes the hidden states that shards lack; without it a
+    shard that lacks some raises BadInput.
     """
 
     def __init__(
         self,
-        shards: Shards,
+        shards: Conversations,
         layers: Sequence[int],
         *,
-        window: int = 512,
-        tokens: int = 2048,
+        window: int = WINDOW,
+        tokens: int = BATCH,
+        pack: bool = False,
+        sample: int = 0,
+        prefetch: int = 0,
         target: Target | None = None,
     ) -> None:
         self.shards, self.layers, self.target = shards, tuple(layers), target
-        self.window, self.tokens = window, tokens
+        self.window, self.tokens, self.pack = window, tokens, pack
+        self._sample, self._prefetch = sample, prefetch
+        self._kept: list[Batch] | None = None
 
     def words(self, count: int, vocab_size: int, always: Sequence[int] = ()) -> Tensor:
         """The ``count`` tokens that the target's answers use most, ``always`` among them; ascending (count,) long.
@@ -79,78 +134,132 @@ class Dataset:
         Ties go to lower ids, which are the more frequent ones in byte-level vocabularies.
         """
         uses = torch.zeros(vocab_size, dtype=torch.long)
-        for path in self.shards.paths:
-            for one in self.shards.read(path, wanted=_trained_on):
-                uses += torch.bincount(torch.tensor(one.answer), minlength=vocab_size)[:vocab_size]
+        for one in self._read(_trained_on):
+            tokens = torch.tensor(one.tokens)
+            for start, stop in one.answers:
+                uses += torch.bincount(tokens[start:stop], minlength=vocab_size)[:vocab_size]
         uses[list(always)] = int(uses.max()) + 1
         return uses.argsort(descending=True, stable=True)[:count].sort().values
 
     def answer_tokens(self) -> int:
-        return sum(len(one.answer) for path in self.shards.paths for one in self.shards.read(path, wanted=_trained_on))
+        return sum(one.answer_tokens for one in self._read(_trained_on))
+
+    def _read(self, wanted: Callable[[str], bool]) -> Iterator[Conversation]:
+        for path in self.shards.paths:
+            yield from self.shards.read(path, wanted=wanted)
 
     def train(self, epoch: int) -> Iterator[Batch]:
+        return prefetched(self._pass(epoch), self._prefetch)
+
+    def _pass(self, epoch: int) -> Iterator[Batch]:
         order = random.Random(epoch)
         paths = self.shards.paths
         order.shuffle(paths)
         for start in range(0, len(paths), POOL):
-            windows = [one for path in paths[start : start + POOL] for one in self._windows(path, False)]
-            order.shuffle(windows)
-            yield from self._batches(windows, order)
+            pool, compute = paths[start : start + POOL], not self._prefetch
+            rows = [row for path in pool for row in self._rows(path, _trained_on, compute=compute)]
+            order.shuffle(rows)
+            yield from self._batches(rows, order)
 
     def held_out(self) -> Iterator[Batch]:
+        if not self._sample:
+            return self.all_held_out()
+        if self._kept is None:  # read once: it is asked for again and again
+            self._kept = list(self._held_out(self._sampled().__contains__))
+        return iter(self._kept)
+
+    def all_held_out(self) -> Iterator[Batch]:
+        return self._held_out(held_out)
+
+    def _held_out(self, wanted: Callable[[str], bool]) -> Iterator[Batch]:
         for path in self.shards.paths:
-            yield from self._batches(list(self._windows(path, True)), random.Random(0))
+            yield from self._batches(list(self._rows(path, wanted)), random.Random(0))
 
-    def _windows(self, path: Path, wanted: bool) -> Iterator[tuple[Conversation, int, int]]:
-        """(conversation, start, stop) of every row, in tokens; a long conversation makes several rows that overlap.
+    def _sampled(self) -> set[str]:
+        """Keys of held-out conversations with about as many answer tokens as the sample has; their hashes decide."""
+        sizes: dict[str, int] = {}
+        for one in self._read(held_out):
+            sizes[one.key] = sizes.get(one.key, 0) + one.answer_tokens
+        found: set[str] = set()
+        left = self._sample
+        for key in sorted(sizes, key=lambda key: hashlib.sha256(f"sample {key}".encode()).digest()):
+            if left <= 0:
+                break
+            found.add(key)
+            left -= sizes[key]
+        return found
 
-        ``wanted``: of the held-out split, or of the training split.
+    def _rows(self, path: Path, wanted: Callable[[str], bool], *, compute: bool = True) -> Iterator[Row]:
+        """Rows of a shard's conversations whose key is ``wanted``; those of a long conversation overlap.
+
+        ``compute``: the target may be asked for hidden states that are missing.
         """
-        found = list(self.shards.read(path, self.layers, held_out if wanted else _trained_on))
-        self._complete(path, found)
+        found = list(self.shards.read(path, self.layers, wanted))
+        self._complete(path, found, compute)
         for one in found:
             start, end = 0, len(one.tokens)
             while start + OVERLAP < end or start == 0:
                 stop = min(end, start + self.window)
-                if stop > len(one.prompt):  # a window within the prompt has no answer to learn
-                    yield one, start, stop
+                context = start + OVERLAP if start else 0
+                if any(max(first, context) < min(last, stop) for first, last in one.answers):
+                    yield Row(one, start, stop, context)  # a row within a prompt has no answer to learn
                 start += self.window - OVERLAP
 
-    def _complete(self, path: Path, found: list[Conversation]) -> None:
-        """Let the target compute the hidden states that are missing. Raises BadInput where there is no target."""
+    def _complete(self, path: Path, found: list[Conversation], compute: bool) -> None:
+        """Let the target compute the hidden states that are missing. Raises BadInput where it cannot."""
         missing = sorted({layer for one in found for layer in self.layers if layer not in one.states})
         if not missing:
             return
         if self.target is None:
             raise BadInput(f"{path} has no states of layers {missing}")
+        if not compute:  # it is in use by the training, in another thread
+            raise BadInput(
+                f"{path} has no states of layers {missing}, and --prefetch reads only what is on disk; give more "
+                "--cache-bytes, or --prefetch 0"
+            )
         for one, states in zip(found, states_of(self.target, found, missing), strict=True):
             one.states |= states
 
-    def _batches(self, windows: list[tuple[Conversation, int, int]], order: random.Random) -> Iterator[Batch]:
-        windows = sorted(windows, key=lambda one: one[2] - one[1])  # rows of about the same length, for little padding
-        groups: list[list[tuple[Conversation, int, int]]] = [[]]
-        for one in windows:
-            if groups[-1] and (len(groups[-1]) + 1) * (one[2] - one[1]) > self.tokens:
+    def _batches(self, rows: list[Row], order: random.Random) -> Iterator[Batch]:
+        if not self.pack:
+            rows = sorted(rows, key=lambda row: row.size)  # rows of about the same length, for little padding
+        groups: list[list[Row]] = [[]]
+        for row in rows:
+            before = sum(one.size for one in groups[-1]) if self.pack else len(groups[-1]) * row.size
+            if groups[-1] and before + row.size > self.tokens:
                 groups.append([])
-            groups[-1].append(one)
+            groups[-1].append(row)
         order.shuffle(groups)
-        yield from (self._batch(group) for group in groups if group)
+        yield from ((packed if self.pack else padded)(group) for group in groups if group)
 
-    def _batch(self, group: list[tuple[Conversation, int, int]]) -> Batch:
-        longest = max(stop - start for _, start, stop in group)
-        tokens = torch.zeros(len(group), longest, dtype=torch.long)
-        real = torch.zeros(len(group), longest, dtype=torch.bool)
-        answer = torch.zeros_like(real)
-        states = {
-            layer: torch.zeros(len(group), longest, rows.shape[-1], dtype=rows.dtype)
-            for layer, rows in group[0][0].states.items()
-        }
-        for row, (one, start, stop) in enumerate(group):
-            size = stop - start
-            tokens[row, :size] = torch.tensor(one.tokens[start:stop])
-            real[row, :size] = True
-            # Answer tokens that the window before has predicted are context here.
-            answer[row, max(len(one.prompt) - start, OVERLAP if start else 0) : size] = True
-            for layer, rows in one.states.items():
-                states[layer][row, :size] = rows[start:stop]
-        return Batch(tokens, states, real, answer)
+
+def padded(rows: Sequence[Row]) -> Batch:
+    """Rows side by side, as long as the longest of them."""
+    longest = max(row.size for row in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    real = torch.zeros(len(rows), longest, dtype=torch.bool)
+    answer = torch.zeros_like(real)
+    states = {
+        layer: torch.zeros(len(rows), longest, found.shape[-1], dtype=found.dtype)
+        for layer, found in rows[0].conversation.states.items()
+    }
+    for at, row in enumerate(rows):
+        one = row.conversation
+        tokens[at, : row.size] = torch.tensor(one.tokens[row.start : row.stop])
+        real[at, : row.size] = True
+        answer[at, : row.size] = row.answer()
+        for layer, found in one.states.items():
+            states[layer][at, : row.size] = found[row.start : row.stop]
+    return Batch(tokens, states, real, answer, offsets=[row.start for row in rows])
+
+
+def packed(rows: Sequence[Row]) -> Batch:
+    """Rows end to end, in one."""
+    tokens = torch.tensor([token for row in rows for token in row.conversation.tokens[row.start : row.stop]])[None]
+    states = {
+        layer: torch.cat([row.conversation.states[layer][row.start : row.stop] for row in rows])[None]
+        for layer in rows[0].conversation.states
+    }
+    answer = torch.cat([row.answer() for row in rows])[None]
+    lengths, offsets = [row.size for row in rows], [row.start for row in rows]
+    return Batch(tokens, states, torch.ones_like(answer), answer, lengths, offsets)

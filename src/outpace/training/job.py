@@ -6,46 +6,41 @@ outpace.generate(model, "Why is the sky blue?", method=head.method, head=head.fo
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
-from safetensors import SafetensorError
+from typing import Any
 
 from outpace.core.errors import BadInput
-from outpace.core.machine import describe
 from outpace.core.names import normalised
 from outpace.heads import checkpoint
-from outpace.heads.base import parameters, teacher_of
+from outpace.heads.base import parameters
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.heads.kinds import find_kind, kinds, plan
 from outpace.methods.registry import drafting_with, methods
 from outpace.model import Model
+from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
 from outpace.training.collection import TOKENS, collect
-from outpace.training.data import Collector, layers_of_all_kinds, open_folder
-from outpace.training.data_config import DataConfig
-from outpace.training.dataset import Dataset
-from outpace.training.job_checks import check_amounts, check_folder, check_shares
+from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
+from outpace.training.data_config import BatchConfig, DataConfig
+from outpace.training.given_states import GivenStates, opened
+from outpace.training.job_checks import check_amounts, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
-from outpace.training.on_policy import with_on_policy
-from outpace.training.run_state import read_state, seconds_spent
-from outpace.training.schedule import Schedule
+from outpace.training.processes import Processes, started_together
+from outpace.training.run import Run, train_to_the_end, written
+from outpace.training.run_state import seconds_spent
 from outpace.training.shards import Shards
-from outpace.training.time_plan import TimePlan, TrainingSpeed
-from outpace.training.trainer import Trainer
+from outpace.training.time_plan import TimePlan
 from outpace.training.training_progress import Report, TrainingProgress
 from outpace.training.trial import try_head
 
-_MEASURING = 0.02
-"""Of the time that there is: a step of training that takes longer is not repeated to measure its speed."""
 VOCABULARY = 8192
 """Tokens that a head can draft, by default: reading the LM head is most of a draft's cost."""
 
@@ -72,15 +67,27 @@ def train(
     tokens: int | None = None,
     self_written: float | None = None,
     passages: float = 0.2,
+    texts: Sequence[str | Path] | None = None,
+    turns: int = 2,
+    prompt_tokens: int = 1536,
+    answer_tokens: int = 512,
     exclude: Sequence[str | Path] | None = None,
     data: str | Path | None = None,
+    states: str | Path | None = None,
     cache_bytes: float | None = None,
+    state_bits: int = 16,
     max_minutes: float | None = None,
     epochs: float | None = None,
     resume: bool = False,
     size: str = "base",
     vocabulary: int | None = None,
     rank: int = 0,
+    row_tokens: int = BatchConfig.row_tokens,
+    batch_tokens: int = BatchConfig.batch_tokens,
+    pack: bool = BatchConfig.pack,
+    evaluate_tokens: int = BatchConfig.evaluate_tokens,
+    accumulate: int = BatchConfig.accumulate,
+    prefetch: int = BatchConfig.prefetch,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Report = lambda _: None,
@@ -92,13 +99,18 @@ def train(
     drafts with one. ``output``: the folder to write. ``prompts``: files of JSON lines or data sets of the hub; what
     they lack the model writes itself. ``tokens``: of answers to train on; None takes a million, or with ``max_minutes``
     as many as there is time for. ``self_written``: share of prompts that the model writes; ``passages``: share of
-    prompts about passages. ``exclude``: files of prompts to keep out of the data. ``data``: the folder of
-    conversations, "data" in ``output`` by default. ``cache_bytes``: disk for hidden states.
-    ``max_minutes``: of data and training together, over all runs; what was trained until then is the head. ``epochs``:
-    passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there is time for.
-    ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None takes 8,192,
-    or all with ``rank``, that of a low-rank LM head. ``options``: the kind's own settings. ``on_progress`` is called
-    all along and may raise KeyboardInterrupt. ``clock``: seconds.
+    prompts about passages, those of the files ``texts`` or the model's own longer answers. ``turns``: of a
+    conversation, at most; ``prompt_tokens``: of one prompt with the turns before it; ``answer_tokens``: of one answer.
+    ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
+    by default. ``states``: a folder of conversations and hidden states that another engine wrote, in place of all that
+    (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
+    numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head.
+    ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
+    is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
+    takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
+    ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
+    ``options``: the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt.
+    ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -112,6 +124,13 @@ def train(
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
     check_shares(self_written, passages, bool(prompts))
+    if states is not None and data is not None:
+        raise BadInput("--states and --data are two sources of conversations; give one of them")
+    check_lengths(turns, prompt_tokens, answer_tokens)
+    if state_bits not in (8, 16):
+        raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
+    batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch)
+    batches.check()
     check_folder(folder, resume)
     spent = seconds_spent(folder) if resume else 0.0
     bound = TimePlan(math.inf if max_minutes is None else 60.0 * max_minutes, clock, spent)
@@ -120,6 +139,11 @@ def train(
         sources=[source(str(one), seed) for one in prompts or ()],
         self_written=self_written,
         passages=passages,
+        texts=GivenPassages([Path(one) for one in texts], seed) if texts else None,
+        most=answer_tokens,
+        longest=prompt_tokens,
+        turns=turns,
+        state_bits=state_bits,
         cache_bytes=None if cache_bytes is None else int(cache_bytes),
         seed=seed,
         plan=bound,
@@ -129,17 +153,22 @@ def train(
 
     if not isinstance(model, Model):
         model = model()
+    processes = started_together(str(model.info.get("device", "cpu")))
     facts = checkpoint.facts(model.target, model.name)
     config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
-    shards = open_folder(folder / "data" if data is None else Path(data), model.target, model.name, layers)
-    run = _Run(model, config, shards, folder, bound, passes, seed)
-    collected = collect(Collector(model, shards, wanted, excluded), shards, tokens, bound, run.speed, on_progress)
+    where = folder / "data" if data is None else Path(data)
+    shards = _opened(model, layers, config, processes, where, None if states is None else Path(states))
+    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
+    collected = _collected(run, shards, wanted, excluded, tokens, on_progress)
     try:
         trainer = run.trainer(resume=resume)
-        _train(trainer, folder, on_progress)
+        train_to_the_end(trainer, folder, on_progress if processes.first else lambda _: None)
+        if not processes.first:
+            processes.wait()  # for the head
+            return TrainedHead(head_kind, method, folder, checkpoint.read_provenance(folder) or {})
         on_progress(TrainingProgress("evaluation", 0, 1, "held-out conversations"))
-        trial = try_head(model, trainer.head, method, shards)
+        trial = try_head(model, trainer.head, method, run.shards)
     except (MemoryError, RuntimeError) as error:
         if not ran_out(error):
             raise
@@ -154,7 +183,21 @@ def train(
             "tokens": tokens,
             "prompts": [one.name for one in wanted.sources],
             "self-written": self_written,
+            "states": None if states is None else Path(states).name,
             "passages": passages,
+            "texts": [Path(one).name for one in texts or ()],
+            **_changed(
+                turns=turns,
+                prompt_tokens=prompt_tokens,
+                answer_tokens=answer_tokens,
+                state_bits=state_bits,
+                row_tokens=row_tokens,
+                batch_tokens=batch_tokens,
+                evaluate_tokens=evaluate_tokens,
+                accumulate=accumulate,
+                prefetch=prefetch,
+            ),
+            **({} if pack else {"no-pack": ""}),
             "max-minutes": max_minutes,
             "epochs": epochs,
             "size": size,
@@ -166,7 +209,34 @@ def train(
     )
     about = {"command": command, "data": collected.public(), "seed": seed, "parameters": parameters(trainer.head)}
     about["trial"] = trial.public()
-    return TrainedHead(head_kind, method, folder, _written(trainer, folder, about))
+    made = written(trainer, folder, about)
+    processes.wait()
+    return TrainedHead(head_kind, method, folder, made)
+
+
+def _opened(
+    model: Model, layers: Sequence[int], config: HeadConfig, processes: Processes, where: Path, states: Path | None
+) -> Shards | GivenStates:
+    """The conversations to learn from: those in the folder ``states``, or those that are collected in ``where``."""
+    if states is not None:
+        return opened(states, config.aux_hidden_state_layers, model.target)
+    if not processes.first:
+        processes.wait()  # for the data
+    return open_folder(where, model.target, model.name, layers)
+
+
+def _collected(
+    run: Run, shards: Shards | GivenStates, wanted: DataConfig, excluded: Overlap, tokens: int | None, report: Report
+) -> Collected:
+    """What there is to learn from, once the first of several processes has collected it."""
+    if isinstance(shards, GivenStates):
+        return shards.collected()
+    found = Collected()
+    if run.processes.first:
+        collector = Collector(run.model, shards, wanted, excluded)
+        found = collect(collector, shards, tokens, run.bound, run.speed, report)
+        run.processes.wait()
+    return found
 
 
 def kind_and_method(named: str) -> tuple[str, str]:
@@ -180,98 +250,18 @@ def kind_and_method(named: str) -> tuple[str, str]:
     return kind, (drafting_with(kind) or [kind])[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What the trainers of one training are made of."""
-
-    model: Model
-    config: HeadConfig
-    shards: Shards
-    folder: Path
-    bound: TimePlan
-    epochs: float
-    seed: int
-
-    def speed(self) -> TrainingSpeed:
-        """How fast a head of this kind learns, on what has been collected."""
-        return self._made(None).speed(patience=_MEASURING * self.bound.seconds)
-
-    def trainer(self, *, resume: bool) -> Trainer:
-        """A new head, or the run in the folder, and what it learns from; it ends when the plan's time is over."""
-        state = read_state(self.folder) if resume else None
-        trainer = self._made(state)
-        if resume:
-            trainer.resume()
-        progress = trainer.progress
-        if self.bound.bounded:  # where nothing is left, a new head gets one step and an old one none
-            seconds = max(progress.seconds + self.bound.left, 1e-3)
-            trainer.schedule = replace(trainer.schedule, seconds=seconds)
-        progress.other_seconds = self.bound.spent - progress.seconds
-        return trainer
-
-    def _made(self, state: Mapping[str, Any] | None) -> Trainer:
-        model, config, target = self.model, self.config, self.model.target
-        where = torch.device(model.info.get("device", "cpu"))
-        dataset = Dataset(self.shards, sorted({*config.aux_hidden_state_layers, target.num_layers}), target=target)
-        if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
-            ids = state["words"].cpu()
-        else:
-            ids = dataset.words(config.vocabulary, target.vocab_size, sorted(model.eos_ids))
-        head = checkpoint.new_head(config, target, ids, self.seed)
-        teacher = teacher_of(target, head, where)
-        head.initialise(target, teacher)
-        learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-        schedule = Schedule(epochs=self.epochs, seed=self.seed)
-        return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock)
-
-
-def _train(trainer: Trainer, folder: Path, report: Report) -> None:
-    """The training. After Ctrl-C its state is saved."""
-
-    def tell(stage: Literal["training", "stopped"], doing: str) -> None:
-        step, share = trainer.progress.step, trainer.share
-        # Before the first step nothing is known of their number.
-        report(TrainingProgress(stage, step, max(step, round(step / share)) if share else 0, doing, "steps"))
-
-    def watch(now: Any, _: float) -> None:
-        tell("training", ", ".join(f"{name} {value:.3f}" for name, value in list(now.figures.items())[:3]))
-
-    tell("training", "first step")
-    try:
-        trainer.run(watch)
-    except KeyboardInterrupt:
-        trainer.save()
-        tell("stopped", str(folder))
-        raise
-
-
-def _written(trainer: Trainer, folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure the head on the held-out split, and write it. Returns its provenance."""
-    progress = trainer.progress
-    made = {
-        **about,
-        "steps": progress.step,
-        "tokens": progress.tokens,
-        "seconds": round(progress.seconds, 1),
-        "skipped_steps": progress.skipped,
-        "held_out": {name: round(value, 5) for name, value in trainer.evaluate().items()},
-        "history": [[step, round(loss, 5)] for step, loss in progress.history],
-        "machine": describe(),
-    }
-    try:
-        checkpoint.save(trainer.head, folder, made)
-    except (OSError, SafetensorError) as error:
-        raise BadInput(
-            f"the head cannot be written to {folder} ({error}); the run is kept: free some space, and continue with "
-            "--resume"
-        ) from error
-    return made
-
-
 def _command(kind: str, flags: Mapping[str, Any]) -> str:
-    """The command that trains such a head; None leaves a flag out, a list repeats it."""
+    """The command that trains such a head; None leaves a flag out, a list repeats it, "" gives it no value."""
     words = ["outpace", "train", kind]
     for flag, value in flags.items():
         for one in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [f"--{flag}", f"{one:g}" if isinstance(one, float) else str(one)]
+            words.append(f"--{flag}")
+            if one != "":
+                words.append(f"{one:g}" if isinstance(one, float) else str(one))
     return shlex.join(words)
+
+
+def _changed(**given: Any) -> dict[str, Any]:
+    """The flags among parameters of :func:`train` that are not as they are by default."""
+    known = inspect.signature(train).parameters
+    return {name.replace("_", "-"): value for name, value in given.items() if value != known[name].default}

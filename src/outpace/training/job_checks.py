@@ -49,3 +49,10 @@ def check_folder(folder: Path, resume: bool) -> None:
             raise BadInput(f"{folder} holds a run already; continue it with --resume, or choose another folder")
     elif (folder / WEIGHTS).exists():
         raise BadInput(f"{folder} holds a head already; give another folder")
+
+
+def check_lengths(turns: int, prompt_tokens: int, answer_tokens: int) -> None:
+    """Raise BadInput for conversations that cannot be had."""
+    for option, value in (("--turns", turns), ("--prompt-tokens", prompt_tokens), ("--answer-tokens", answer_tokens)):
+        if value < 1:
+            raise BadInput(f"{option} must be at least 1, not {value}")

@@ -18,6 +18,7 @@ from outpace.heads.base import Batch, Head, Teacher
 from outpace.targets.base import Target
 from outpace.training.answers import states_of
 from outpace.training.dataset import TrainingData
+from outpace.training.replay import Replaying
 from outpace.training.shards import Conversation
 
 MOST = 128
@@ -50,6 +51,9 @@ class OnPolicy:
     def held_out(self) -> Iterator[Batch]:
         return self.data.held_out()
 
+    def all_held_out(self) -> Iterator[Batch]:
+        return self.data.all_held_out()
+
     def train(self, epoch: int) -> Iterator[Batch]:
         order = random.Random(f"on policy {epoch}")
         for number, batch in enumerate(self.data.train(epoch)):
@@ -77,6 +81,8 @@ class OnPolicy:
 def with_on_policy(
     data: TrainingData, head: Head, teacher: Teacher, target: Target, stop_ids: frozenset[int] = frozenset()
 ) -> TrainingData:
-    """What a head is trained on: ``data``, with on-policy batches where the head asks for a share of them."""
+    """What a head is trained on: ``data``, with what the head wrote or drafted itself where it asks for a share."""
+    if head.replay_share:
+        return Replaying(data, head, teacher, target, share=head.replay_share)
     share = head.on_policy_share
     return OnPolicy(data, head, teacher, target, share=share, stop_ids=stop_ids) if share else data

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.training.processes import Processes
+
+ALONE = Processes()
+"""A process by itself."""
 WARM = 0.03
 """Share of the run in which the learning rate rises."""
 
@@ -52,27 +56,35 @@ class Optimiser:
             self.parts.append(torch.optim.AdamW(small, lr=vector_rate, betas=(0.9, 0.98), weight_decay=0.0))
         self._rates = [group["lr"] for one in self.parts for group in one.param_groups]
 
-    def step(self, loss: Tensor, share: float) -> bool:
-        """One step along the weights' gradients, which are cleared, when ``share`` of the run is done.
+    def gather(self, share: float = 1.0) -> None:
+        """Add ``share`` of the weights' gradients, which are cleared, to those of the next step, in float32."""
+        for weight, copy in self.copies:
+            if weight.grad is not None:
+                found = weight.grad.float() * share
+                copy.grad = found if copy.grad is None else copy.grad.add_(found)
+                weight.grad = None
 
-        Gradients are clipped to a norm of 1. False where ``loss``, a scalar, or the gradients are not finite: then no
-        weight has changed.
+    def step(self, share: float, *, finite: bool = True, processes: Processes = ALONE) -> bool:
+        """One step along the gathered gradients, a mean over ``processes``, when ``share`` of the run is done.
+
+        Gradients are clipped to a norm of 1. False where losses (``finite``) or gradients are not finite in any of the
+        processes: then no weight has changed.
         """
         groups = [group for one in self.parts for group in one.param_groups]
         for group, largest in zip(groups, self._rates, strict=True):
             group["lr"] = largest * rate_factor(share)
-        for weight, copy in self.copies:
-            copy.grad = None if weight.grad is None else weight.grad.float()
-            weight.grad = None
-        norm = nn.utils.clip_grad_norm_([copy for _, copy in self.copies], 1.0)
-        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
-            for _, copy in self.copies:
-                copy.grad = None
-            return False
-        for one in self.parts:
+        copies = [copy for _, copy in self.copies]
+        if processes.count > 1:
+            finite = _average(copies, finite, processes)
+        norm = nn.utils.clip_grad_norm_(copies, 1.0)
+        good = finite and bool(torch.isfinite(norm))
+        for one in self.parts if good else ():
             one.step()
-        self.round()
-        return True
+        for copy in copies:
+            copy.grad = None
+        if good:
+            self.round()
+        return good
 
     @torch.no_grad()
     def round(self) -> None:
@@ -91,3 +103,15 @@ class Optimiser:
             copy.copy_(value)
         for one, kept in zip(self.parts, state, strict=True):
             one.load_state_dict(kept)
+
+
+def _average(copies: Sequence[Tensor], finite: bool, processes: Processes) -> bool:
+    """Give all processes the mean of their gradients, in one message. Returns whether ``finite`` held in all."""
+    lacking = [copy.grad is None for copy in copies]
+    flat = [torch.zeros(copy.numel()) if copy.grad is None else copy.grad.flatten().cpu() for copy in copies]
+    found = processes.mean(torch.cat([*flat, torch.tensor([0.0 if finite else 1.0])]))
+    parts = torch.split(found[:-1], [copy.numel() for copy in copies])
+    for copy, part, none in zip(copies, parts, lacking, strict=True):
+        if not none or bool(part.any()):
+            copy.grad = part.view_as(copy).to(copy.device, copy=True)
+    return not bool(found[-1])

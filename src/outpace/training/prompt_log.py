@@ -30,6 +30,7 @@ class _Line(BaseModel):
     key: str | None = None
     removed: str | None = None
     text: str | None = None
+    later: list[str] = Field(default_factory=list)
     system: str = ""
 
 
@@ -84,7 +85,7 @@ class Log:
         if line.removed is not None:
             self.removed[line.removed] += 1
         elif line.text is not None:
-            self.prompts.append(Prompt.single(line.origin, line.text, line.system))
+            self.prompts.append(Prompt.single(line.origin, line.text, line.system, line.later))
             self.passages += about_passages
             self.own += line.origin.startswith(f"{SelfWritten.name}:")
 

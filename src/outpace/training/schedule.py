@@ -25,6 +25,8 @@ class Schedule:
     evaluate_every: float = 300.0
     patience: int = 3
     """Evaluations without improvement after which training ends."""
+    accumulate: int = 1
+    """Batches in a step of the optimiser, their gradients averaged."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -6,10 +6,12 @@ Xu et al. 2024, arXiv 2406.08464). A base model continues with text of any kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from outpace.core.errors import OutpaceError
 from outpace.model import Model
+from outpace.models.base import Message
 from outpace.prompts.prompt import Prompt
 from outpace.training.answers import PromptTokens, answered, seed_of
 
@@ -36,7 +38,7 @@ class Turn:
 def user_turn(model: Model) -> Turn:
     """The template's tokens around a user's turn. Without a template: the first tokens of a text, and no end."""
     words = model.tokenizer
-    wrapped = [words.chat([{"role": "user", "content": text}]) for text in _PROBES]
+    wrapped = _with_user(model, [])
     bare = [words.encode(text) for text in _PROBES]
     if wrapped == bare:
         return Turn(tuple(_common(bare) or sorted(model.eos_ids)[:1] or words.encode("\n")))
@@ -44,6 +46,11 @@ def user_turn(model: Model) -> Turn:
     tail = _common([one[len(head) :][::-1] for one in wrapped])[::-1]
     begins = tuple(head) or tuple(sorted(model.eos_ids)[:1])
     return Turn(begins, tuple(tail), frozenset({*tail[:1], *model.eos_ids}))
+
+
+def _with_user(model: Model, before: Sequence[Message]) -> list[list[int]]:
+    """The tokens of messages and one more of the user, which differs."""
+    return [model.tokenizer.chat([*before, {"role": "user", "content": text}]) for text in _PROBES]
 
 
 def _common(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -86,10 +93,44 @@ class SelfWritten:
         stops = self.turn.ends or self._model.eos_ids
         found: dict[int, str] = {}
         for one in answered(self._model.target, prompts, (), most=most, stop_ids=stops, together=together, over=over):
-            ended = one.answer[-1] in stops
-            if ended is not self.template:
-                continue  # a turn must have ended; the beginning of a text must not
-            text = self._model.tokenizer.decode(one.answer[:-1] if ended else one.answer).strip()
-            if len(text) >= self.shortest and "\ufffd" not in text:
+            if text := self._usable(one.answer, stops):
                 found[int(one.key)] = text
         return [Prompt.single(f"{self.name}:{number}", found[number]) for number in sorted(found)]
+
+    def _usable(self, tokens: Sequence[int], stops: frozenset[int]) -> str:
+        """What was written, in words; "" for what is no turn: one must have ended, the beginning of a text must not."""
+        ended = tokens[-1] in stops
+        if ended is not self.template:
+            return ""
+        text = self._model.tokenizer.decode(tokens[:-1] if ended else tokens).strip()
+        return text if len(text) >= self.shortest and "\ufffd" not in text else ""
+
+    def follow_ups(
+        self,
+        dialogues: Mapping[str, Sequence[Message]],
+        turn: int,
+        together: int,
+        over: Callable[[], bool] = lambda: False,
+        longest: int | None = None,
+    ) -> dict[str, str]:
+        """What the user says next in ``dialogues``, by their keys: of those where something usable was written.
+
+        ``turn``: which turn it is, for the seed. ``longest``: tokens of a dialogue, at most. A model without a chat
+        template writes none.
+        """
+        if not self.template:
+            return {}
+        prompts = []
+        for key, messages in dialogues.items():
+            try:
+                before = tuple(_common(_with_user(self._model, messages)))
+            except OutpaceError:  # the template refuses it
+                continue
+            if longest is None or len(before) + self.longest <= longest:
+                prompts.append(PromptTokens(key, before, 1.0, seed_of(f"{self._seed} turn {turn} of {key}")))
+        ends = self.turn.ends
+        answers = answered(
+            self._model.target, prompts, (), most=self.longest, stop_ids=ends, together=together, over=over
+        )
+        texts = {one.key: self._usable(one.answer, ends) for one in answers}
+        return {prompt.key: texts[prompt.key] for prompt in prompts if texts.get(prompt.key)}

@@ -5,8 +5,11 @@ whole or not at all, so a kill loses one at most, and a second run goes on where
 shard of c conversations with n tokens together:
 
 ``tokens`` (n,) int32, prompts and answers end to end; ``starts`` (c + 1,) int64, where in ``tokens`` each conversation
-begins; ``answers`` (c,) int64, where each answer begins; ``state.L`` (n, hidden) bfloat16, the residual stream entering
-layer L at each token, absent from shards beyond the byte budget. The metadata's ``keys`` are the prompts' keys.
+begins; ``answers`` (c,) int64, where each last answer begins; ``earlier`` (m, 3) int64, where there are any: the
+target's answers to earlier turns, within the prompts of the last ones, as conversation, begin and end in its tokens;
+``state.L`` (n, hidden) bfloat16, the residual stream entering layer L at each token, absent from shards beyond the byte
+budget; or in 8 bits (float8_e4m3fn), with ``scale.L`` (n,) float32, by which its rows are multiplied. The metadata's
+``keys`` are the prompts' keys.
 """
 
 from __future__ import annotations
@@ -34,18 +37,30 @@ FORMAT = 1
 class Conversation:
     """A prompt and the target's answer, in tokens.
 
-    ``states[layer]``: (tokens, hidden) of prompt and answer, in any float type; may be empty.
+    ``states[layer]``: (tokens, hidden) of prompt and answer, in any float type; may be empty. ``earlier``: where in the
+    prompt the target's answers to earlier turns are, as (begin, end).
     """
 
     key: str
     prompt: list[int]
     answer: list[int]
     states: dict[int, Tensor] = field(default_factory=dict)
+    earlier: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
         """Prompt and answer."""
         return [*self.prompt, *self.answer]
+
+    @property
+    def answers(self) -> list[tuple[int, int]]:
+        """Where in the tokens all of the target's answers are, as (begin, end)."""
+        return [*self.earlier, (len(self.prompt), len(self.prompt) + len(self.answer))]
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens the target wrote."""
+        return sum(stop - start for start, stop in self.answers)
 
 
 class Shards:
@@ -97,19 +112,27 @@ class Shards:
         for path in self.paths:
             with _opened(path) as (_, index):
                 total += sum(index.starts[1:]) - sum(index.answers)
+                total += sum(stop - start for some in index.earlier.values() for start, stop in some)
         return total
 
-    def append(self, conversations: Sequence[Conversation]) -> Path:
-        """Write one more shard, whole or not at all, and return its path. Raises BadInput where the disk is full."""
+    def append(self, conversations: Sequence[Conversation], *, state_bits: int = 16) -> Path:
+        """Write one more shard, whole or not at all, and return its path. Raises BadInput where the disk is full.
+
+        ``state_bits``: of a number of the hidden states, 16 or 8.
+        """
         starts = torch.tensor([0, *(len(one.tokens) for one in conversations)]).cumsum(0)
         tensors = {
             "tokens": torch.tensor([token for one in conversations for token in one.tokens], dtype=torch.int32),
             "starts": starts,
             "answers": starts[:-1] + torch.tensor([len(one.prompt) for one in conversations]),
         }
+        earlier = [[number, *span] for number, one in enumerate(conversations) for span in one.earlier]
+        if earlier:
+            tensors["earlier"] = torch.tensor(earlier)
         if all(one.states for one in conversations):
             for layer in conversations[0].states:
-                tensors[f"state.{layer}"] = torch.cat([one.states[layer].bfloat16() for one in conversations])
+                rows = torch.cat([one.states[layer].bfloat16() for one in conversations])
+                tensors |= narrowed(layer, rows) if state_bits == 8 else {f"state.{layer}": rows}
         last = self.paths[-1:]
         number = 1 + int(last[0].stem.removeprefix("part-")) if last else 0  # one in the middle may have been deleted
         path = self.folder / f"part-{number:05d}.safetensors"
@@ -135,20 +158,34 @@ class Shards:
             names = set(file.keys())
             tokens = file.get_tensor("tokens").tolist()
             states = {layer: file.get_slice(f"state.{layer}") for layer in layers if f"state.{layer}" in names}
+            scales = {layer: file.get_tensor(f"scale.{layer}") for layer in states if f"scale.{layer}" in names}
             for number, key in enumerate(index.keys):
                 if wanted(key):
                     first, middle, last = index.starts[number], index.answers[number], index.starts[number + 1]
                     rows = {layer: found[first:last] for layer, found in states.items()}
-                    yield Conversation(key, tokens[first:middle], tokens[middle:last], rows)
+                    for layer, scale in scales.items():
+                        rows[layer] = (rows[layer].float() * scale[first:last, None]).bfloat16()
+                    earlier = index.earlier.get(number, [])
+                    yield Conversation(key, tokens[first:middle], tokens[middle:last], rows, earlier)
+
+
+def narrowed(layer: int, rows: Tensor) -> dict[str, Tensor]:
+    """Tensors of a shard that hold rows (n, hidden) in 8 bits a number (e4m3), with a factor for each row."""
+    scale = rows.float().abs().amax(-1).clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
+    return {f"state.{layer}": (rows.float() / scale[:, None]).to(torch.float8_e4m3fn), f"scale.{layer}": scale}
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Where in a shard's tokens its c conversations lie: c keys, c + 1 starts, c answers."""
+    """Where in a shard's tokens its c conversations lie: c keys, c + 1 starts, c answers.
+
+    ``earlier``: (begin, end) of answers to earlier turns, in the conversation's own tokens, by its number.
+    """
 
     keys: list[str]
     starts: list[int]
     answers: list[int]
+    earlier: dict[int, list[tuple[int, int]]]
 
 
 @contextmanager
@@ -180,6 +217,24 @@ def _index(file: Any) -> _Index:
     if (int(order[0]), int(order[-1])) != (0, len(tokens)) or bool((tokens < 0).any()):
         raise ValueError("its conversations are not its tokens")
     for name in file.keys():  # noqa: SIM118
-        if name.startswith("state.") and file.get_slice(name).get_shape()[:1] != [len(tokens)]:
+        if name.startswith(("state.", "scale.")) and file.get_slice(name).get_shape()[:1] != [len(tokens)]:
             raise ValueError(f"its tensor {name} has not one row for each token")
-    return _Index(keys, starts.tolist(), answers.tolist())
+    return _Index(keys, starts.tolist(), answers.tolist(), _earlier(file, (answers - starts[:-1]).tolist()))
+
+
+def _earlier(file: Any, prompts: list[int]) -> dict[int, list[tuple[int, int]]]:
+    """Answers to earlier turns by conversation, whose prompts have so many tokens. Raises ValueError for wrong ones."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    if "earlier" not in file.keys():  # noqa: SIM118
+        return found
+    spans = file.get_tensor("earlier")
+    if spans.dim() != 2 or spans.shape[1] != 3 or spans.is_floating_point():
+        raise ValueError("its earlier answers are no places")
+    for number, start, stop in spans.tolist():
+        if not 0 <= number < len(prompts):
+            raise ValueError("its earlier answers are of no conversation")
+        before = found.setdefault(number, [])
+        if not (before[-1][1] if before else 0) <= start < stop <= prompts[number]:
+            raise ValueError("its earlier answers are not in their prompts")
+        before.append((start, stop))
+    return found

@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
 from outpace.training.memory import give_back
-from outpace.training.optimiser import Optimiser
+from outpace.training.optimiser import ALONE, Optimiser
+from outpace.training.processes import Processes
 from outpace.training.run_state import STATE, read_state, write_state
 from outpace.training.schedule import Progress, Schedule
 from outpace.training.time_plan import TrainingSpeed
@@ -42,7 +44,7 @@ Watch = Callable[[Progress, float], None]
 class Trainer:
     """Trains one head on ``device``. ``run`` returns when the data, the time or the patience is used up.
 
-    ``folder``: where the state of the run is kept. ``clock``: seconds.
+    ``folder``: where the state of the run is kept. ``clock``: seconds. ``processes``: those that train together.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Trainer:
         schedule: Schedule,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        processes: Processes = ALONE,
     ) -> None:
+        self.processes = processes
         self.head, self.teacher, self.data, self.folder = head.to(device), teacher, data, folder
         self.schedule, self.device, self.clock = schedule, device, clock
         self.progress = Progress()
@@ -69,6 +73,8 @@ class Trainer:
         self._total = max(1.0, schedule.epochs * self._answers)
         self._vain = 0
         self._evaluated = -1
+        self._gathered = self._asked = 0
+        self._losses_finite = True
 
     @property
     def share(self) -> float:
@@ -82,12 +88,14 @@ class Trainer:
         """
         began = saved = evaluated = tidied = self.clock()
         spent = self.progress.seconds
-        for batch in () if self.finished else self._batches():
+        for batch in () if self.processes.agreed(self.finished) else self._batches():
             self._step(batch)
             self.progress.batch += 1
             self.progress.seconds = spent + self.clock() - began
+            if self._gathered:  # in the middle of a step
+                continue
             watch(self.progress, self.share)
-            if self.clock() - evaluated > self.schedule.evaluate_every:
+            if self.processes.agreed(self.clock() - evaluated > self.schedule.evaluate_every):
                 self.evaluate()
                 evaluated = self.clock()
             if self.clock() - saved > self.schedule.save_every:
@@ -96,7 +104,7 @@ class Trainer:
             if self.clock() - tidied > TIDY:
                 give_back()
                 tidied = self.clock()
-            if self.finished:
+            if self.processes.agreed(self.finished):
                 break
         if self._evaluated != self.progress.step:
             self.evaluate()
@@ -110,6 +118,8 @@ class Trainer:
 
         A first step does not count, unless it takes more than ``patience`` seconds: then it is all.
         """
+        together = self.schedule.accumulate
+        self.schedule = replace(self.schedule, accumulate=1)
         batches = list(itertools.islice(self.data.train(self.schedule.seed), steps))
         if not batches:
             raise BadInput("there is nothing to train on: no conversation outside the held-out split")
@@ -120,7 +130,7 @@ class Trainer:
             tokens, seconds = self.progress.tokens - before, max(self.clock() - began, 1e-9)
             if seconds > patience:
                 break
-        return TrainingSpeed(tokens / seconds, tokens / len(counted))
+        return TrainingSpeed(tokens / seconds, together * tokens / len(counted))
 
     @property
     def finished(self) -> bool:
@@ -128,32 +138,51 @@ class Trainer:
         return self.share >= 1.0 or self.progress.worse >= self.schedule.patience
 
     def _batches(self) -> Iterator[Batch]:
+        """This process's batches: each process has every so many of a pass, and all have as many."""
+        count = self.processes.count
         while True:
             seen = False
-            for number, batch in enumerate(self.data.train(self.schedule.seed + self.progress.epoch)):
+            dealt = self.processes.deal(self.data.train(self.schedule.seed + self.progress.epoch))
+            for number, batch in enumerate(dealt):
                 seen = True
                 if number >= self.progress.batch:  # an earlier run had those before
                     yield batch
             if not seen:
-                raise BadInput("there is nothing to train on: no conversation outside the held-out split")
+                raise BadInput(
+                    "there is nothing to train on: no conversation outside the held-out split"
+                    if count == 1
+                    else f"there are fewer batches in a pass than the {count} processes; train on more data"
+                )
             self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
 
     def _step(self, batch: Batch) -> None:
-        share = self.share
+        """Gather the gradients of a batch; with those of as many as the schedule wants, take a step."""
+        wanted, processes = self.schedule.accumulate, self.processes
         self.head.train()
-        with self._chance(self.progress.step + 1):
+        # Which of all batches of the step it is, whoever has it.
+        which = self._gathered * processes.count + processes.rank
+        with self._chance(self.progress.step + 1 + (which << 40)):
             found = self._losses(batch)
             torch.autograd.backward(found["loss"])
-        self.progress.step += 1
-        self.progress.tokens += int(batch.answer.sum())
-        if not self.optimiser.step(found["loss"], share):
-            self._skip()
-            return
-        self._vain = 0
-        keep = 0.95 if self.progress.step > 20 else 0.5
-        for name, value in found.items():
-            before = self.progress.figures.get(name, float(value.detach()))
-            self.progress.figures[name] = keep * before + (1.0 - keep) * float(value.detach())
+        self.optimiser.gather(1.0 / wanted)
+        self._losses_finite &= bool(torch.isfinite(found["loss"]))
+        self._asked += int(batch.answer.sum())
+        self._gathered += 1
+        keep = 0.95 if self.progress.step >= 20 else 0.5
+        figures = {name: float(value.detach()) for name, value in found.items()}
+        if self._gathered == wanted:
+            share = processes.of_first(self.share)
+            finite, asked = self._losses_finite, self._asked
+            self._gathered, self._asked, self._losses_finite = 0, 0, True
+            self.progress.step += 1
+            self.progress.tokens += processes.total(asked)
+            if not self.optimiser.step(share, finite=finite, processes=processes):
+                self._skip()
+                return
+            self._vain = 0
+        if all(math.isfinite(value) for value in figures.values()):
+            for name, value in figures.items():
+                self.progress.figures[name] = keep * self.progress.figures.get(name, value) + (1.0 - keep) * value
 
     def _skip(self) -> None:
         """Count a step without a finite loss. Raises BadInput after ``VAIN`` in a row."""
@@ -173,20 +202,14 @@ class Trainer:
             yield
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
-        moved = Batch(
-            batch.tokens.to(self.device),
-            {layer: rows.to(self.device, torch.bfloat16) for layer, rows in batch.states.items()},
-            batch.real.to(self.device),
-            batch.answer.to(self.device),
-        )
-        return self.head.losses(moved, self.teacher)
+        return self.head.losses(batch.to(self.device), self.teacher)
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, weight) for name, weight in self.head.named_parameters() if weight.requires_grad]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Mean losses by name over the held-out split, a mean over tokens; empty where nothing is held out.
+        """Mean losses by name on what the loss is watched on, a mean over tokens; empty where nothing is held out.
 
         Keeps the weights when they are the best so far.
         """
@@ -204,12 +227,20 @@ class Trainer:
             self.progress.worse += 1
         return means
 
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Mean losses by name over the whole held-out split, of the weights as they are; empty where there is none."""
+        return self._means(self.data.all_held_out())
+
     def _held_out(self) -> dict[str, float]:
-        """Mean losses of the weights as they are over the held-out split; empty where nothing is held out."""
+        """Mean losses of the weights as they are on what the loss is watched on; empty where nothing is held out."""
+        return self._means(self.data.held_out())
+
+    def _means(self, batches: Iterator[Batch]) -> dict[str, float]:
         self.head.eval()
         sums: dict[str, float] = {}
         weight = 0
-        for number, batch in enumerate(self.data.held_out()):
+        for number, batch in enumerate(batches):
             count = int(batch.answer.sum())
             with self._chance(-1 - number):
                 losses = self._losses(batch)
@@ -219,13 +250,20 @@ class Trainer:
         return {name: value / weight for name, value in sums.items()} if weight else {}
 
     def save(self) -> None:
-        """Write the run's state, whole or not at all. Raises BadInput where it cannot be written."""
+        """Write the run's state, whole or not at all. Raises BadInput where it cannot be written.
+
+        Batches of a step that has not been taken are trained on again. Of several processes the first one writes.
+        """
+        if not self.processes.first:
+            return
+        progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        progress["batch"] = max(0, self.progress.batch - self._gathered)
         copies = zip(self._trained(), self.optimiser.copies, strict=True)
         state: dict[str, Any] = {
             "head": {name: copy.detach() for (name, _), (_, copy) in copies},
             "best": self.best,
             "optimisers": self.optimiser.state(),
-            "progress": {name: getattr(self.progress, name) for name in Progress.__slots__},
+            "progress": progress,
             "config": self._settings(),
             "words": self.head.draft_vocabulary.d2t,
             "length": self._length(),

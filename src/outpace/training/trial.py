@@ -18,8 +18,8 @@ from outpace.heads.base import Head
 from outpace.methods.bindings import Bindings, heads
 from outpace.methods.registry import build
 from outpace.model import Model
-from outpace.training.dataset import held_out
-from outpace.training.shards import Conversation, Shards
+from outpace.training.dataset import Conversations, held_out
+from outpace.training.shards import Conversation
 
 PROMPTS, LENGTH, DRAFT_TOKENS = 4, 32, 4
 LEAST_ACCEPTED = 0.25
@@ -44,7 +44,9 @@ class Trial:
         return {**asdict(self), "accepted": round(self.accepted, 3), "gains": self.gains}
 
 
-def try_head(model: Model, head: Head, method: str, shards: Shards, over: Callable[[], bool] = lambda: False) -> Trial:
+def try_head(
+    model: Model, head: Head, method: str, shards: Conversations, over: Callable[[], bool] = lambda: False
+) -> Trial:
     """Decode prompts of the held-out split, or where nothing is held out others, with ``method`` and this head.
 
     ``over``: asked after every round; once it returns True, what was counted so far is the trial.
@@ -67,7 +69,7 @@ def try_head(model: Model, head: Head, method: str, shards: Shards, over: Callab
     return Trial(accepted / rounds if rounds else 0.0, DRAFT_TOKENS, len(running))
 
 
-def _asked(shards: Shards) -> list[Conversation]:
+def _asked(shards: Conversations) -> list[Conversation]:
     for wanted in (held_out, lambda _: True):
         found = (one for path in shards.paths for one in shards.read(path, wanted=wanted))
         if some := list(itertools.islice(found, PROMPTS)):

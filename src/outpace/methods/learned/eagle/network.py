@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from outpace.core.validation import StrictModel
 from outpace.heads.base import Batch, Head, Teacher
-from outpace.heads.blocks import DecoderLayer, initialised, shifted
+from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig
 from outpace.heads.kinds import kind
@@ -44,6 +44,7 @@ class Eagle(Head):
 
     Options = EagleOptions
     paper = "Li et al. 2024, arXiv 2401.15077"
+    packs = True
 
     def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
         super().__init__(config, draft_vocabulary)
@@ -63,21 +64,22 @@ class Eagle(Head):
         targets, place = teacher.target_probs(batch)
         # Row t reads token t + 1, predicts the feature there and token t + 2.
         wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
-        rows = shifted(wanted, 2).flatten().nonzero()[:, 0]
+        rows = batch.ahead(wanted, 2).flatten().nonzero()[:, 0]
         read = features
         if self.training and self.options.noise:
             read = features + (torch.rand_like(features) - 0.5) * self.options.noise
-        embedded = teacher.embedding[shifted(batch.tokens, 1)].to(read.dtype)
+        embedded = teacher.embedding[batch.ahead(batch.tokens, 1)].to(read.dtype)
         stream = self.fc(torch.cat([embedded, read], -1)).flatten(0, 1)
-        where = torch.arange(shape[1], device=stream.device).expand(shape).flatten()
+        where = batch.positions().flatten()
         everywhere = torch.arange(len(where), device=stream.device)
         keys, values = (spread(one, everywhere, shape) for one in attention.keys_values(stream[None], where))
         stream = stream[rows]
         queries = spread(attention.queries(stream[None], where[rows]), rows, shape)
-        attended = attention.o_proj(gathered(unrolled(queries, (keys, values), []), rows))
+        attended = attention.o_proj(gathered(unrolled(queries, (keys, values), [], batch.lengths), rows))
         predicted = layer.feed(stream + attended)
-        right = shifted(features, 1).flatten(0, 1)[rows]
+        right = batch.ahead(features, 1).flatten(0, 1)[rows]
         distance = functional.smooth_l1_loss(predicted.float(), right.float()) if len(rows) else predicted.sum() * 0.0
-        entropy, hits = soft_cross_entropy(predicted, self.draft_vocabulary, targets, shifted(place, 1).flatten()[rows])
+        there = batch.ahead(place, 1).flatten()[rows]
+        entropy, hits = soft_cross_entropy(predicted, self.draft_vocabulary, targets, there)
         loss = self.options.feature_weight * distance + self.options.word_weight * entropy
         return {"loss": loss, "feature": distance.detach(), "words": entropy.detach(), "agree_1": hits}

@@ -55,6 +55,7 @@ class Eagle3Layout(Layout):
         return self.kind if "draft_vocab_size" in files.config and TYPE not in files.config else None
 
     def package(self, head: Head, target: Target, about: About) -> Package:
+        _plain(head, self.name)
         if head.options.residual == "normed":
             raise BadInput(
                 "layout 'eagle' adds to the state as it is (residual=state); write it with --layout speculators"
@@ -101,6 +102,7 @@ class Eagle3Speculators(SpeculatorsLayout):
     layers_key: ClassVar[str] = _LAYERS
 
     def fields(self, head: Head, target: Target) -> dict[str, Any]:
+        _plain(head, self.name)
         return {
             "transformer_layer_config": decoder_config(head.config, target, "llama"),
             "norm_before_residual": head.options.residual == "normed",
@@ -115,6 +117,12 @@ class Eagle3Speculators(SpeculatorsLayout):
     def options(self, files: HeadFiles, inner: Mapping[str, Any], layers: int) -> dict[str, Any]:
         before = files.config.get("norm_before_residual", True)
         return _options(files.config, inner, files.path) | {"residual": "normed" if before else "state"}
+
+
+def _plain(head: Head, layout: str) -> None:
+    """Raise BadInput for a head whose layer is no Llama's."""
+    if head.options.qk_norm:
+        raise BadInput(f"layout '{layout}' has no norms of queries and keys (qk_norm=true); train without them")
 
 
 def _norms(head: Head) -> dict[str, bool]:

@@ -9,6 +9,9 @@ distribution only, not for its states. The draft vocabulary is a reduced one.
 each captured state before they are fused, and the final norm's output handed on to the next row, so that states keep
 their size along a chain.
 
+Rows from which a round would begin may weigh more (:mod:`outpace.heads.simulated_rounds`), and chains that the drafter
+drafts itself may be replayed from the places where it fails (Draft-OPD, Lei et al. 2026, arXiv 2605.29343).
+
 Ours: steps after the first run only the rows that drafting can reach, after the prompt and after tokens of the draft
 vocabulary. The final norm begins as the target's, whose LM head reads what it makes.
 """
@@ -18,17 +21,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from outpace.core.validation import StrictModel
-from outpace.heads.base import Batch, Head, Teacher
-from outpace.heads.blocks import DecoderLayer, initialised, shifted
+from outpace.heads.base import Batch, Head, Replay, Teacher
+from outpace.heads.blocks import DecoderLayer, initialised
 from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.head_config import HeadConfig, low_middle_high
 from outpace.heads.kinds import kind
-from outpace.heads.losses import soft_cross_entropy
-from outpace.heads.unrolled import Pair, gathered, spread, unrolled
+from outpace.heads.row_losses import ETA, ROWS, Form, RowLosses, row_losses
+from outpace.heads.simulated_rounds import leading, round_starts
+from outpace.methods.learned.eagle3.unrolling import Unrolling
 from outpace.targets.base import Target
 
 
@@ -43,6 +47,28 @@ class Eagle3Options(StrictModel):
     residual: Literal["state", "normed"] = Field(
         "state", description="what the layer adds to: its state, or the state behind its norm (norm_before_residual)"
     )
+    qk_norm: bool = Field(False, description="RMSNorm of queries and keys, as Qwen3 has them")
+    loss: Form = Field(
+        "ce", description="cross entropy (ce), total variation at temperature 1 (tv), or a mix by acceptance (lk)"
+    )
+    eta: float = Field(ETA, ge=0.0, description="how fast loss lk turns from KL to total variation")
+    start_weight: float = Field(
+        1.0, ge=1.0, le=1000.0, description="weight of rows from which a round would begin; 1: that of all others"
+    )
+    replay: float = Field(
+        0.0, ge=0.0, le=1.0, description="share of the batches in which it also learns from what it drafts itself"
+    )
+    later_rows: float = Field(
+        1.0, gt=0.0, le=1.0, description="share of the rows, drawn at random, that are unrolled beyond the first step"
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> Eagle3Options:
+        if self.later_rows < 1.0 and self.start_weight > 1.0:
+            raise ValueError("start_weight needs all rows unrolled: leave out later_rows")
+        if self.replay and self.steps < 2:
+            raise ValueError("replay needs steps of at least 2")
+        return self
 
 
 @kind("eagle3")
@@ -51,12 +77,13 @@ class Eagle3(Head):
 
     Options = Eagle3Options
     paper = "Li et al. 2025, arXiv 2503.01840"
+    packs = True
 
     def __init__(self, config: HeadConfig, draft_vocabulary: DraftVocabulary) -> None:
         super().__init__(config, draft_vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.aux_hidden_state_layers) * hidden, hidden, bias=False)
-        layer = DecoderLayer(config, inputs=2 * hidden)
+        layer = DecoderLayer(config, inputs=2 * hidden, norms=self.options.qk_norm)
         layer.hidden_norm = nn.RMSNorm(hidden, config.epsilon)
         self.layers = nn.ModuleList([layer])
         self.norm = nn.RMSNorm(hidden, config.epsilon)
@@ -80,51 +107,105 @@ class Eagle3(Head):
         found: Tensor = self.fc(torch.cat(states, -1).to(self.fc.weight.dtype))
         return found
 
-    def handed_on(self, stream: Tensor) -> Tensor:
-        """The state that the next row begins with, of the stream that left the layer."""
-        found: Tensor = self.norm(stream) if self.options.norms == "attdrift" else stream
-        return found
+    def handed_on(self, stream: Tensor, normed: Tensor) -> Tensor:
+        """The state that the next row begins with, of what left the layer, as it is and behind the final norm."""
+        return normed if self.options.norms == "attdrift" else stream
+
+    @property
+    def replay_share(self) -> float:
+        return float(self.options.replay)
 
     def losses(self, batch: Batch, teacher: Teacher) -> dict[str, Tensor]:
-        layer: Any = self.layers[0]
-        attention = layer.self_attn
-        shape = batch.tokens.shape
-        state = self.fused([batch.states[layer] for layer in self.config.aux_hidden_state_layers]).flatten(0, 1)
+        options = self.options
         targets, place = teacher.target_probs(batch)
+        known = self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens]
         # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
-        wanted = batch.answer & (self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens] >= 0)
-        where = torch.arange(shape[1], device=state.device).expand(shape).flatten()
-        alive = shifted(wanted, 2).flatten()
-        rows = torch.arange(len(alive), device=state.device)
-        first: Pair | None = None
-        later: list[Pair] = []
-        found: dict[str, Tensor] = {}
-        total, weights = torch.zeros((), device=state.device), 0.0
+        wanted = batch.answer & (known >= 0)
+        alive = batch.ahead(wanted, 2).flatten()
+        run = Unrolling(self, batch, teacher.embedding)
+        found: list[tuple[Tensor, RowLosses]] = []
+        for step in range(options.steps):
+            alive = alive & batch.ahead(wanted, 2 + step).flatten()
+            tokens, there = batch.ahead(batch.tokens, 1 + step).flatten(), batch.ahead(place, 1 + step).flatten()
+            if step and batch.replay is not None:
+                tokens, there, alive = _replayed(batch.replay, step, tokens, there, alive, len(targets.p))
+            if step == 1 and self.training and options.later_rows < 1.0:
+                alive = alive & (torch.rand(len(alive), device=alive.device) < options.later_rows)
+            normed = run.step(alive, tokens)
+            places, labels = there[run.rows], batch.ahead(known, 2 + step).flatten()[run.rows]
+            losses = row_losses(
+                normed,
+                self.draft_vocabulary,
+                targets.p[places],
+                targets.best[places],
+                labels,
+                form=options.loss,
+                eta=options.eta,
+            )
+            found.append((run.rows, losses))
+        return self._weighed(batch, found)
+
+    def _weighed(self, batch: Batch, steps: list[tuple[Tensor, RowLosses]]) -> dict[str, Tensor]:
+        """The loss of all steps: means over rows; in training those weigh more from which rounds would begin.
+
+        Otherwise rounds are played over the text too: ``accept_1``, the share of rounds whose first draft token is
+        accepted, and ``round_tokens``, tokens of a round of a chain as long as the unrolling.
+        """
+        options, count = self.options, batch.tokens.numel()
+        weights = torch.ones(count, device=batch.tokens.device)
+        figures: dict[str, Tensor] = {}
+        if options.start_weight > 1.0 or not self.training:
+            accepted = leading([(rows, one.right) for rows, one in steps], count)
+            starts = round_starts(batch, accepted)
+            if self.training:
+                weights += (options.start_weight - 1.0) * starts
+            begun = accepted[starts].float()
+            figures["accept_1"] = (begun > 0).float().mean() if len(begun) else weights.new_zeros(())
+            figures["round_tokens"] = 1.0 + begun.mean() if len(begun) else weights.new_ones(())
+        total, sizes = torch.zeros((), device=weights.device), 0.0
+        agreement: dict[str, Tensor] = {}
+        for step, (rows, one) in enumerate(steps):
+            shares = weights[rows]
+            total = total + options.decay**step * (one.losses @ shares) / shares.sum().clamp_min(1.0)
+            sizes += options.decay**step
+            agreement[f"agree_{step + 1}"] = one.agreed.float().mean() if len(rows) else weights.new_zeros(())
+        return {"loss": total / sizes, **agreement, **figures}
+
+    @torch.no_grad()
+    def own_drafts(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        known = self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens]
+        alive = batch.ahead(batch.answer, 2).flatten()
+        run = Unrolling(self, batch, teacher.embedding)
+        tokens = batch.ahead(batch.tokens, 1).flatten()
+        drafted = torch.full((len(tokens), self.options.steps), -1, dtype=torch.long, device=tokens.device)
+        steps = []
         for step in range(self.options.steps):
-            # Row t reads token t + 1 + step and predicts token t + 2 + step. Later steps see all rows of the first.
-            alive = alive & shifted(wanted, 2 + step).flatten()
-            chosen = alive[rows].nonzero()[:, 0]
-            if step:
-                rows, state = rows[chosen], state[chosen]
-            embedded = teacher.embedding[shifted(batch.tokens, 1 + step).flatten()[rows]].to(state.dtype)
-            normed = layer.hidden_norm(state)
-            read = torch.cat([layer.input_layernorm(embedded), normed], -1)[None]
-            if self.options.residual == "normed":
-                state = normed
-            keys, values = (spread(one, rows, shape) for one in attention.keys_values(read, where[rows] + step))
-            if not step:
-                rows, state, read = rows[chosen], state[chosen], read[:, chosen]
-            queries = spread(attention.queries(read, where[rows] + step), rows, shape)
-            if first is None:
-                first = (keys, values)
-            else:
-                later.append((keys, values))
-            attended = attention.o_proj(gathered(unrolled(queries, first, later), rows))
-            stream = layer.feed(state + attended)
-            there = shifted(place, 1 + step).flatten()[rows]
-            loss, hits = soft_cross_entropy(self.norm(stream), self.draft_vocabulary, targets, there)
-            total = total + self.options.decay**step * loss
-            weights += self.options.decay**step
-            found[f"agree_{step + 1}"] = hits
-            state = self.handed_on(stream)
-        return {"loss": total / weights, **found}
+            normed = run.step(alive, tokens)
+            asked = batch.ahead(batch.answer, 2 + step).flatten()[run.rows]
+            labels = torch.where(asked, batch.ahead(known, 2 + step).flatten()[run.rows], -1)
+            likeliest, right = self._likeliest(normed, labels)
+            drafted[run.rows, step] = self.draft_vocabulary.d2t[likeliest]
+            tokens = drafted[:, step].clamp_min(0)
+            steps.append((run.rows, right))
+        return drafted, leading(steps, len(tokens))
+
+    def _likeliest(self, normed: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) the likeliest draft tokens, and where they are the labels; a label as likely as any is taken."""
+        found, right = [], []
+        for states, some in zip(torch.split(normed, ROWS), torch.split(labels, ROWS), strict=True):
+            logits = self.draft_vocabulary(states)
+            hit = (some >= 0) & (logits.gather(-1, some[:, None].clamp_min(0))[:, 0] >= logits.amax(-1))
+            found.append(torch.where(hit, some, logits.argmax(-1)))
+            right.append(hit)
+        return torch.cat(found), torch.cat(right)
+
+
+def _replayed(
+    replay: Replay, step: int, tokens: Tensor, there: Tensor, alive: Tensor, targets: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What rows read, which distribution follows, and which rows run, where some read what they have drafted."""
+    own = replay.tokens[step - 1]
+    its = targets - len(replay.states) + replay.places[step - 1]
+    begun = replay.tokens[0] >= 0  # from its second step on such a row reads its own tokens alone
+    read = own >= 0
+    return torch.where(read, own, tokens), torch.where(read, its, there), torch.where(begun, read, alive)

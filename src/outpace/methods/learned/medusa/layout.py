@@ -3,7 +3,8 @@
 Head K's L-th block is ``K.L.linear``, and behind the last one stands an LM head of its own, ``K.{layers}.weight``.
 Heads of outpace share one, which is written once for each. vLLM's converted checkpoints call the same tensors
 ``blocks.K.layers.L`` and ``lm_heads.K``; they are read as well. ``token_map`` (with ``truncated_vocab_size``), the
-tokens of a reduced vocabulary, is theirs too.
+tokens of a reduced vocabulary, is theirs too. ``medusa_choices`` is the tree that fits the measured accuracies, as
+paths of ranks, the form that Medusa and TensorRT-LLM take.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from outpace.heads.layouts.reading import (
 )
 from outpace.heads.layouts.registry import layout
 from outpace.heads.layouts.writing import bf16, whole_rows
+from outpace.heads.typical_tree import typical_tree
 from outpace.targets.base import Target
 
 _MAP = "token_map"
+_CHOICES = 63
+"""Paths of the tree that the layout names, as Medusa's own trees have about."""
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _FROM_VLLM = (
     (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$"), r"\1.\2.linear.\3"),
@@ -67,6 +71,8 @@ class MedusaLayout(Layout):
             "vocab_size": target.vocab_size,
             "torch_dtype": "bfloat16",
         }
+        if head.config.rank_accuracies:
+            config["medusa_choices"] = typical_tree(head.config.rank_accuracies, _CHOICES)
         if len(head.draft_vocabulary) < target.vocab_size:
             tensors[_MAP] = head.draft_vocabulary.d2t.cpu()
             config["truncated_vocab_size"] = len(head.draft_vocabulary)
