@@ -203,3 +203,26 @@ def test_configspec_knows_that_a_model_accepts_all_of_its_own_drafts(context: St
         assert small[length]["cost"] > row["cost"]
         assert small[length]["energy"] < row["energy"]
     assert any(row["pareto"] for row in found.rows)
+
+
+def test_breakeven_is_the_predictor_s_formula() -> None:
+    wish: dict[str, Any] = {"models": ["llama-3.1-8b"], "users": [1, 1000], "longest": 3, "context": 100}
+    found = ran("breakeven", StudyContext("none", [], no_model), **wish)
+    rows = {row["drafter"]: row for row in found.rows}
+    cloud = Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"])
+
+    def seconds(users: int, length: int) -> float:
+        return cloud.forward(Work.of_round([1 + length] * users, [100] * users))
+
+    gains = [sum(0.5**at for at in range(count + 1)) * seconds(1, 0) / seconds(1, count) for count in (1, 2, 3)]
+    assert rows["lookup"]["users_1"] == pytest.approx(max(gains))
+    assert rows["head"]["users_1"] > 1.0
+    assert rows["lookup"]["users_1000"] < rows["lookup"]["users_1"]
+    assert ElementTree.fromstring(found.result["svg"]) is not None
+
+
+def test_models_that_no_number_of_devices_holds_have_no_figure() -> None:
+    found = ran(
+        "breakeven", StudyContext("none", [], no_model), models=["llama-3.1-405b"], hardware=["t4"], users=[1]
+    )  # fmt: skip
+    assert all(row["users_1"] is None and row["pays_up_to"] is None for row in found.rows)

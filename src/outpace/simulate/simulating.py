@@ -108,7 +108,7 @@ def simulate(
     found = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     chosen = _chosen(found, wish.methods)
     machine = _machine(found, hardware, wish, load_model)
-    rows, notes = [], list(found.notes)
+    rows, outcomes, notes = [], [], list(found.notes)
     for method, requests in chosen.items():
         acceptance = _acceptance(method, requests, wish)
         drafts = _drafts(requests, acceptance, machine, wish)
@@ -122,6 +122,7 @@ def simulate(
             forwards=forwards,
             on_step=on_step,
         )
+        outcomes.append(outcome)
         about = {"acceptance": acceptance.described, "drafting": drafts.described, "load": load.described}
         rows.append({"method": method, **about, "max_batch": limits.max_batch, **outcome.public()})
         notes += [f"{method}: {note}" for note in outcome.notes]
@@ -142,7 +143,7 @@ def simulate(
         "simulations": rows,
         "notes": notes,
     }
-    return SimulationReport(plain_figures(result))
+    return SimulationReport(plain_figures(result), tuple(outcomes))
 
 
 def _public(wish: Settings) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.bench.figure_text import number, percent, times
 from outpace.bench.report import Cell, Heading, Report, Table
 from outpace.bench.results import Results
+from outpace.simulate.simulation import Outcome
 
 _HEADINGS = (
     Heading(title="method", left=True),
@@ -23,8 +25,11 @@ _HEADINGS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
 class SimulationReport(Results):
-    """What was simulated; ``rows`` are the methods."""
+    """What was simulated; ``rows`` are the methods, and ``simulated`` their requests one by one."""
+
+    simulated: tuple[Outcome, ...] = field(default=(), repr=False)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

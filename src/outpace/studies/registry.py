@@ -22,6 +22,7 @@ from outpace.core.validation import known_fields, validated
 from outpace.core.version import __version__
 from outpace.prompts.prompt import Prompt
 from outpace.studies.claims import Claim
+from outpace.studies.heat_map import HeatMap
 from outpace.studies.plot import Plot
 from outpace.studies.study_report import StudyReport
 
@@ -56,7 +57,7 @@ class Findings:
     rows: list[dict[str, Any]]
     columns: Mapping[str, str]
     claims: list[Claim]
-    plot: Plot
+    plot: Plot | HeatMap
     notes: list[str] = field(default_factory=list)
 
 

@@ -50,7 +50,7 @@ class StudyReport(Results):
             facts=[result["paper"], f"{result['seconds']:.0f} s"],
             notes=result["notes"],
             tables=[
-                Table("Claims", claims, [_claim(one) for one in result["claims"]]),
+                *([Table("Claims", claims, [_claim(one) for one in result["claims"]])] if result["claims"] else []),
                 Table("Found", headings, [[Cell(_shown(row.get(name))) for name in columns] for row in self.rows]),
             ],
             about={"Machine": result["machine"], "Model": result["model"]},
