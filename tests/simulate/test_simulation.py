@@ -20,13 +20,13 @@ from outpace.simulate.load import Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
+from outpace.simulate.simulating import Settings, simulate
 from outpace.simulate.simulation import Outcome, simulate_requests
 from outpace.targets.costs import FixedCosts
 from outpace.traces.trace_format import Rounds, TracedRequest, TraceHeader, read_trace
 from outpace.traces.trace_writer import write_trace
 
 pytest.importorskip("simpy")
-from outpace.simulate.simulating import Settings, simulate  # noqa: E402
 
 
 class Clockwork(Machine):

@@ -178,7 +178,7 @@ def test_rules_on_the_real_model_judge_the_same_trees(context: StudyContext) -> 
     found = ran("rules", replace(context, prompts=context.prompts[:2]), max_new_tokens=8, times=2)
     chains = {row["rule"]: row["tokens"] for row in found.rows if row["drafts"].startswith("chain")}
     assert {"rejection", "block"} <= set(chains)
-    assert all(1.0 <= tokens <= 9.0 for tokens in chains.values())
+    assert all(1.0 <= tokens <= 20.0 for tokens in chains.values())
     assert {claim["says"].split()[0] for claim in found.result["claims"]} == {"block", "traversal"}
 
 
