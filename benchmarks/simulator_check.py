@@ -6,15 +6,15 @@
 A *cell* is a model, a method and a batch. For each, a server is started with ``--trace``; as many users as the batch
 ask it the questions of the prompt file, each the next when the last is answered, and the server ends. From its trace
 come the measured figures (tokens per second of the stretch in which all users were busy, and of each request the times
-to the first token, per further token and to its end) and the simulation's input: the same requests with the same rounds,
-by as many users. What is fitted: seconds of forwards by rows and context (the cost table, measured on this machine by
-forwards alone), and what drafting took in each round. Not fitted: everything else, with it rounds of several requests,
-reading prompts beside them, waiting, and the order of what the server does.
+to the first token, per further token and to its end) and the simulation's input: the same requests with the same
+rounds, by as many users. What is fitted: seconds of forwards by rows and context (the cost table, measured on this
+machine by forwards alone), and what drafting took in each round. Not fitted: everything else, with it rounds of several
+requests, reading prompts beside them, waiting, and the order of what the server does.
 
-Each cell is appended to the file as a line when it is complete; cells that are there already are left out, so that a run
-that was ended goes on. ``--cells N`` ends after N new ones. The table shows every cell, and the median error of each
-figure over all cells with the share within 10 %. The cost table is measured before the first cell, in this process, with
-no server running.
+Each cell is appended to the file as a line when it is complete; cells that are there already are left out, so that a
+run that was ended goes on. ``--cells N`` ends after N new ones. The table shows every cell, and the median error of
+each figure over all cells with the share within 10 %. The cost table is measured before the first cell, in this
+process, with no server running.
 """
 
 from __future__ import annotations

@@ -26,13 +26,15 @@ def section(found: Mapping[str, Any]) -> str:
     machine, model, settings = found["machine"], found["model"], found["settings"]
     columns = found["columns"]
     where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
-    lines = [f"### {found['study']}: {found['title']}", "", f"![{found['plot']['title']}](assets/studies/{found['study']}.svg)"]
+    picture = f"![{found['plot']['title']}](assets/studies/{found['study']}.svg)"
+    lines = [f"### {found['study']}: {found['title']}", "", picture]
     lines += ["", "| claim | found | verdict |", "|---|---|---|"] if found["claims"] else []
     lines += [f"| {one['says']} | {_found(one)} | **{one['verdict']}** |" for one in found["claims"]]
     lines += ["", "| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_shown(row.get(name)) for name in columns) + " |" for row in found["rows"]]
     lines += ["", *found["notes"], ""]
-    lines.append(f"`{settings['command']}` ({where}{machine['cpu']}, {found['seconds']:.0f} s, version {found['version']})")
+    run = f"{where}{machine['cpu']}, {found['seconds']:.0f} s, version {found['version']}"
+    lines.append(f"`{settings['command']}` ({run})")
     return "\n".join(lines)
 
 

@@ -123,7 +123,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
         Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"], parallel=Parallel(3))
     with pytest.raises(BadInput, match="16, 8 or 4 bits"):
         Roofline(SHAPE, DEVICE, bits=5)
-    with pytest.raises(BadInput, match="more than the 3 layers"):
+    with pytest.raises(BadInput, match="has 3 layers"):
         Roofline(SHAPE, DEVICE, parallel=Parallel(1, 4))
 
 

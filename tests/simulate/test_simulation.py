@@ -262,3 +262,25 @@ def _other(model: Model) -> Model:
     from cli_support import toy
 
     return toy(model.name)
+
+
+def test_without_simpy_the_command_says_what_to_install(
+    cli: Run, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    refused(cli("simulate", "--trace", trace, "--hardware", "h100"), "pip install 'outpace[simulate]'")
+
+
+def test_a_server_s_traffic_is_simulated_together(tmp_path: Path) -> None:
+    """Two requests of two methods that ran side by side share the rounds; a bench's methods do not."""
+    path = tmp_path / "t.jsonl"
+    header = TraceHeader(HEADER.model, "open", 2, "serve")
+    write_trace(path, header, [request(accepted=(0,) * 6, arrival=5.0), request(accepted=(1,) * 3, drafted=2, arrival=5.0)])
+    [row] = simulate(path, "h100").rows
+    assert row["method"] == "none + pld"
+    assert (row["forwards"], row["tokens"], row["answered"]) == (6, 12, 2)
+    assert simulate(path, "h100", Settings(methods=("pld",))).rows[0]["forwards"] == 3
+    with pytest.raises(BadInput, match="--requests needs"):
+        simulate(path, "h100", Settings(requests=5))

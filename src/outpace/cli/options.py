@@ -123,7 +123,7 @@ TraceFile = Annotated[
     Path | None,
     option(
         value="FILE",
-        text="Write what every round drafted, committed and took as JSON lines, without any text, for outpace simulate.",
+        text="Write what every round drafted, committed and took as JSON lines, without text, for outpace simulate.",
     ),
 ]
 TraceTexts = Annotated[bool, option("--trace-texts", text="Include prompts and answers in the file of --trace.")]

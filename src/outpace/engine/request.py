@@ -34,8 +34,8 @@ class Request:
     ``time_limit`` in seconds from its arrival. ``prefix_owner``: whose cached beginnings of prompts it may use and
     add to; None: none.
 
-    ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token, ``counts`` only what each
-    round drafted, committed and took.
+    ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token, ``counts`` only what
+    each round drafted, committed and took.
     """
 
     prompt: tuple[int, ...]

@@ -40,7 +40,7 @@ class RecordedDrafts(DraftTimes):
 
 
 class ModelDrafts(DraftTimes):
-    """A draft model by its own roofline, a forward for each level, of which a round has as many as its longest draft."""
+    """A draft model by its own roofline: a forward for each level of the longest draft."""
 
     def __init__(self, roofline: Roofline) -> None:
         self.roofline = roofline

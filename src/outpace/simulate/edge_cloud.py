@@ -5,7 +5,7 @@ In each round the device drafts K tokens one after the other, sends them, the cl
 of other users, and the verdict comes back. With A(K) tokens of a draft expected to be accepted,
 
     goodput      (A + 1) / (draft(K) + network + verify(K))        tokens per second of a user, higher is better
-    cost         (K + 1) / (A + 1)                                 rows that the cloud verifies per token, lower is better
+    cost         (K + 1) / (A + 1)                                 rows verified per token, lower is better
     energy       watts * draft(K) / (A + 1)                        joules of the device per token, lower is better
 
 ``cost="seconds"`` counts what the cloud's devices work instead of rows: verify(K) / batch / (A + 1) device-seconds.

@@ -20,9 +20,9 @@ MEASURED = "measured"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. ``peak``: 16-bit operations per second, ``peak8``: 8-bit ones; ``bandwidth`` and ``memory`` of its main
-    memory in bytes (per second); ``link``: bytes per second that it sends to a neighbor; ``link_seconds``: what each
-    message takes before its first byte; ``watts``: None where its vendor names no limit."""
+    """One device. ``peak``: 16-bit operations per second, ``peak8``: 8-bit ones; ``bandwidth`` and ``memory`` of its
+    main memory in bytes (per second); ``link``: bytes per second that it sends to a neighbor; ``link_seconds``: what
+    each message takes before its first byte; ``watts``: None where its vendor names no limit."""
 
     name: str
     kind: Literal["gpu", "cpu", "phone"]
@@ -62,8 +62,8 @@ _PRESETS = (
     ),
     Hardware(
         "b200", "gpu", 2250 * T, 4500 * T, 8000 * G, 180 * G, 900 * G, 1000.0, f"{_NVIDIA}/dgx-b200/",
-        "an eighth of a DGX B200, which states 64 TB/s, 1,440 GB and 72 PFLOPS FP8 with sparsity; power of one GPU from "
-        "the Blackwell data sheet",
+        "an eighth of a DGX B200, which states 64 TB/s, 1,440 GB and 72 PFLOPS FP8 with sparsity; power of one GPU "
+        "from the Blackwell data sheet",
     ),
     Hardware(
         "l4", "gpu", 121 * T, 242.5 * T, 300 * G, 24 * G, 32 * G, 72.0, f"{_NVIDIA}/l4/",
@@ -88,23 +88,25 @@ _PRESETS = (
     Hardware(
         "xeon-8480", "cpu", 114.7 * T, 229.4 * T, 307.2 * G, 512 * G, 24 * G, 350.0,
         "https://www.intel.com/content/www/us/en/products/sku/231746/specifications.html",
-        "Xeon Platinum 8480+: 56 cores at 2.0 GHz, 8 channels of DDR5-4800; peak of AMX, 1,024 16-bit operations a cycle "
-        "and core, at the base clock; memory as it is commonly fitted; one UPI link of 16 GT/s and 24 lanes, each way",
+        "Xeon Platinum 8480+: 56 cores at 2.0 GHz, 8 channels of DDR5-4800; peak of AMX, 1,024 16-bit operations a "
+        "cycle and core, at the base clock; memory as it is commonly fitted; one UPI link of 16 GT/s, 24 lanes each way",
     ),
     Hardware(
         "epyc-9654", "cpu", 14.7 * T, 29.5 * T, 460.8 * G, 768 * G, 32 * G, 360.0,
         "https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html",
-        "96 cores at 2.4 GHz, 12 channels of DDR5-4800; peak of AVX-512 BF16, 64 operations a cycle and core, at the base "
-        "clock; memory as it is commonly fitted",
+        "96 cores at 2.4 GHz, 12 channels of DDR5-4800; peak of AVX-512 BF16, 64 operations a cycle and core, at the "
+        "base clock; memory as it is commonly fitted",
     ),
     Hardware(
         "apple-m1-max", "cpu", 10.4 * T, 10.4 * T, 400 * G, 64 * G, 5 * G, None,
-        "https://www.apple.com/newsroom/2021/10/introducing-m1-pro-and-m1-max-the-most-powerful-chips-apple-has-ever-built/",
+        "https://www.apple.com/newsroom/2021/10/"
+        "introducing-m1-pro-and-m1-max-the-most-powerful-chips-apple-has-ever-built/",
         "its GPU, in 32 bits, for all formats; Thunderbolt 4 to a neighbor",
     ),
     Hardware(
         "apple-m1-ultra", "cpu", 21 * T, 21 * T, 800 * G, 128 * G, 5 * G, None,
-        "https://www.apple.com/newsroom/2022/03/apple-unveils-m1-ultra-the-worlds-most-powerful-chip-for-a-personal-computer/",
+        "https://www.apple.com/newsroom/2022/03/"
+        "apple-unveils-m1-ultra-the-worlds-most-powerful-chip-for-a-personal-computer/",
         "its GPU, in 32 bits, for all formats; Thunderbolt 4 to a neighbor",
     ),
     Hardware(
@@ -122,8 +124,8 @@ _PRESETS = (
         "snapdragon-8-gen-3", "phone", 17 * T, 34 * T, 76.8 * G, 12 * G, 0.0375 * G, 5.0,
         "https://www.qualcomm.com/products/mobile/snapdragon/smartphones/snapdragon-8-series-mobile-platforms/"
         "snapdragon-8-gen-3-mobile-platform",
-        "LPDDR5X at 4,800 MHz on 64 bits; its vendor states no peak of the NPU: 34 8-bit TOPS and half of it in 16 bits "
-        "are assumptions, and so are 5 W; to a neighbor 300 Mbit/s",
+        "LPDDR5X at 4,800 MHz on 64 bits; its vendor states no peak of the NPU: 34 8-bit TOPS and half of it in 16 "
+        "bits are assumptions, and so are 5 W; to a neighbor 300 Mbit/s",
     ),
     Hardware(
         "apple-a17-pro", "phone", 17.5 * T, 35 * T, 51.2 * G, 8 * G, 0.0375 * G, 5.0,

@@ -19,8 +19,8 @@ _HUB = "https://huggingface.co/"
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with grouped-query attention and a gated MLP. ``experts`` of width ``intermediate`` each, of which every
-    token uses ``active_experts`` (1 and 1: a dense model), and a shared one of width ``shared`` that all tokens use.
+    """A decoder with grouped-query attention and a gated MLP. ``experts`` of width ``intermediate`` each, of which
+    every token uses ``active_experts`` (1 and 1: a dense model), and a shared one of width ``shared`` that all use.
 
     ``tied``: embedding and LM head are one matrix.
     """

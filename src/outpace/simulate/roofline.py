@@ -63,7 +63,7 @@ class Parallel:
         if shape.heads % self.tensor:
             raise BadInput(f"--tensor-parallel {self.tensor} does not divide the {shape.heads} heads of {shape.name}")
         if self.pipeline > shape.layers:
-            raise BadInput(f"--pipeline-parallel {self.pipeline} is more than the {shape.layers} layers of {shape.name}")
+            raise BadInput(f"--pipeline-parallel {self.pipeline}: {shape.name} has {shape.layers} layers")
 
     @property
     def devices(self) -> int:

@@ -4,9 +4,9 @@ Requests arrive, wait, are admitted, have their prompts read in chunks and run i
 :class:`~outpace.engine.shared_decoder.SharedDecoder` does it: the same :class:`~outpace.engine.scheduler.Scheduler`
 decides, on a simulated clock. Only forwards, drafts and tokens are not computed.
 
-With pipeline parallelism there are as many such servers as stages, each with its share of the batch and of the K/V, whose
-forwards follow one another through the stages; a request stays with the server that had fewest when it came. Drafting
-holds the first stage.
+With pipeline parallelism there are as many such servers as stages, each with its share of the batch and of the K/V,
+whose forwards follow one another through the stages; a request stays with the server that had fewest when it came.
+Drafting holds the first stage.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from outpace.simulate.load import Load, Users, as_recorded, poisson
 from outpace.simulate.machines import Machine, MeasuredMachine, RooflineMachine
 from outpace.simulate.model_shape import ModelShape, find_shape
 from outpace.simulate.roofline import Parallel, Roofline
-from outpace.simulate.simulation import FORWARDS, HOURS, simulate_requests
+from outpace.simulate.simulation import FORWARDS, HOURS, Outcome, simulate_requests
 from outpace.simulate.simulation_report import SimulationReport
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 
@@ -42,8 +42,8 @@ class Settings:
     None: those of the target. ``methods``: of the trace; (): all. ``draft_length``: chains of that many tokens, with
     the trace's acceptance rates, in place of its rounds; ``rates``: in place of the trace's. ``draft_model``: what
     drafts cost: a shape, "head" or "free"; None: nothing for methods that look tokens up, and what is in the trace on
-    the measured machine. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how many, None: those of
-    the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or all users.
+    the measured machine. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how many, None: those
+    of the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or all users.
     """
 
     model: str | None = None
@@ -108,7 +108,9 @@ def simulate(
     found = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     chosen = _chosen(found, wish.methods)
     machine = _machine(found, hardware, wish, load_model)
-    rows, outcomes, notes = [], [], list(found.notes)
+    rows: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    notes = list(found.notes)
     for method, requests in chosen.items():
         acceptance = _acceptance(method, requests, wish)
         drafts = _drafts(requests, acceptance, machine, wish)
@@ -186,8 +188,8 @@ def _shape(trace: Trace, wish: Settings) -> ModelShape:
             return find_shape(own)
         except BadInput:
             raise BadInput(
-                f"the sizes of the trace's model '{own}' are not among the presets; give them with --model, a preset or "
-                "the path of a config.json"
+                f"the sizes of the trace's model '{own}' are not among the presets; give them with --model, a preset "
+                "or the path of a config.json"
             ) from None
     shape = find_shape(wish.model)
     if not wish.transfer and not _same(trace, shape):
@@ -218,8 +220,8 @@ def _measured(trace: Trace, wish: Settings, load_model: Callable[[str], Model] |
     differing = [name for name, size in sizes.items() if about.get(name, size) != size]
     if differing and not wish.transfer:
         raise BadInput(
-            f"the trace was recorded with '{own}', and '{model.name}' is another model ({', '.join(differing)} differ); "
-            "give --transfer to assume that it accepts as much"
+            f"the trace was recorded with '{own}', and '{model.name}' is another model ({', '.join(differing)} "
+            "differ); give --transfer to assume that it accepts as much"
         )
     if target.costs.fixed:
         raise BadInput(f"hardware '{MEASURED}' reads measured costs; leave out --fixed-costs")
@@ -255,8 +257,8 @@ def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machi
         if network is None:
             return FreeDrafts()
         raise BadInput(
-            f"method '{network}' drafts with a network, whose cost is not in the trace: give --draft-model SHAPE, 'head' "
-            "(one layer and the LM head of the model) or 'free'; or choose others with --method"
+            f"method '{network}' drafts with a network, whose cost is not in the trace: give --draft-model SHAPE, "
+            "'head' (one layer and the LM head of the model) or 'free'; or choose others with --method"
         )
     if name == HEAD:
         shape = replace(machine.roofline.shape, name=HEAD, layers=1)

@@ -146,8 +146,8 @@ def _notes(found: Outcome, load: Load, limits: Limits) -> list[str]:
     total, done = len(found.requests), len(found.answered)
     if found.bound:
         return [
-            f"the load does not drain: after {found.bound} {done} of {total} requests were answered; figures are of these. "
-            "Give a lower rate, fewer users or more devices"
+            f"the load does not drain: after {found.bound} {done} of {total} requests were answered; figures are of "
+            "these. Give a lower rate, fewer users or more devices"
         ]
     notes = []
     if isinstance(load, Arrivals) and found.waiting > max(limits.max_batch, total // 10):

@@ -94,8 +94,8 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
         claims,
         Plot("Acceptance of draft tokens", "depth", "accepted, where judged", {k: v for k, v in series.items() if v}),
         [
-            f"Deviance explained by depth {100 * float(by_depth[0]):.1f} %, by task {100 * float(by_task[0]):.1f} %, of "
-            f"{int(counts.sum())} judged draft tokens of {settings.method}."
+            f"Deviance explained by depth {100 * float(by_depth[0]):.1f} %, by task {100 * float(by_task[0]):.1f} %, "
+            f"of {int(counts.sum())} judged draft tokens of {settings.method}."
         ],
     )
 

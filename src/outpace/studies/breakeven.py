@@ -1,9 +1,9 @@
 """``breakeven``: at how many users speculation stops paying, for models of 7 to 405 billion parameters on presets.
 
-Predictions: rooflines, and acceptance rates that are either assumed (settings) or those of the methods of a trace, which
-another model was recorded with. For every drafter the draft length that is best at the number of users counts; drafts
-of 0 tokens are autoregressive decoding, so that no entry of a good controller would be below 1. So the map shows the
-best length of at least one token: below 1 it is better not to draft.
+Predictions: rooflines, and acceptance rates that are either assumed (settings) or those of the methods of a trace,
+which another model was recorded with. For every drafter the draft length that is best at the number of users counts;
+drafts of 0 tokens are autoregressive decoding, so that no entry of a good controller would be below 1. So the map shows
+the best length of at least one token: below 1 it is better not to draft.
 
 The predictor is the one that decides while decoding (:mod:`outpace.controllers.predictor`; Leviathan et al. 2023, arXiv
 2211.17192).

@@ -46,8 +46,8 @@ def above(says: str, found: float, samples: NDArray[np.float64], threshold: floa
 
 
 def holds(says: str, held: NDArray[np.bool_]) -> Claim:
-    """The claim that something is so. ``held``: whether it is in each resample. Confirmed where it is in at least 97.5 %
-    of them, refuted where in at most 2.5 %."""
+    """The claim that something is so. ``held``: whether it is in each resample. Confirmed where it is in at least
+    97.5 % of them, refuted where in at most 2.5 %."""
     share, edge = float(np.mean(held)), (1 - LEVEL) / 2
     verdict: Verdict = "confirmed" if share >= 1 - edge else "refuted" if share <= edge else "undecided"
     return Claim(says, share, None, "share of resamples in which it holds", verdict)

@@ -146,8 +146,8 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     columns |= {"cost": f"cost ({unit})", "energy": "energy (J/token)", "pareto": "Pareto", "best_for": "best for"}
     plot = Plot("Goodput by draft length (predicted)", "draft tokens", "tokens per second of a user", series)
     notes = [
-        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; times and energy predicted for "
-        f"{device.name} before {settings.tensor_parallel} x {settings.cloud}, {settings.batch} users, "
+        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; times and energy predicted "
+        f"for {device.name} before {settings.tensor_parallel} x {settings.cloud}, {settings.batch} users, "
         f"{settings.round_trip_ms:g} ms of network."
     ]
     return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
@@ -166,7 +166,8 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
     found = [
         share("goodput is highest with the smallest draft model", [size("goodput", one) == small for one in chosen]),
         share(
-            f"cost is lowest with the shortest draft ({lengths[0]})", [one["cost"].length == lengths[0] for one in chosen]
+            f"cost is lowest with the shortest draft ({lengths[0]})",
+            [one["cost"].length == lengths[0] for one in chosen],
         ),
         share("cost is lowest with the largest draft model", [size("cost", one) == large for one in chosen]),
         share(

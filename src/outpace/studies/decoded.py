@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outpace.bench.records import Answer, answer_together
 from outpace.core.errors import BadInput
@@ -75,6 +75,4 @@ def decode(
 
 
 def _seeded(params: SamplingParams, number: int) -> SamplingParams:
-    from dataclasses import replace
-
     return replace(params, seed=params.fixed_seed + 1_000_003 * number)

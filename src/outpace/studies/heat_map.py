@@ -60,4 +60,5 @@ def _colour(value: float | None) -> str:
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="#0f172a">{escape(text)}</text>'
+    style = f'text-anchor="{anchor}" font-size="{size}" fill="#0f172a"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

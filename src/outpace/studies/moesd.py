@@ -138,7 +138,7 @@ def _sparser(mixture: ModelShape, settings: MoesdSettings, batches: list[int]) -
         ]
         widths.append(sum(one > _GAINS for one in best))
     return by_formula(
-        f"the sparser the mixture, the wider the range of batches that gain {_GAINS:g}x (a quarter of the active experts)",
+        f"the sparser the mixture, the more batches gain {_GAINS:g}x (a quarter of the active experts)",
         widths[0] / max(1, widths[1]),
         1.0,
     )

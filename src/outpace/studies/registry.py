@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class StudyContext:
-    """What a study may ask for. ``load``: a model by name and precision (None: the default); a study that needs no model
-    never loads one."""
+    """What a study may ask for. ``load``: a model by name and precision (None: the default); a study that needs no
+    model never loads one."""
 
     model_name: str
     prompts: list[Prompt]

@@ -46,8 +46,8 @@ class RulesSettings(StrictModel):
 
 
 class Comparison(AcceptanceRule):
-    """Judges as ``own`` does, and lets ``rules`` judge the same trees ``times`` times; ``found`` has the tokens that they
-    would commit, by prompt and rule. It has no name of its own, so that nobody can choose it."""
+    """Judges as ``own`` does, and lets ``rules`` judge the same trees ``times`` times; ``found`` has the tokens that
+    they would commit, by prompt and rule. It has no name of its own, so that nobody can choose it."""
 
     paper = ""
     lossless = True

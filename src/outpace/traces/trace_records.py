@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from outpace.core import machine
 from outpace.core.version import __version__
@@ -86,7 +86,7 @@ def model_of(model: Model) -> dict[str, Any]:
 
 def header_of(model: Model, written_by: str, *, at_once: int, closed: bool, texts: bool, **settings: Any) -> TraceHeader:
     """The header of a trace of requests to ``model``."""
-    kind = "closed" if closed else "open"
+    kind: Literal["open", "closed"] = "closed" if closed else "open"
     return TraceHeader(
         model_of(model), kind, at_once, written_by, __version__, machine.describe(), settings, texts
     )
