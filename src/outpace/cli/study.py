@@ -100,10 +100,13 @@ def _list(found: list[Study]) -> None:
     err().print("\n[dim]To run one: outpace study NAME --json FILE")
 
 
-def _show(one: Study, *, as_json: bool) -> None:
-    fields = one.settings.model_fields
+def _show(chosen: Study, *, as_json: bool) -> None:
+    fields = chosen.settings.model_fields
     if as_json:
-        print_json(one.settings.model_json_schema())
+        print_json(chosen.settings.model_json_schema())
         return
-    rows = [(name, f"{escape(str(field.description))} [dim](default: {escape(str(field.default))})[/]") for name, field in fields.items()]
+    rows = [
+        (name, f"{escape(str(one.description))} [dim](default: {escape(str(one.default))})[/]")
+        for name, one in fields.items()
+    ]
     out().print(fact_table(rows))
