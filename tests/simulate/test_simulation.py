@@ -190,7 +190,8 @@ def test_the_command_prints_figures_for_every_method(cli: Run, trace: str) -> No
     assert rows["none"]["mean_acceptance_length"] == 1
     assert rows["pld"]["mean_acceptance_length"] == 3
     assert rows["none"]["speedup"] == 1
-    assert 2.5 < rows["pld"]["speedup"] < 3.0  # three tokens a round, at nearly the cost of one row
+    # After the first token: 11 tokens in three rounds, beside 11 rounds, each at nearly the cost of one row.
+    assert 3.3 < rows["pld"]["speedup"] < 3.7
     text = cli("simulate", "--trace", trace, "--hardware", "h100")
     assert "Predicted, not measured" in text.out
     more = cli(

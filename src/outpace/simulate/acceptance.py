@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence as Seq
 from typing import NamedTuple
 
-from outpace.controllers.acceptance_record import AcceptanceRecord
 from outpace.core.errors import BadInput
 from outpace.traces.trace_format import TracedRequest
 
@@ -76,10 +76,9 @@ def rates_of(requests: Seq[TracedRequest]) -> list[float]:
     A round with d draft tokens of which a were accepted has judged the depths up to a + 1, at most d. So it is exact
     for chains; for trees, whose depth a trace does not have, it counts deeper levels than there were, and is too low.
     """
-    record, deepest = AcceptanceRecord(), 0
+    hits, seen = Counter[int](), Counter[int]()
     for request in requests:
         for drafted, accepted in zip(request.rounds.drafted, request.rounds.accepted, strict=True):
-            deepest = max(deepest, min(drafted, accepted + 1))
-            for depth in range(1, min(drafted, accepted + 1) + 1):
-                record.add(float(depth <= accepted), depth)
-    return [record.rate(depth) for depth in range(1, deepest + 1)]
+            hits.update(range(1, accepted + 1))
+            seen.update(range(1, min(drafted, accepted + 1) + 1))
+    return [hits[depth] / seen[depth] for depth in sorted(seen)]
