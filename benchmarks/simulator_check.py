@@ -139,9 +139,7 @@ def cell(options: argparse.Namespace, model: Model, method: str, batch: int) -> 
     settings = Settings(users=batch, requests=len(requests), max_batch=batch, prefix_cache=False)
     report = simulate(trace, "measured", settings, load_model=lambda name: model)
     outcome = report.simulated[0]
-    predicted = [
-        (one.arrived, one.first_token or 0.0, one.finished or 0.0, one.committed) for one in outcome.answered
-    ]
+    predicted = [(one.arrived, one.first_token or 0.0, one.finished or 0.0, one.committed) for one in outcome.answered]
     return {
         "model": model.name,
         "method": method,

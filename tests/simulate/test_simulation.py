@@ -265,9 +265,7 @@ def _other(model: Model) -> Model:
     return toy(model.name)
 
 
-def test_without_simpy_the_command_says_what_to_install(
-    cli: Run, trace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_simpy_the_command_says_what_to_install(cli: Run, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "simpy", None)
@@ -278,7 +276,9 @@ def test_a_server_s_traffic_is_simulated_together(tmp_path: Path) -> None:
     """Two requests of two methods that ran side by side share the rounds; a bench's methods do not."""
     path = tmp_path / "t.jsonl"
     header = TraceHeader(HEADER.model, "open", 2, "serve")
-    write_trace(path, header, [request(accepted=(0,) * 6, arrival=5.0), request(accepted=(1,) * 3, drafted=2, arrival=5.0)])
+    write_trace(
+        path, header, [request(accepted=(0,) * 6, arrival=5.0), request(accepted=(1,) * 3, drafted=2, arrival=5.0)]
+    )
     [row] = simulate(path, "h100").rows
     assert row["method"] == "none + pld"
     assert (row["forwards"], row["tokens"], row["answered"]) == (6, 12, 2)

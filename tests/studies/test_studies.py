@@ -131,7 +131,10 @@ def test_the_pareto_front_is_what_nothing_dominates() -> None:
 
 
 def test_edge_and_cloud_by_hand() -> None:
-    cloud, device = Roofline(SHAPES["qwen2.5-7b"], PRESETS["l40s"]), Roofline(SHAPES["qwen2.5-0.5b"], PRESETS["apple-a17-pro"])
+    cloud, device = (
+        Roofline(SHAPES["qwen2.5-7b"], PRESETS["l40s"]),
+        Roofline(SHAPES["qwen2.5-0.5b"], PRESETS["apple-a17-pro"]),
+    )
     link = Link(0.02, 1e6, 2e6)
     found = EdgeCloud(cloud, link, batch=4, context=100).figures(device, 5, 2.5)
     draft = 5 * device.forward(Work.of_round([1], [100]))

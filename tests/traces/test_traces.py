@@ -38,7 +38,9 @@ def rounds_strategy() -> st.SearchStrategy[Rounds]:
 def test_a_trace_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rounds: list[Rounds]) -> None:
     path = tmp_path_factory.mktemp("trace") / "t.jsonl"
     requests = tuple(
-        TracedRequest(f"q{at}", "pld", 3 + at, sum(one.committed), one, "math", 0.5 * at, 0.25, 1.5, prefix=("ab", "cd"))
+        TracedRequest(
+            f"q{at}", "pld", 3 + at, sum(one.committed), one, "math", 0.5 * at, 0.25, 1.5, prefix=("ab", "cd")
+        )
         for at, one in enumerate(rounds)
     )
     write_trace(path, HEADER, requests)
@@ -56,7 +58,13 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 def request(**other: Any) -> str:
     columns = dict.fromkeys(COLUMNS, [1])
-    line = {"id": "a", "method": "pld", "prompt_tokens": 3, "output_tokens": 1, "rounds": columns | other.pop("rounds", {})}
+    line = {
+        "id": "a",
+        "method": "pld",
+        "prompt_tokens": 3,
+        "output_tokens": 1,
+        "rounds": columns | other.pop("rounds", {}),
+    }
     return json.dumps(line | other) + "\n"
 
 

@@ -58,8 +58,7 @@ def simulate(
         float, option(value="X", panel=LOAD, text="End after so much simulated time, whatever is left.")
     ] = 24.0,
     prefix_cache: Annotated[
-        bool,
-        option("--prefix-cache/--no-prefix-cache", panel=LOAD, text="Compute common beginnings of prompts once."),
+        bool, option("--prefix-cache/--no-prefix-cache", panel=LOAD, text="Compute common beginnings of prompts once.")
     ] = True,
     model: Annotated[
         str | None,
@@ -87,7 +86,8 @@ def simulate(
         ),
     ] = None,
     draft_bits: Annotated[
-        int | None, option(value="N", panel=MODEL, text="Bits of the draft model's weights. [dim]\\[default: --bits][/]")
+        int | None,
+        option(value="N", panel=MODEL, text="Bits of the draft model's weights. [dim]\\[default: --bits][/]"),
     ] = None,
     draft_length: Annotated[
         int | None,
@@ -102,7 +102,9 @@ def simulate(
         option(value="A,B,C", panel=MODEL, text="Acceptance rates by depth for --draft-length, not the trace's."),
     ] = None,
     tensor_parallel: Annotated[int, option(value="N", panel=DEVICES, text="Devices that share each layer.")] = 1,
-    pipeline_parallel: Annotated[int, option(value="N", panel=DEVICES, text="Groups of layers, one after another.")] = 1,
+    pipeline_parallel: Annotated[
+        int, option(value="N", panel=DEVICES, text="Groups of layers, one after another.")
+    ] = 1,
     efficiency: Annotated[
         float, option(value="X", panel=DEVICES, text="Share of the peak and of the bandwidth that kernels reach.")
     ] = 1.0,

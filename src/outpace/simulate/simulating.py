@@ -167,16 +167,12 @@ def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
     return found
 
 
-def _machine(
-    trace: Trace, hardware: str, wish: Settings, load_model: Callable[[str], Model] | None
-) -> Machine:
+def _machine(trace: Trace, hardware: str, wish: Settings, load_model: Callable[[str], Model] | None) -> Machine:
     if normalised(hardware) == MEASURED:
         return _measured(trace, wish, load_model)
     preset = find_hardware(hardware)
     shape = _shape(trace, wish)
-    roofline = Roofline(
-        shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3
-    )
+    roofline = Roofline(shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3)
     return RooflineMachine(roofline)
 
 

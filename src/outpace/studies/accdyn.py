@@ -59,7 +59,9 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
     lengths = _per_round(weights, member, accepted, rounds)
     usual = _per_round(whole, member, accepted, rounds)[0]
     claims = [
-        above("the task explains more of acceptance than the depth", float((by_task - by_depth)[0]), others - depths, 0.0)
+        above(
+            "the task explains more of acceptance than the depth", float((by_task - by_depth)[0]), others - depths, 0.0
+        )
     ]
     if "chat" in names and len(names) > 1:
         chat = names.index("chat")

@@ -24,7 +24,13 @@ class HeatMap:
 
     def public(self) -> dict[str, Any]:
         cells = [list(row) for row in self.cells]
-        return {"title": self.title, "x_axis": self.x_axis, "columns": list(self.columns), "rows": list(self.rows), "cells": cells}
+        return {
+            "title": self.title,
+            "x_axis": self.x_axis,
+            "columns": list(self.columns),
+            "rows": list(self.rows),
+            "cells": cells,
+        }
 
     def svg(self) -> str:
         """The map. Text in it is escaped."""

@@ -37,11 +37,7 @@ class IllusionSettings(StrictModel):
     longest: int = Field(16, ge=1, le=64, description="draft tokens of the oracle drafter, at most")
 
 
-@study(
-    "illusion",
-    title="Where the time goes, and how far the bounds are",
-    paper="Liu et al. 2026, arXiv 2601.11580",
-)
+@study("illusion", title="Where the time goes, and how far the bounds are", paper="Liu et al. 2026, arXiv 2601.11580")
 def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
     """Time every method at every batch, beside autoregressive decoding."""
     if min(settings.batches) < 1:
@@ -85,10 +81,14 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
         gaps.append(bound / best)
     claims = _claims(rows, gains, gaps, shares)
     series = {
-        name: [PlotPoint(row["batch"], row["speedup"], row["low"], row["high"]) for row in rows if row["method"] == name]
+        name: [
+            PlotPoint(row["batch"], row["speedup"], row["low"], row["high"]) for row in rows if row["method"] == name
+        ]
         for name in settings.methods
     }
-    series["oracle drafter"] = [PlotPoint(row["batch"], row["oracle_drafter"]) for row in rows[:: len(settings.methods)]]
+    series["oracle drafter"] = [
+        PlotPoint(row["batch"], row["oracle_drafter"]) for row in rows[:: len(settings.methods)]
+    ]
     columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": "95 %", "high": "to"}
     columns |= {"oracle_length": "oracle length", "oracle_drafter": "oracle drafter"}
     columns |= {phase: phase for phase in PHASES}
@@ -123,7 +123,9 @@ def _claims(
         small, large = min(gains), max(gains)
         first, last = (next(row["speedup"] for row in _best(rows) if row["batch"] == one) for one in (small, large))
         found.append(
-            above(f"speed-ups shrink from batch {small} to batch {large}", first / last, gains[small] / gains[large], 1.0)
+            above(
+                f"speed-ups shrink from batch {small} to batch {large}", first / last, gains[small] / gains[large], 1.0
+            )
         )
     return found
 

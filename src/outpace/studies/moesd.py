@@ -144,9 +144,7 @@ def _sparser(mixture: ModelShape, settings: MoesdSettings, batches: list[int]) -
     )
 
 
-def _tiny(
-    context: StudyContext, settings: MoesdSettings, rows: list[dict[str, Any]], notes: list[str]
-) -> list[Claim]:
+def _tiny(context: StudyContext, settings: MoesdSettings, rows: list[dict[str, Any]], notes: list[str]) -> list[Claim]:
     """Experts that hidden states of the model use, against the formula; and what a layer of them takes here."""
     import torch
 
@@ -157,9 +155,7 @@ def _tiny(
     chosen = [(one @ router).topk(settings.active, dim=1).indices for one in states]
     shape = ModelShape("tiny", 1, 1, 1, 1, 1, 1, 1, experts=settings.experts, active_experts=settings.active)
     sizes = (2, 4, 8, 16)
-    ratios = np.array(
-        [np.mean([_used(one, size) / shape.touched_experts(size) for size in sizes]) for one in chosen]
-    )
+    ratios = np.array([np.mean([_used(one, size) / shape.touched_experts(size) for size in sizes]) for one in chosen])
     weights = resampled(len(ratios), context.seed)
     seconds = _layer_seconds(hidden, settings, torch.cat(states), torch.cat(chosen))
     for row in rows:
@@ -216,7 +212,9 @@ def _layer_seconds(hidden: int, settings: MoesdSettings, states: Any, chosen: An
             mine = (chosen[:rows] == expert).any(1)
             found[mine] += torch.nn.functional.silu(states[:rows][mine] @ up[expert]) @ down[expert]
 
-    counts = sorted({batch * more for batch in settings.batches for more in (1, *(1 + one for one in settings.lengths))})
+    counts = sorted(
+        {batch * more for batch in settings.batches for more in (1, *(1 + one for one in settings.lengths))}
+    )
     best: dict[int, float] = {}
     for rows in [one for one in counts if one <= min(len(states), 128)]:
         for _ in range(_REPEAT):

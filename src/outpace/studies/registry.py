@@ -1,7 +1,7 @@
 """Studies, declared in one file each, found by name.
 
-    @study("moesd", title="...", paper="Doe 2026, arXiv 2601.00001")
-    def moesd(context: StudyContext, settings: Settings) -> Findings: ...
+@study("moesd", title="...", paper="Doe 2026, arXiv 2601.00001")
+def moesd(context: StudyContext, settings: Settings) -> Findings: ...
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ def model_of(model: Model) -> dict[str, Any]:
     }
 
 
-def header_of(model: Model, written_by: str, *, at_once: int, closed: bool, texts: bool, **settings: Any) -> TraceHeader:
+def header_of(
+    model: Model, written_by: str, *, at_once: int, closed: bool, texts: bool, **settings: Any
+) -> TraceHeader:
     """The header of a trace of requests to ``model``."""
     kind: Literal["open", "closed"] = "closed" if closed else "open"
-    return TraceHeader(
-        model_of(model), kind, at_once, written_by, __version__, machine.describe(), settings, texts
-    )
+    return TraceHeader(model_of(model), kind, at_once, written_by, __version__, machine.describe(), settings, texts)
