@@ -137,7 +137,7 @@ def cell(options: argparse.Namespace, model: Model, method: str, batch: int) -> 
         trace = measured_part(path, batch)
     requests = [one for one in trace.requests if len(one.rounds)]
     settings = Settings(users=batch, requests=len(requests), max_batch=batch, prefix_cache=False)
-    report = simulate(trace, "measured", settings, load_model=lambda name: model)
+    report = simulate(trace, "measured", settings, load_model=lambda _: model)
     outcome = report.simulated[0]
     predicted = [(one.arrived, one.first_token or 0.0, one.finished or 0.0, one.committed) for one in outcome.answered]
     return {

@@ -57,7 +57,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 
 def request(**other: Any) -> str:
-    columns = dict.fromkeys(COLUMNS, [1])
+    columns = {name: [1] for name in COLUMNS}
     line = {
         "id": "a",
         "method": "pld",
@@ -91,7 +91,7 @@ HEAD = json.dumps(HEADER.public()) + "\n"
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, lines: list[str], said: str) -> None:
-    with pytest.raises(BadInput, match=".") as error:
+    with pytest.raises(BadInput) as error:
         read_trace(written(tmp_path, *lines))
     assert said in str(error.value)
 

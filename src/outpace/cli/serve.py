@@ -227,14 +227,11 @@ def serve(
         ended = serve_replicas(replication, host, port, keys, tls, cors_origin or (), max_request_bytes)
     else:
         service = options.open(Tenants(keys))
-        if trace is not None:
-            _write_trace(service, names[0], trace, texts=trace_texts)
+        _write_trace(service, names[0], trace, texts=trace_texts)
         app = build_app(service, most_bytes=max_request_bytes, origins=cors_origin or ())
         listening = open_socket(host, port)
         where = url(listening, host, "http" if tls is None else "https")
         ended = run(app, service, listening, lambda: print(f"ready: {where}", file=sys.stderr, flush=True), tls)
-        if service.trace is not None:
-            service.trace.close()
     if not ended:
         raise typer.Exit(opt.INTERRUPTED)
 
@@ -288,14 +285,16 @@ def _check_trace(trace: Path | None, texts: bool, names: list[str], *, ray: bool
     check_new(trace)
 
 
-def _write_trace(service: Service, name: str, path: Path, *, texts: bool) -> None:
-    """Let the server write each request when it has ended."""
+def _write_trace(service: Service, name: str, path: Path | None, *, texts: bool) -> None:
+    """Let the server write each request when it has ended, if that was asked for."""
+    if path is None:
+        return
     from outpace.traces.trace_records import header_of
     from outpace.traces.trace_writer import TraceLog
 
     model = service.offered[name].model
-    at_once = model.shared.limits.max_batch
-    header = header_of(model, "serve", at_once=at_once, closed=False, texts=texts, kv_bytes=model.shared.limits.kv_bytes)
+    limits = model.shared.limits
+    header = header_of(model, "serve", at_once=limits.max_batch, closed=False, texts=texts, kv_bytes=limits.kv_bytes)
     service.trace = TraceLog(path, header, model.tokenizer if texts else None)
 
 

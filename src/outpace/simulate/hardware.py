@@ -89,7 +89,7 @@ _PRESETS = (
         "xeon-8480", "cpu", 114.7 * T, 229.4 * T, 307.2 * G, 512 * G, 24 * G, 350.0,
         "https://www.intel.com/content/www/us/en/products/sku/231746/specifications.html",
         "Xeon Platinum 8480+: 56 cores at 2.0 GHz, 8 channels of DDR5-4800; peak of AMX, 1,024 16-bit operations a "
-        "cycle and core, at the base clock; memory as it is commonly fitted; one UPI link of 16 GT/s, 24 lanes each way",
+        "cycle and core, at the base clock; memory as it is commonly fitted; one UPI link, 16 GT/s, 24 lanes each way",
     ),
     Hardware(
         "epyc-9654", "cpu", 14.7 * T, 29.5 * T, 460.8 * G, 768 * G, 32 * G, 360.0,

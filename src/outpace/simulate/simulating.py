@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ class Settings:
     bits: int = 16
     kv_bits: int = 16
     draft_bits: int | None = None
-    parallel: Parallel = Parallel()
+    parallel: Parallel = field(default_factory=Parallel)
     efficiency: float = 1.0
     overhead_ms: float = 0.0
     methods: tuple[str, ...] = ()
@@ -256,10 +256,7 @@ def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machi
             f"method '{network}' drafts with a network, whose cost is not in the trace: give --draft-model SHAPE, "
             "'head' (one layer and the LM head of the model) or 'free'; or choose others with --method"
         )
-    if name == HEAD:
-        shape = replace(machine.roofline.shape, name=HEAD, layers=1)
-    else:
-        shape = find_shape(name)
+    shape = replace(machine.roofline.shape, name=HEAD, layers=1) if name == HEAD else find_shape(name)
     bits = wish.draft_bits or machine.roofline.bits
     return ModelDrafts(Roofline(shape, machine.roofline.hardware, bits, wish.kv_bits, efficiency=wish.efficiency))
 

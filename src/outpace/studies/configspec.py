@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray

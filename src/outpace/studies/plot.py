@@ -57,8 +57,7 @@ class Plot:
             y = at_y(mark)
             parts.append(f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#cbd5e1"/>')
             parts.append(_text(_LEFT - 6, y + 4, f"{mark:g}", anchor="end"))
-        for x in _few(xs):
-            parts.append(_text(at_x(x), _BOTTOM + 18, self.labels.get(x, f"{x:g}"), anchor="middle"))
+        parts += [_text(at_x(x), _BOTTOM + 18, self.labels.get(x, f"{x:g}"), anchor="middle") for x in _few(xs)]
         parts.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 40, self.x_axis, anchor="middle"))
         turn = f'transform="rotate(-90 16 {(_TOP + _BOTTOM) / 2:.0f})"'
         parts.append(_text(16, (_TOP + _BOTTOM) / 2, self.y_axis, anchor="middle", more=turn))
