@@ -209,8 +209,8 @@ def main() -> int:
         done.append(found)
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
-        error = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
-        print(f"{name} {method} {batch}: {100 * error:+.1f} % tokens per second", file=sys.stderr, flush=True)
+        off = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
+ * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
     if not done:
         print("no cell is complete", file=sys.stderr)
         return 2

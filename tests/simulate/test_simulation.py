@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import outpace
-from cli_support import Run, refused
+from cli_support import Run, refused, toy
 from outpace.core.errors import BadInput
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits
 from outpace.model import Model
@@ -260,8 +260,6 @@ def test_a_real_run_is_played_again_round_by_round(smollm2: Model, tmp_path: Pat
 
 
 def _other(model: Model) -> Model:
-    from cli_support import toy
-
     return toy(model.name)
 
 

@@ -69,14 +69,28 @@ class ModelShape:
     def touched_experts(self, rows: float) -> float:
         """Experts of a layer that ``rows`` tokens are expected to use, each token ``active_experts`` of them, all
         equally likely (Huang et al. 2025, arXiv 2505.19645: MoESD)."""
-        return self.experts * (1.0 - (1.0 - self.active_experts / self.experts) ** rows)
+        left_out: float = (1.0 - self.active_experts / self.experts) ** rows
+        return self.experts * (1.0 - left_out)
 
     def kv_bytes(self, bits: int = 16) -> int:
         """Of one token, in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * bits // 8
 
 
-def _dense(name: str, hub: str, *sizes: int, tied: bool = False) -> ModelShape:
+def _dense(
+    name: str,
+    hub: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    intermediate: int,
+    vocabulary: int,
+    *,
+    tied: bool = False,
+) -> ModelShape:
+    sizes = layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary
     return ModelShape(name, *sizes, tied=tied, source=_HUB + hub)
 
 

@@ -72,7 +72,9 @@ def of_generation(one: Generation, hashes: PrefixHashes, **about: Any) -> Traced
 def model_of(model: Model) -> dict[str, Any]:
     """What tells a model from another in a header; not where it lies."""
     target, info = model.target, model.info
-    known = {name: info[name] for name in ("architecture", "parameters", "dtype", "device") if name in info}
+    known: dict[str, Any] = {
+        name: info[name] for name in ("architecture", "parameters", "dtype", "device") if name in info
+    }
     return {
         "name": model.name,
         **known,
