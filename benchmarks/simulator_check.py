@@ -210,7 +210,7 @@ def main() -> int:
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
         off = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
- * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
+        print(f"{name} {method} {batch}: {100 * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
     if not done:
         print("no cell is complete", file=sys.stderr)
         return 2

@@ -35,9 +35,9 @@ def no_model(name: str, dtype: str | None) -> Model:
     raise AssertionError("this study needs no model")
 
 
-def ran(name: str, context: StudyContext, **settings: Any) -> StudyReport:
+def ran(name: str, about: StudyContext, **settings: Any) -> StudyReport:
     one = find_study(name)
-    return run_study(one, context, read_settings(one, settings))
+    return run_study(one, about, read_settings(one, settings))
 
 
 def test_verdicts_follow_from_the_interval() -> None:

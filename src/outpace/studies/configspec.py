@@ -187,7 +187,7 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
 def _measured(
     context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Expected rounds (D, P, L) of every draft model, answer and length, and tokens (D, P) in them."""
+    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, and tokens (D, P)."""
     model = context.model
     params = SamplingParams(temperature=settings.temperature, seed=context.seed)
     plain = model.method("none")
@@ -199,13 +199,13 @@ def _measured(
         if not answers:
             raise BadInput("the model ends every answer at once: there is nothing to draft")
         rounds = np.zeros((len(drafts), len(answers), len(lengths)))
-        tokens = np.array([[len(one.tokens) - 1.0 for one in answers]] * len(drafts))
+        tokens = np.array([[float(len(one.tokens)) for one in answers]] * len(drafts))
         with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
             for number, one in enumerate(drafts):
                 ratios = _ratios(context, one, answers)
                 for answer, each in enumerate(ratios):
                     for column, length in enumerate(lengths):
-                        rounds[number, answer, column] = chain_rounds(each, length).rounds
+                        rounds[number, answer, column] = 1.0 + chain_rounds(each, length).rounds
                 at.move(number + 1)
     finally:
         close_answers(model.target, answers)
