@@ -64,7 +64,9 @@ class Outcome:
             "tokens": tokens,
             "tokens_per_second": ratio(tokens, self.seconds),
             "requests_per_second": ratio(len(done), self.seconds),
-            "user_tokens_per_second": _mean([(one.committed - 1) / spent for one, spent in decoding if spent > 0]),
+            "user_tokens_per_second": ratio(
+                sum(one.committed - 1 for one, _ in decoding), sum(spent for _, spent in decoding)
+            ),
             "mean_acceptance_length": ratio(tokens, rounds),
             "rounds": rounds,
             "drafted": sum(one.drafted for one in done),
@@ -158,10 +160,6 @@ def _notes(found: Outcome, load: Load, limits: Limits) -> list[str]:
     if short := sum(one.committed < one.traced.output_tokens for one in found.answered):
         notes.append(f"{short} answers were cut short: the K/V of one request outgrew the memory")
     return notes
-
-
-def _mean(values: Seq[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _spread(values: Seq[float]) -> dict[str, float | None]:

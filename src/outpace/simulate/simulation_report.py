@@ -14,7 +14,9 @@ from outpace.simulate.simulation import Outcome
 _HEADINGS = (
     Heading(title="method", left=True),
     Heading(title="tok/s", definition="Tokens of all answers, over the time until the last one."),
-    Heading(title="tok/s a user", definition="Tokens after the first over the time after it, mean of the requests."),
+    Heading(
+        title="tok/s a user", definition="Tokens after the first over the time after it, both summed over the requests."
+    ),
     Heading(title="speed-up", definition="Of a user's tokens per second over autoregressive decoding's."),
     Heading(title="accepted length", definition="Tokens that a request commits in a round, the target's own included."),
     Heading(title="TTFT p50", definition="Milliseconds from a request's arrival to its first token, the median."),
