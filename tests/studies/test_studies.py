@@ -24,7 +24,7 @@ from outpace.simulate.hardware import PRESETS
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
 from outpace.studies.accdyn import explained, judged
-from outpace.studies.claims import above, by_formula, holds, resampled
+from outpace.studies.claims import above, by_formula, holds, resampled, resampled_within
 from outpace.studies.configspec import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
@@ -49,6 +49,9 @@ def test_verdicts_follow_from_the_interval() -> None:
     assert shares == ["confirmed", "confirmed", "undecided", "refuted", "refuted"]
     assert [by_formula("", 1.0, 0.5).verdict, by_formula("", 1.0, 0.5, below=True).verdict] == ["confirmed", "refuted"]
     assert resampled(7).sum(axis=1) == pytest.approx(7)
+    within = resampled_within(["a", "b", "a", "b", "b"])
+    assert within[:, [0, 2]].sum(axis=1) == pytest.approx(2)
+    assert within[:, [1, 3, 4]].sum(axis=1) == pytest.approx(3)
 
 
 def test_every_study_has_a_paper_and_settings_that_are_described() -> None:

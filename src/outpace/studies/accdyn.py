@@ -2,7 +2,7 @@
 
 (Mahmoud 2026, arXiv 2604.14682.) A draft token is judged where all before it on its path were accepted. Whether it is
 accepted is explained by its depth alone, or by the task of its prompt alone; the share of the deviance that each
-explains is compared, in resamples of the prompts.
+explains is compared, in resamples of the prompts of each task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 from outpace.bench.records import Answer
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
-from outpace.studies.claims import above, holds, resampled
+from outpace.studies.claims import above, holds, resampled_within
 from outpace.studies.decoded import decode
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -52,7 +52,7 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
     rounds = np.array([len(one.rounds) for one in answers], float)
     accepted = np.array([sum(len(each.path) for each in one.rounds) for one in answers], float)
 
-    weights = resampled(len(answers), context.seed)
+    weights = resampled_within(tasks, context.seed)
     whole = np.ones((1, len(answers)))
     by_depth, by_task = explained(whole, counts, member)
     depths, others = explained(weights, counts, member)

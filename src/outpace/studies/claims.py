@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,7 +58,16 @@ def by_formula(says: str, found: float, threshold: float, *, below: bool = False
     """A claim about a figure without chance: it follows from the formula and the sizes that are named."""
     right = found < threshold if below else found > threshold
     word = "below" if below else "above"
-    return Claim(says, found, (found, found), f"{word} {threshold:g}", "confirmed" if right else "refuted")
+    return Claim(says, found, None, f"by formula, {word} {threshold:g}", "confirmed" if right else "refuted")
+
+
+def resampled_within(groups: Seq[str], seed: int = 0) -> NDArray[np.float64]:
+    """As :func:`resampled`, each group of prompts by itself, so that none is empty. ``groups``: of each prompt."""
+    found = np.zeros((RESAMPLES, len(groups)))
+    for number, name in enumerate(dict.fromkeys(groups)):
+        members = [at for at, one in enumerate(groups) if one == name]
+        found[:, members] = resampled(len(members), seed + number)
+    return found
 
 
 def resampled(count: int, seed: int = 0) -> NDArray[np.float64]:
