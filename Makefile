@@ -28,7 +28,7 @@ PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test certify-all engines peers bench-peers gpu lint format types docs package clean
+.PHONY: help run serve studies test certify-all engines peers bench-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -105,6 +105,14 @@ gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time
 	@mkdir -p $(OUT)
 	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
+
+# Each in a few minutes on two cores; STUDIES="moesd accdyn" runs some of them.
+STUDIES ?= accdyn breakeven configspec illusion moesd rules
+
+studies: $(DEV) ## all studies, into out/studies and docs/studies.md
+	@mkdir -p $(OUT)/studies
+	@for name in $(STUDIES); do $(BIN)/outpace study $$name --threads $(THREADS) --json $(OUT)/studies/$$name.json || exit 1; done
+	@$(BIN)/python benchmarks/studies_page.py $(OUT)/studies
 
 lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports
 	@$(BIN)/ruff check .

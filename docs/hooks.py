@@ -14,6 +14,8 @@ from outpace.core.proposal import Proposal
 from outpace.heads.kinds import kinds
 from outpace.heads.layouts.registry import layouts
 from outpace.methods.registry import drafting_with
+from outpace.simulate.hardware import PRESETS
+from outpace.simulate.model_shape import SHAPES
 
 KINDS = {
     "chain, certain": Proposal(),
@@ -34,6 +36,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "layouts": layouts_table,
         "controllers": controllers_table,
         "controller settings": controller_settings,
+        "hardware": hardware_table,
+        "model shapes": shapes_list,
     }
     for name, table in tables.items():
         if (mark := f"<!-- table: {name} -->") in markdown:
@@ -121,3 +125,18 @@ def _takes(rule: AcceptanceRule, proposal: Proposal) -> bool:
     except BadInput:
         return False
     return True
+
+
+def hardware_table() -> str:
+    """The presets of `outpace simulate`, with their sources."""
+    lines = ["| name | kind | 16-bit TFLOPS | GB/s | GB | watts | figures from |", "|---|---|---|---|---|---|---|"]
+    for one in PRESETS.values():
+        watts = "not stated" if one.watts is None else f"{one.watts:g}"
+        figures = f"{one.peak / 1e12:g} | {one.bandwidth / 1e9:g} | {one.memory / 1e9:g} | {watts}"
+        lines.append(f"| `{one.name}` | {one.kind} | {figures} | <{one.source}>: {one.note} |")
+    return "\n".join(lines)
+
+
+def shapes_list() -> str:
+    """The names of the models whose sizes are known."""
+    return ", ".join(f"`{name}`" for name in SHAPES)

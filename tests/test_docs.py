@@ -74,7 +74,7 @@ def commands() -> list[str]:
     return [line.strip() for line in lines if line.startswith("    outpace ")]
 
 
-NOT_RUN = ("advise", "bench", "bench-peers", "doctor", "certify", "serve", "train")
+NOT_RUN = ("advise", "bench", "bench-peers", "doctor", "certify", "serve", "simulate", "study", "train")
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))

@@ -53,6 +53,8 @@ def bench(
     grammar: Any = None,
     grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     command: str = "",
+    trace: str | Path | None = None,
+    trace_texts: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> BenchReport:
     """Measure methods on one model, each on every prompt; autoregressive decoding (``none``) always runs.
@@ -70,12 +72,14 @@ def bench(
     decides how much is drafted. ``params``: None is greedy. ``quality``: measure how far the answers diverge from the
     target, and score those to prompts with a known answer or tests (:mod:`outpace.bench.quality.quality_row`).
     ``grammar``: what all answers must look like, as :func:`outpace.generate` takes it, but for prompts with a grammar
-    of their own; ``grammar_limits``: bounds on these. ``command``: what the user typed. ``on_progress``: called before
-    every answer.
+    of their own; ``grammar_limits``: bounds on these. ``command``: what the user typed. ``trace``: a file that
+    gets the counts and times of all rounds, for ``outpace simulate``; ``trace_texts``: with prompts and answers.
+    ``on_progress``: called before every answer.
 
     Ctrl-C ends the run early: the report then has ``complete`` false and counts whole prompts only. Raises BadInput for
     whatever does not exist, does not fit the model, or is out of range.
     """
+    from outpace.bench.bench_trace import BenchTrace
     from outpace.bench.runner import run
 
     params = params or SamplingParams()
@@ -105,6 +109,7 @@ def bench(
         command=command,
         grammar=None if grammar is None else Grammar.read(grammar),
         grammar_limits=grammar_limits,
+        trace=None if trace is None else BenchTrace(Path(trace), texts=trace_texts),
         extra={
             "method_settings": {label: _typed(label, one) for label, one in rows.items()},
             "rule": judge.described if isinstance(judge, AcceptanceRule) else judge,
@@ -116,7 +121,10 @@ def bench(
             "notes": use_notes({one.name: one.drafts_with for one in built}, context.bindings),
         },
     )
-    return BenchReport(run(model, built, questions, settings, on_progress))
+    report = BenchReport(run(model, built, questions, settings, on_progress))
+    if settings.trace is not None:
+        settings.trace.write(model, batch_size, command)
+    return report
 
 
 def _typed(label: str, settings: Mapping[str, Any]) -> dict[str, Any]:

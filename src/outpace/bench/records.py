@@ -21,7 +21,7 @@ from outpace.certify.near_ties import gap, parting
 from outpace.core.metrics import PHASES, RequestMetrics, total
 from outpace.core.sampling import SamplingParams
 from outpace.engine.decoder import Decoder
-from outpace.engine.request import Generation, Request, RoundTrace
+from outpace.engine.request import Generation, Request, RoundCount, RoundTrace
 from outpace.targets.base import Target
 
 
@@ -38,6 +38,10 @@ class Answer:
     """Whether it reached the length limit."""
     rounds: Sequence[RoundTrace] = ()
     """Its rounds, where the request was traced."""
+    counts: Sequence[RoundCount] = ()
+    """What its rounds drafted and committed, where the request counted them."""
+    wall: float = 0.0
+    """Seconds from the submission of this request to its last token, whatever else was decoded meanwhile."""
 
 
 @dataclass(slots=True)
@@ -101,7 +105,8 @@ class _Place:
         one = self.generation
         cut_off = one.finish_reason == "length"
         waited = one.metrics.first_token_seconds
-        return Answer(one.request.prompt, tuple(one.tokens), metrics, waited, cut_off, one.rounds)
+        tokens, wall = tuple(one.tokens), one.metrics.seconds
+        return Answer(one.request.prompt, tokens, metrics, waited, cut_off, one.rounds, one.round_counts, wall)
 
 
 class _Batch:

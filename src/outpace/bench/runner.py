@@ -169,9 +169,18 @@ class _Run:
                 entry.records.update(found[entry.label])
                 entry.differences.update(differences.get(entry.label, {}))
                 entry.quality.update(qualities[entry.label])
+                self._trace(entry, batch, found[entry.label])
         for prompt in batch:
             if prompt.category not in self.samples:
                 self.samples[prompt.category] = self._sample(prompt, found)
+
+    def _trace(self, entry: MethodRecords, batch: Sequence[Prompt], found: Mapping[str, Record]) -> None:
+        """Add the answers to the trace, where one is asked for."""
+        if self.settings.trace is None:
+            return
+        for prompt in batch:
+            for turn, answer in enumerate(found[prompt.id].answers):
+                self.settings.trace.add(self.model, entry.label, prompt, turn, answer, self.params.temperature)
 
     def _quality(
         self, entry: MethodRecords, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]
@@ -269,6 +278,7 @@ class _Run:
                     references=self.references,
                     namespace=entry.namespace(settings.namespace),
                     trace=self.meter is not None and self.meter.traces(entry),
+                    counts=settings.trace is not None,
                 )
                 for prompt, tokens in asked.items()
             ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.bench.bench_trace import BenchTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class BenchSettings:
     """Of all prompts that have none of their own."""
     grammar_limits: GrammarLimits = DEFAULT_LIMITS
     extra: Mapping[str, Any] = field(default_factory=dict)
+    trace: BenchTrace | None = None
+    """Collects what rounds drafted and committed, where a trace is asked for."""
 
     def __post_init__(self) -> None:
         # Runs that are compared repeat: without a seed it is 0.

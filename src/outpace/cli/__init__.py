@@ -34,6 +34,8 @@ from outpace.cli.options import INTERRUPTED
 from outpace.cli.output import err
 from outpace.cli.rules import rules
 from outpace.cli.serve import serve
+from outpace.cli.simulate import simulate
+from outpace.cli.study import study
 from outpace.cli.train import train
 from outpace.cli.tune import tune
 from outpace.core.errors import OutpaceError
@@ -63,7 +65,7 @@ def root(
         print(context.get_help())
 
 
-for command in (generate, chat, serve, advise, bench, bench_peers, certify, train, tune, eval_head):
+for command in (generate, chat, serve, advise, simulate, study, bench, bench_peers, certify, train, tune, eval_head):
     app.command()(command)
 for listing in (methods, rules, controllers, doctor):
     app.command()(listing)

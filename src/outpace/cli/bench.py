@@ -9,7 +9,7 @@ from outpace.cli import options as opt
 from outpace.cli.bars import advancing
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
-from outpace.cli.output import Outputs, typed
+from outpace.cli.output import Outputs, check_writable, typed
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
 
@@ -55,6 +55,8 @@ def bench(
             text="Number of requests decoded at once. When one ends, the next prompt joins.",
         ),
     ] = 1,
+    trace: opt.TraceFile = None,
+    trace_texts: opt.TraceTexts = False,
     outputs: Outputs,
     drafting: Drafting,
     reference: opt.Reference = None,
@@ -69,6 +71,9 @@ def bench(
     machine.check()
     drafting.check()
     outputs.check()
+    opt.check_trace(trace, trace_texts)
+    if trace is not None:
+        check_writable(trace)
     texts = read_texts(reference)
     try:
         prompts, params = questions.read(), sampling.params(constraint_weighting=constrained.weighting)
@@ -101,6 +106,8 @@ def bench(
                 grammar=grammar,
                 grammar_limits=limits,
                 command=typed(),
+                trace=trace,
+                trace_texts=trace_texts,
                 on_progress=advance,
                 **needs,
             )

@@ -119,6 +119,14 @@ def resume_option(panel: str | None = None) -> Any:
 
 
 Resume = Annotated[bool, resume_option()]
+TraceFile = Annotated[
+    Path | None,
+    option(
+        value="FILE",
+        text="Write what every round drafted, committed and took as JSON lines, without text, for outpace simulate.",
+    ),
+]
+TraceTexts = Annotated[bool, option("--trace-texts", text="Include prompts and answers in the file of --trace.")]
 Json = Annotated[bool, option("--json", text="Print JSON instead of text.")]
 Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
 FixedCosts = Annotated[
@@ -308,6 +316,12 @@ def check_length(max_new_tokens: int) -> None:
     """Raise BadInput for a length that leaves nothing to generate."""
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens must be at least 1, not {max_new_tokens}")
+
+
+def check_trace(trace: Path | None, texts: bool) -> None:
+    """Raise BadInput for texts of a trace that is not written."""
+    if texts and trace is None:
+        raise BadInput("--trace-texts adds to the lines of --trace; give that too")
 
 
 def check_texts(system: str | None, stop: Sequence[str] | None) -> None:

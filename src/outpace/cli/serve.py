@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from outpace.cli.serve_vllm import Engine, Served, check_launch, serve_vllm
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput, MissingExtra
+
+if TYPE_CHECKING:
+    from outpace.serving.service import Service
 
 SERVER, LIMITS, REPLICAS = "Server", "Limits", "Replicas"
 
@@ -141,6 +144,8 @@ def serve(
             text="With --ray: number of replicas, or MIN..MAX, where the queue decides. [dim]\\[default: 1][/]",
         ),
     ] = None,
+    trace: opt.TraceFile = None,
+    trace_texts: opt.TraceTexts = False,
     method: opt.MethodName = "auto",
     *,
     drafting: Drafting,
@@ -156,6 +161,7 @@ def serve(
         "--log-texts": log_texts,
         "--goodput": goodput,
         "--prefix-cache-bytes": prefix_cache_bytes,
+        "--trace": trace,
     }
     names = model or ["smollm2"]
     served = Served(names, host, port, max_batch, kv_bytes)
@@ -184,6 +190,7 @@ def serve(
     from outpace.serving.tls import certificate
 
     _check(names, port, time_limit)
+    _check_trace(trace, trace_texts, names, ray=ray)
     if log_texts and not log_requests:
         raise BadInput("--log-texts adds to the lines of --log-requests; give that too")
     _check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
@@ -220,6 +227,7 @@ def serve(
         ended = serve_replicas(replication, host, port, keys, tls, cors_origin or (), max_request_bytes)
     else:
         service = options.open(Tenants(keys))
+        _write_trace(service, names[0], trace, texts=trace_texts)
         app = build_app(service, most_bytes=max_request_bytes, origins=cors_origin or ())
         listening = open_socket(host, port)
         where = url(listening, host, "http" if tls is None else "https")
@@ -261,6 +269,33 @@ def _check(names: list[str], port: int, time_limit: float | None) -> None:
         raise BadInput(f"--port must be between 0 and 65535, not {port}")
     if time_limit is not None and not (0 < time_limit < math.inf):
         raise BadInput(f"--time-limit must be a number of seconds above 0, not {time_limit:g}")
+
+
+def _check_trace(trace: Path | None, texts: bool, names: list[str], *, ray: bool) -> None:
+    """Raise BadInput for a trace that could not be written, or would mix several models or replicas."""
+    opt.check_trace(trace, texts)
+    if trace is None:
+        return
+    if ray:
+        raise BadInput("--trace is for one server; with --ray each replica decodes a part of the requests")
+    if len(names) > 1:
+        raise BadInput("--trace records the requests to one model; give --model once")
+    from outpace.traces.trace_writer import check_new
+
+    check_new(trace)
+
+
+def _write_trace(service: Service, name: str, path: Path | None, *, texts: bool) -> None:
+    """Let the server write each request when it has ended, if that was asked for."""
+    if path is None:
+        return
+    from outpace.traces.trace_records import header_of
+    from outpace.traces.trace_writer import TraceLog
+
+    model = service.offered[name].model
+    limits = model.shared.limits
+    header = header_of(model, "serve", at_once=limits.max_batch, closed=False, texts=texts, kv_bytes=limits.kv_bytes)
+    service.trace = TraceLog(path, header, model.tokenizer if texts else None)
 
 
 def _check_origin(origin: str) -> None:

@@ -133,13 +133,20 @@ class Predictor:
         """
         step = self.target.round_seconds(batch, context, live=live)
         margin = (MARGIN - 1.0) / batch
-        growth = CROWDED if batch > 1 and not live else 1.0
+        growth = _crowding(batch, live=live)
         return [
             1.0
             if not more
             else 1.0 + margin + growth * (self.target.round_seconds(batch + more, context, live=live) / step - 1.0)
             for more in counts
         ]
+
+    def round_seconds(self, more: int, batch: int, context: int, *, live: bool = False) -> float:
+        """Seconds of a round of ``batch`` requests with ``more`` draft tokens in all, without its draft; as
+        :meth:`relative_costs` has it, but for the margin."""
+        step = self.target.round_seconds(batch, context, live=live)
+        growth = _crowding(batch, live=live)
+        return step + growth * (self.target.round_seconds(batch + more, context, live=live) - step)
 
     def steps(self, widths: Iterable[int], models: int = 1, batch: int = 1, context: int = 0) -> Iterator[float]:
         """Steps of rounds with drafts of 1, 2, ... levels, their drafting included: level d drafts after ``widths[d]``
@@ -169,6 +176,11 @@ class Predictor:
         """
         scored = len(probs) if nodes is None else nodes
         return Forecast(1.0 + sum(probs), self.verification(scored, batch, context) + drafted)
+
+
+def _crowding(batch: int, *, live: bool) -> float:
+    """How many times as long additional rows take as in forwards that are measured one after another."""
+    return CROWDED if batch > 1 and not live else 1.0
 
 
 class LevelSteps:

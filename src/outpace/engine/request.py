@@ -36,7 +36,8 @@ class Request:
 
     ``repeats``: a sampled answer has to be the same again for its seed, so nothing of it may depend on a clock.
 
-    ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token.
+    ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token, ``counts`` only what
+    each round drafted, committed and took.
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +57,7 @@ class Request:
     time_limit: float | None = None
     prefix_owner: str | None = None
     repeats: bool = True
+    counts: bool = False
 
     def prepared(self) -> Request:
         """What is decoded: its method may add to it. Raises BadInput where the method does not take it."""
@@ -69,6 +71,19 @@ class RoundTrace:
     tree: TokenTree
     path: tuple[int, ...]
     committed: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RoundCount:
+    """One round of one request, without its tokens. ``batch``: requests in it. ``seconds`` of the whole round, and
+    ``draft_seconds`` of the drafter that drafted for this request, for all its requests in the round."""
+
+    drafted: int
+    accepted: int
+    committed: int
+    batch: int = 0
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
 
 
 class TokenSource(NamedTuple):
@@ -131,6 +146,8 @@ class Generation:
     logprobs: list[Logprob] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     rounds: list[RoundTrace] = field(default_factory=list)
+    round_counts: list[RoundCount] = field(default_factory=list)
+    """One for each round, if the request asks for them."""
     sources: list[TokenSource] = field(default_factory=list)
     """One for each of ``tokens``, if the request asks for them."""
     weighed: Weighed | None = None

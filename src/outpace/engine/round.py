@@ -17,7 +17,7 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.certain_rows import mark_certain_rows
 from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
-from outpace.engine.request import Generation, Logprob, RoundTrace
+from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
 from outpace.engine.worth_drafting import payoff_of
 from outpace.targets.base import Scores, Target
@@ -123,7 +123,10 @@ def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: S
             sequence.states.add({layer: rows[verdict.rows] for layer, rows in verdict.scores.hidden_states.items()})
         sequence.tokens.extend(kept)
         depth = max(tree.depths) if tree.depths else 0
-        one.metrics.count_round(len(tree), min(len(verdict.path), len(kept)), len(kept), depth)
+        accepted = min(len(verdict.path), len(kept))
+        one.metrics.count_round(len(tree), accepted, len(kept), depth)
+        if one.request.counts:
+            one.round_counts.append(RoundCount(len(tree), accepted, len(kept)))
         if one.request.trace:
             one.rounds.append(RoundTrace(tree, verdict.path, kept))
         if one.request.params.logprobs:
@@ -152,6 +155,9 @@ def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: 
         phases["other"] = now - began - sum(phases.values())
         for phase in PHASES:
             one.metrics.phase_seconds[phase] += phases.get(phase, 0.0)
+        if one.round_counts and not one.round_counts[-1].batch:  # that of this round
+            last = one.round_counts[-1]
+            last.batch, last.seconds, last.draft_seconds = len(active), now - began, phases.get("draft", 0.0)
         if one.tokens and not one.metrics.answered:
             one.metrics.answered = 1
             one.metrics.first_token_seconds = now - one.started

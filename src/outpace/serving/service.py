@@ -34,6 +34,7 @@ from outpace.serving.logs import Log
 from outpace.serving.metrics import LatencyBounds, Metrics
 from outpace.serving.schemas import Common, Speculation
 from outpace.serving.tenants import Tenant, Tenants
+from outpace.traces.trace_writer import TraceLog
 
 MOST_METHODS = 32
 """Methods that a model keeps beside the server's own; the least recently used leave first."""
@@ -178,6 +179,8 @@ class Service:
         self.tenants = tenants or Tenants()
         self.log = log or Log()
         self.metrics = Metrics({one.id: one.decoder for one in self.offered.values()}, bounds)
+        self.trace: TraceLog | None = None
+        """Where requests are written when they have ended, if anywhere."""
         self.ready = True
         self.started = int(time.time())
         self._jobs: Lru[str, tuple[str, Job | list[Any]]] = Lru(MOST_TIMELINES)
@@ -214,6 +217,7 @@ class Service:
                 prefix_owner=asked.tenant.prefix_owner(body.shared_prefix),
                 sources=body.speculation is not None and body.speculation.trace,
                 repeats=body.seed is not None,
+                counts=self.trace is not None,
             )
             found += [sample(one, number) for number in range(len(found), len(found) + count)]
         limits = offered.decoder.limits
@@ -244,6 +248,9 @@ class Service:
         generations, counted = job.generations, job.counted
         tenant.charge(sum(len(one.tokens) for one in generations))
         self._jobs.put(job.id, (tenant.name, job.timelines()))
+        if self.trace is not None:
+            for number, ticket in enumerate(job.tickets):
+                self.trace.ended(f"{job.id}/{number}", ticket)
         texts = self.log.texts
         self.log.request(
             id=job.id,

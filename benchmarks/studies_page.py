@@ -1,0 +1,72 @@
+"""The results of docs/studies.md, from the JSON of the studies that were run.
+
+    outpace study moesd --json out/studies/moesd.json
+    python benchmarks/studies_page.py out/studies
+
+Plots go to docs/assets/studies. A study without a file in the folder is left out; nothing else is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outpace.core.files import write_atomically
+
+MARK = "<!-- results -->"
+PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
+ASSETS = PAGE.parent / "assets" / "studies"
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """One study: its plot, the claims, the table, and what it was run with."""
+    machine, model, settings = found["machine"], found["model"], found["settings"]
+    columns = found["columns"]
+    where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
+    picture = f"![{found['plot']['title']}](assets/studies/{found['study']}.svg)"
+    lines = [f"### {found['study']}: {found['title']}", "", picture]
+    lines += ["", "| claim | found | verdict |", "|---|---|---|"] if found["claims"] else []
+    lines += [f"| {one['says']} | {_found(one)} | **{one['verdict']}** |" for one in found["claims"]]
+    lines += ["", "| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_shown(row.get(name)) for name in columns) + " |" for row in found["rows"]]
+    lines += ["", *found["notes"], ""]
+    run = f"{where}{machine['cpu']}, {found['seconds']:.0f} s, version {found['version']}"
+    lines.append(f"`{settings['command']}` ({run})")
+    return "\n".join(lines)
+
+
+def _found(one: Mapping[str, Any]) -> str:
+    if one["found"] is None:
+        return ""
+    interval = f" [{one['interval'][0]:.3g}, {one['interval'][1]:.3g}]" if one["interval"] else ""
+    return f"{one['found']:.3g}{interval}; {one['test']}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(sys.argv[1]).glob("*.json"))]
+    if not results:
+        print(f"there is no study in {sys.argv[1]}", file=sys.stderr)
+        return 2
+    ASSETS.mkdir(parents=True, exist_ok=True)
+    for one in results:
+        write_atomically(ASSETS / f"{one['study']}.svg", one["svg"].encode())
+    before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
+    body = "\n\n".join(map(section, results))
+    write_atomically(PAGE, f"{before}{MARK}\n\n{body}\n".encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

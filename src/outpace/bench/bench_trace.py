@@ -1,0 +1,48 @@
+"""The trace of a bench: every counted answer of every method, for ``outpace simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outpace.bench.records import Answer
+from outpace.model import Model
+from outpace.prompts.prompt import Prompt
+from outpace.traces.trace_format import TracedRequest
+from outpace.traces.trace_records import PrefixHashes, header_of, rounds_of
+from outpace.traces.trace_writer import write_trace
+
+
+class BenchTrace:
+    """Collects answers while a bench runs. ``texts``: with prompts and answers."""
+
+    def __init__(self, path: Path, *, texts: bool = False) -> None:
+        self.path, self.texts = path, texts
+        self._hashes = PrefixHashes()
+        self._requests: list[TracedRequest] = []
+
+    def add(self, model: Model, label: str, prompt: Prompt, turn: int, answer: Answer, temperature: float) -> None:
+        """An answer that counts. ``label``: of the method; ``turn``: from 0."""
+        decode, rounds = model.tokenizer.decode, rounds_of(answer.counts)
+        self._requests.append(
+            TracedRequest(
+                id=f"{prompt.id}/{turn + 1}",
+                method=label,
+                prompt_tokens=len(answer.context),
+                output_tokens=sum(rounds.committed),
+                rounds=rounds,
+                task=prompt.category,
+                first_token=answer.ttft if answer.tokens else None,
+                seconds=answer.wall if answer.tokens else None,
+                cached_tokens=answer.metrics.cached_tokens,
+                temperature=float(temperature),
+                finish="length" if answer.cut_off else "stop",
+                prefix=self._hashes.of(answer.context),
+                prompt=decode(answer.context) if self.texts else None,
+                answer=decode(answer.tokens) if self.texts else None,
+            )
+        )
+
+    def write(self, model: Model, at_once: int, command: str) -> None:
+        """Write the file. Raises BadInput where it cannot be written."""
+        header = header_of(model, "bench", at_once=at_once, closed=True, texts=self.texts, command=command)
+        write_trace(self.path, header, self._requests)

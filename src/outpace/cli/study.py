@@ -1,0 +1,112 @@
+"""``outpace study``: a published claim beside what this machine shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from outpace.cli import options as opt
+from outpace.cli.grouping import grouped
+from outpace.cli.options import option
+from outpace.cli.output import Outputs, check_writable, err, fact_table, out, print_json, typed, write_whole
+from outpace.cli.session import Machine
+from outpace.core.errors import BadInput
+from outpace.core.files import parse_json
+from outpace.core.names import split_outside_brackets
+
+if TYPE_CHECKING:
+    from outpace.model import Model
+    from outpace.studies.registry import Study
+
+
+@grouped()
+def study(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Study to run. Without one, all studies are listed.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        option(
+            "--setting",
+            value="KEY=VALUE",
+            text="Setting of the study; lists with commas. May be repeated. See: outpace study NAME --settings.",
+        ),
+    ] = None,
+    settings: Annotated[bool, option("--settings", text="Show the study's settings and leave.")] = False,
+    plot: Annotated[Path | None, option(value="FILE", text="Write the plot as an SVG file.")] = None,
+    seed: Annotated[int, option(value="N", text="Of what is drawn at random.")] = 0,
+    *,
+    questions: opt.PromptFile,
+    outputs: Outputs,
+    machine: Machine,
+) -> None:
+    """Run a study: the paper's claims beside what comes here, confirmed, refuted or undecided by an interval."""
+    from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
+
+    if name is None:
+        _list(studies())
+        return
+    one = find_study(name)
+    if settings:
+        _show(one, as_json=outputs.json is not None)
+        return
+    chosen = read_settings(one, _given(setting, one))
+    outputs.check()
+    if plot is not None:
+        check_writable(plot)
+    machine.check()
+    prompts = questions.read()
+
+    def load(name: str, dtype: str | None) -> Model:
+        wanted = machine if dtype is None else replace(machine, dtype=dtype)
+        wanted.check(name)
+        return wanted.load(name)
+
+    report = run_study(one, StudyContext(machine.model, prompts, load, seed), chosen, typed())
+    if plot is not None:
+        write_whole(plot, report.write_plot)
+        err().print(f"[dim]plot: {plot}", soft_wrap=True)
+    outputs.write(report)
+
+
+def _given(pairs: list[str] | None, one: Study) -> dict[str, Any]:
+    """``--setting`` values; those of lists with commas. Raises BadInput for what is not KEY=VALUE."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            raise BadInput(f"--setting takes KEY=VALUE, not '{pair}'")
+        if key in found:
+            raise BadInput(f"--setting gives '{key}' twice")
+        field = one.settings.model_fields.get(key)
+        listed = field is not None and "list" in str(field.annotation)
+        if text.startswith("["):
+            try:
+                found[key] = parse_json(text)
+            except ValueError as error:
+                raise BadInput(f"--setting {key}: the value is not valid JSON: {error}") from None
+        else:
+            found[key] = split_outside_brackets(text) if listed else text
+    return found
+
+
+def _list(found: list[Study]) -> None:
+    rows = [(f"[cyan]{one.name}[/]", f"{escape(one.title)} [dim]({escape(one.paper)})[/]") for one in found]
+    out().print(fact_table(rows))
+    err().print("\n[dim]To run one: outpace study NAME --json FILE")
+
+
+def _show(chosen: Study, *, as_json: bool) -> None:
+    fields = chosen.settings.model_fields
+    if as_json:
+        print_json(chosen.settings.model_json_schema())
+        return
+    rows = [
+        (name, f"{escape(str(one.description))} [dim](default: {escape(str(one.default))})[/]")
+        for name, one in fields.items()
+    ]
+    out().print(fact_table(rows))

@@ -1,0 +1,84 @@
+"""Where the simulated rounds come from: those of a trace, played again, or acceptance rates that are drawn from."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence as Seq
+from typing import NamedTuple
+
+from outpace.core.errors import BadInput
+from outpace.traces.trace_format import TracedRequest
+
+
+class SimulatedRound(NamedTuple):
+    """``drafted`` and ``committed`` tokens; ``draft_seconds``: what drafting took in the trace, None where unknown."""
+
+    drafted: int
+    committed: int
+    draft_seconds: float | None = None
+
+
+class Acceptance(ABC):
+    """The rounds of requests."""
+
+    described: str
+    """For the result, in words."""
+
+    @abstractmethod
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        """All rounds of one request, the ``number``-th that is simulated. They commit ``output_tokens`` tokens."""
+
+
+class Recorded(Acceptance):
+    """The rounds of the trace, as they were: as many, with the same drafts, and as many tokens accepted of them."""
+
+    described = "the rounds of the trace, played again"
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        one = request.rounds
+        for drafted, committed, spent in zip(one.drafted, one.committed, one.draft_ms, strict=True):
+            yield SimulatedRound(drafted, committed, spent / 1e3)
+
+
+class Rates(Acceptance):
+    """Chains of ``length`` draft tokens, the i-th of which is accepted with ``rates[i]`` where all before it were; the
+    last rate holds for all deeper ones. Drawn with ``seed``, for each request by itself."""
+
+    def __init__(self, rates: Seq[float], length: int, seed: int = 0, origin: str = "given rates") -> None:
+        if not rates or not all(0.0 <= rate <= 1.0 for rate in rates):
+            raise BadInput(f"acceptance rates must lie between 0 and 1, not {', '.join(map(str, rates)) or 'none'}")
+        if length < 0:
+            raise BadInput(f"the draft length must be at least 0, not {length}")
+        self.rates, self.length, self._seed = list(rates), length, seed
+        self.described = f"drawn from {origin}, with chains of {length} draft tokens"
+
+    def rate(self, depth: int) -> float:
+        """Of the draft token at ``depth`` (1 = first)."""
+        return self.rates[min(depth, len(self.rates)) - 1]
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        chance = random.Random(f"{self._seed}/{number}/{request.id}")
+        left = request.output_tokens
+        while left > 0:
+            drafted = min(self.length, left - 1)
+            accepted = 0
+            while accepted < drafted and chance.random() < self.rate(accepted + 1):
+                accepted += 1
+            yield SimulatedRound(drafted, accepted + 1)
+            left -= accepted + 1
+
+
+def rates_of(requests: Seq[TracedRequest]) -> list[float]:
+    """Acceptance rates by depth, given that all tokens before were accepted, of the drafts of a trace.
+
+    A round with d draft tokens of which a were accepted has judged the depths up to a + 1, at most d. So it is exact
+    for chains; for trees, whose depth a trace does not have, it counts deeper levels than there were, and is too low.
+    """
+    hits, seen = Counter[int](), Counter[int]()
+    for request in requests:
+        for drafted, accepted in zip(request.rounds.drafted, request.rounds.accepted, strict=True):
+            hits.update(range(1, accepted + 1))
+            seen.update(range(1, min(drafted, accepted + 1) + 1))
+    return [hits[depth] / seen[depth] for depth in sorted(seen)]

@@ -1,0 +1,57 @@
+"""What drafts take in simulated rounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+
+from outpace.controllers.predictor import DraftCosts, ModelDraft
+from outpace.simulate.acceptance import SimulatedRound
+from outpace.simulate.roofline import Roofline, RooflineCosts
+
+
+class DraftTimes(ABC):
+    """Seconds of drafting in a round."""
+
+    described: str
+
+    @abstractmethod
+    def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
+        """Of all requests of a round; ``context``: mean number of tokens in their K/V."""
+
+
+class FreeDrafts(DraftTimes):
+    """Tokens that are copied or looked up."""
+
+    described = "drafting takes no time"
+
+    def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
+        return 0.0
+
+
+class RecordedDrafts(DraftTimes):
+    """As long as in the trace, which was recorded on this machine. A trace notes for each request what its drafter took
+    for all requests of the round; so the longest counts."""
+
+    described = "drafting takes as long as in the trace"
+
+    def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
+        return max((one.draft_seconds or 0.0 for one in rounds), default=0.0)
+
+
+class ModelDrafts(DraftTimes):
+    """A draft model by its own roofline: a forward for each level of the longest draft."""
+
+    def __init__(self, roofline: Roofline) -> None:
+        self.roofline = roofline
+        self.costs = RooflineCosts(roofline)
+        self.described = f"a draft model of the shape {roofline.shape.name}, {roofline.bits} bits"
+
+    def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
+        levels = max((one.drafted for one in rounds), default=0)
+        drafting = sum(one.drafted > 0 for one in rounds)
+        return levels * self.costs.seconds(drafting, context) if levels else 0.0
+
+    def beside(self, target: RooflineCosts) -> DraftCosts:
+        """For the predictor, beside a target's costs."""
+        return ModelDraft(target, [self.costs])

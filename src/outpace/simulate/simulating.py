@@ -1,0 +1,291 @@
+"""simulate(): from a trace and the name of a machine to what each of the trace's methods would do there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outpace.bench.results import plain_figures
+from outpace.core.errors import BadInput
+from outpace.core.names import normalised, unknown
+from outpace.core.version import __version__
+from outpace.engine.scheduler import Limits
+from outpace.methods.registry import find
+from outpace.simulate.acceptance import Acceptance, Rates, Recorded, rates_of
+from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts
+from outpace.simulate.hardware import MEASURED, find_hardware
+from outpace.simulate.load import Load, Users, as_recorded, poisson
+from outpace.simulate.machines import Machine, MeasuredMachine, RooflineMachine
+from outpace.simulate.model_shape import ModelShape, find_shape
+from outpace.simulate.roofline import Parallel, Roofline
+from outpace.simulate.simulation import FORWARDS, HOURS, Outcome, simulate_requests
+from outpace.simulate.simulation_report import SimulationReport
+from outpace.traces.trace_format import Trace, TracedRequest, read_trace
+
+if TYPE_CHECKING:
+    from outpace.model import Model
+
+FREE, HEAD = "free", "head"
+"""Names of ``draft_model`` beside shapes: drafts that take no time, and a head of one layer."""
+_FREE_FAMILIES = ("baseline", "model-free")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is simulated beside the trace and the machine.
+
+    ``model``: a shape; None: that of the trace's model. ``transfer``: it may be another model than the trace's, which
+    is then assumed to accept as much. ``bits`` and ``kv_bits``: of weights and K/V; ``draft_bits``: of the draft model,
+    None: those of the target. ``methods``: of the trace; (): all. ``draft_length``: chains of that many tokens, with
+    the trace's acceptance rates, in place of its rounds; ``rates``: in place of the trace's. ``draft_model``: what
+    drafts cost: a shape, "head" or "free"; None: nothing for methods that look tokens up, and what is in the trace on
+    the measured machine. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how many, None: those
+    of the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or all users.
+    """
+
+    model: str | None = None
+    transfer: bool = False
+    bits: int = 16
+    kv_bits: int = 16
+    draft_bits: int | None = None
+    parallel: Parallel = field(default_factory=Parallel)
+    efficiency: float = 1.0
+    overhead_ms: float = 0.0
+    methods: tuple[str, ...] = ()
+    draft_length: int | None = None
+    rates: tuple[float, ...] = ()
+    draft_model: str | None = None
+    users: int | None = None
+    rate: float | None = None
+    requests: int | None = None
+    max_batch: int | None = None
+    prefix_cache: bool = True
+    hours: float = HOURS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.users is not None and self.rate is not None:
+            raise BadInput("--users and --rate are two loads; give one of them")
+        if self.kv_bits not in (8, 16):
+            raise BadInput(f"K/V has 16 or 8 bits, not {self.kv_bits}")
+        for name in ("requests", "max_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if not 0 < self.hours < math.inf:
+            raise BadInput(f"--hours must be above 0, not {self.hours:g}")
+        if not 0 <= self.overhead_ms < math.inf:
+            raise BadInput(f"--overhead-ms must be at least 0, not {self.overhead_ms:g}")
+        if self.rates and self.draft_length is None:
+            raise BadInput("--acceptance needs --draft-length, the length of the chains that it is for")
+
+
+def simulate(
+    trace: str | Path | Trace,
+    hardware: str,
+    settings: Settings | None = None,
+    *,
+    load_model: Callable[[str], Model] | None = None,
+    forwards: int = FORWARDS,
+    on_step: Callable[[int], None] | None = None,
+) -> SimulationReport:
+    """What every method of a trace would do on a machine.
+
+    ``trace``: a file that ``outpace bench`` or ``outpace serve`` wrote with ``--trace``. ``hardware``: a preset, or
+    "measured": this machine, by the cost table of the trace's model, which ``load_model`` loads (needed only then).
+    ``forwards``: at most, of each method; ``on_step``: called with the number of forwards now and then.
+
+    Raises BadInput for files that are no traces, unknown names, models that do not fit the hardware, traces of another
+    model, and methods whose drafts cost what nobody has said; MissingExtra without simpy.
+
+    >>> from outpace.simulate.simulating import simulate                       # doctest: +SKIP
+    >>> print(simulate("trace.jsonl", "h100"))                                 # doctest: +SKIP
+    """
+    wish = settings or Settings()
+    found = trace if isinstance(trace, Trace) else read_trace(Path(trace))
+    chosen = _chosen(found, wish.methods)
+    machine = _machine(found, hardware, wish, load_model)
+    rows: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    notes = list(found.notes)
+    for method, requests in chosen.items():
+        acceptance = _acceptance(method, requests, wish)
+        drafts = _drafts(requests, acceptance, machine, wish)
+        load, count = _load(found, requests, wish)
+        limits = Limits(max_batch=wish.max_batch or wish.users or found.header.at_once)
+        outcome = simulate_requests(
+            *(requests, acceptance, machine, drafts, load, limits),
+            count=count,
+            prefix_cache=wish.prefix_cache,
+            hours=wish.hours,
+            forwards=forwards,
+            on_step=on_step,
+        )
+        outcomes.append(outcome)
+        about = {"acceptance": acceptance.described, "drafting": drafts.described, "load": load.described}
+        rows.append({"method": method, **about, "max_batch": limits.max_batch, **outcome.public()})
+        notes += [f"{method}: {note}" for note in outcome.notes]
+    _add_speedups(rows)
+    result = {
+        "version": __version__,
+        "complete": True,
+        "prediction": True,
+        "trace": {
+            "model": found.header.model_name,
+            "written_by": found.header.written_by,
+            "version": found.header.version,
+            "load": {"kind": found.header.kind, "at_once": found.header.at_once},
+            "requests": sum(map(len, found.by_method().values())),
+        },
+        "machine": machine.public(),
+        "settings": _public(wish),
+        "simulations": rows,
+        "notes": notes,
+    }
+    return SimulationReport(plain_figures(result), tuple(outcomes))
+
+
+def _public(wish: Settings) -> dict[str, Any]:
+    shown = {name: getattr(wish, name) for name in Settings.__dataclass_fields__ if name != "parallel"}
+    return shown | {"tensor_parallel": wish.parallel.tensor, "pipeline_parallel": wish.parallel.pipeline}
+
+
+def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
+    """Requests that are simulated together, by the name of their row: in a bench each method by itself, in a server's
+    traffic all that ran beside one another, unless methods are named. Raises BadInput for one that is not in it."""
+    found = trace.by_method()
+    for name in names:
+        if name not in found:
+            raise unknown("method of this trace", name, list(found))
+    if names:
+        return {name: found[name] for name in names}
+    if trace.header.kind == "open":
+        return {" + ".join(found): [one for one in trace.requests if len(one.rounds)]}
+    return found
+
+
+def _machine(trace: Trace, hardware: str, wish: Settings, load_model: Callable[[str], Model] | None) -> Machine:
+    if normalised(hardware) == MEASURED:
+        return _measured(trace, wish, load_model)
+    preset = find_hardware(hardware)
+    shape = _shape(trace, wish)
+    roofline = Roofline(shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3)
+    return RooflineMachine(roofline)
+
+
+def _shape(trace: Trace, wish: Settings) -> ModelShape:
+    """The shape that is simulated. Raises BadInput for one of another model than the trace's, unless that is meant."""
+    own = trace.header.model_name
+    if wish.model is None:
+        try:
+            return find_shape(own)
+        except BadInput:
+            raise BadInput(
+                f"the sizes of the trace's model '{own}' are not among the presets; give them with --model, a preset "
+                "or the path of a config.json"
+            ) from None
+    shape = find_shape(wish.model)
+    if not wish.transfer and not _same(trace, shape):
+        raise BadInput(
+            f"the trace was recorded with '{own}', and not with {shape.name}, which may accept more or less; give "
+            "--transfer to assume that it accepts as much"
+        )
+    return shape
+
+
+def _same(trace: Trace, shape: ModelShape) -> bool:
+    """Whether a shape has the sizes of the trace's model, as far as its header tells them."""
+    about = trace.header.model
+    sizes = {"num_layers": shape.layers, "hidden_size": shape.hidden, "vocab_size": shape.vocabulary}
+    known = {name: size for name, size in sizes.items() if name in about}
+    return bool(known) and all(about[name] == size for name, size in known.items())
+
+
+def _measured(trace: Trace, wish: Settings, load_model: Callable[[str], Model] | None) -> Machine:
+    if load_model is None:
+        raise BadInput(f"hardware '{MEASURED}' needs the model itself; nobody loads one here")
+    if wish.parallel.devices > 1:
+        raise BadInput(f"hardware '{MEASURED}' is one machine: leave out --tensor-parallel and --pipeline-parallel")
+    own = trace.header.model_name
+    model = load_model(wish.model or own)
+    about, target = trace.header.model, model.target
+    sizes = {"num_layers": target.num_layers, "hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    differing = [name for name, size in sizes.items() if about.get(name, size) != size]
+    if differing and not wish.transfer:
+        raise BadInput(
+            f"the trace was recorded with '{own}', and '{model.name}' is another model ({', '.join(differing)} "
+            "differ); give --transfer to assume that it accepts as much"
+        )
+    if target.costs.fixed:
+        raise BadInput(f"hardware '{MEASURED}' reads measured costs; leave out --fixed-costs")
+    bound = trace.header.settings.get("kv_bytes")
+    return MeasuredMachine(target.costs, target.kv_bytes_per_token, bound if isinstance(bound, int) else None)
+
+
+def _acceptance(method: str, requests: Seq[TracedRequest], wish: Settings) -> Acceptance:
+    if wish.draft_length is None or {one.method for one in requests} == {"none"}:
+        return Recorded()
+    if wish.rates:
+        return Rates(wish.rates, wish.draft_length, wish.seed)
+    rates = rates_of(requests)
+    if not rates:
+        raise BadInput(f"--draft-length: '{method}' drafted nothing in this trace, so its acceptance is not known")
+    return Rates(rates, wish.draft_length, wish.seed, "the acceptance rates of the trace, by depth")
+
+
+def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machine, wish: Settings) -> DraftTimes:
+    """What its drafts take. Raises BadInput where a network drafts of which nobody has said what it costs."""
+    name, methods = wish.draft_model, sorted({one.method for one in requests} - {"none"})
+    if not methods or name == FREE:
+        return FreeDrafts()
+    if isinstance(machine, MeasuredMachine):
+        if name is not None:
+            raise BadInput(f"--draft-model: on hardware '{MEASURED}' drafts take what they took in the trace")
+        if not isinstance(acceptance, Recorded):
+            raise BadInput(f"--draft-length: on hardware '{MEASURED}' only the trace's own drafts have a measured time")
+        return RecordedDrafts()
+    assert isinstance(machine, RooflineMachine)
+    if name is None:
+        network = next((one for one in methods if not _looks_up(one)), None)
+        if network is None:
+            return FreeDrafts()
+        raise BadInput(
+            f"method '{network}' drafts with a network, whose cost is not in the trace: give --draft-model SHAPE, "
+            "'head' (one layer and the LM head of the model) or 'free'; or choose others with --method"
+        )
+    shape = replace(machine.roofline.shape, name=HEAD, layers=1) if name == HEAD else find_shape(name)
+    bits = wish.draft_bits or machine.roofline.bits
+    return ModelDrafts(Roofline(shape, machine.roofline.hardware, bits, wish.kv_bits, efficiency=wish.efficiency))
+
+
+def _looks_up(method: str) -> bool:
+    """Whether a method copies its drafts or looks them up."""
+    try:
+        return find(method).family in _FREE_FAMILIES
+    except BadInput:  # of another package
+        return False
+
+
+def _load(trace: Trace, requests: Seq[TracedRequest], wish: Settings) -> tuple[Load, int | None]:
+    """The load, and how many requests it has; None: those of the trace, each once."""
+    if wish.rate is not None:
+        count = wish.requests or len(requests)
+        return poisson(wish.rate, count, wish.seed), count
+    if wish.users is not None:
+        return Users(wish.users), wish.requests or max(len(requests), 4 * wish.users)
+    load = as_recorded(trace, [one.arrival for one in requests])
+    if wish.requests is not None and not isinstance(load, Users):
+        raise BadInput("--requests needs --users or --rate: the arrivals of a trace are as many as it has")
+    return load, wish.requests
+
+
+def _add_speedups(rows: list[dict[str, Any]]) -> None:
+    """Beside autoregressive decoding, where the trace has it: of tokens per second in all, and of each request's."""
+    plain = next((row for row in rows if row["method"] == "none"), None)
+    for row in rows:
+        for name, figure in (("throughput_gain", "tokens_per_second"), ("speedup", "user_tokens_per_second")):
+            both = plain is not None and plain[figure] and row[figure]
+            row[name] = row[figure] / plain[figure] if plain is not None and both else None

@@ -1,0 +1,165 @@
+"""``breakeven``: at how many users speculation stops paying, for models of 7 to 405 billion parameters on presets.
+
+Predictions: rooflines, and acceptance rates that are either assumed (settings) or those of the methods of a trace,
+which another model was recorded with. For every drafter the draft length that is best at the number of users counts;
+drafts of 0 tokens are autoregressive decoding, so that no entry of a good controller would be below 1. So the map shows
+the best length of at least one token: below 1 it is better not to draft.
+
+The predictor is the one that decides while decoding (:mod:`outpace.controllers.predictor`; Leviathan et al. 2023, arXiv
+2211.17192).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from outpace.controllers.predictor import Predictor
+from outpace.core.errors import BadInput
+from outpace.core.validation import StrictModel
+from outpace.simulate.acceptance import rates_of
+from outpace.simulate.draft_times import ModelDrafts
+from outpace.simulate.hardware import Hardware, find_hardware
+from outpace.simulate.model_shape import ModelShape, find_shape
+from outpace.simulate.roofline import Parallel, Roofline, RooflineCosts
+from outpace.studies.heat_map import HeatMap
+from outpace.studies.registry import Findings, StudyContext, study
+from outpace.traces.trace_format import read_trace
+
+_SHARES = (1, 2, 4, 8, 16, 32)
+"""Devices that share each layer: the fewest that hold the weights and the K/V of all users, or the most."""
+
+
+class BreakevenSettings(StrictModel):
+    """Settings of ``breakeven``."""
+
+    models: list[str] = Field(
+        ["qwen2.5-7b", "llama-3.1-8b", "qwen2.5-32b", "llama-3.1-70b", "llama-3.1-405b"],
+        min_length=1,
+        description="shapes of the targets",
+    )
+    hardware: list[str] = Field(["h100"], min_length=1, description="presets")
+    users: list[int] = Field([1, 3, 10, 30, 100, 300, 1000], min_length=1, description="requests decoded at once")
+    bits: int = Field(16, description="bits of a weight")
+    context: int = Field(1024, ge=0, description="tokens in the K/V of each request")
+    lookup: float = Field(0.5, ge=0, le=1, description="assumed acceptance rate of a method that looks drafts up")
+    head: float = Field(0.75, ge=0, le=1, description="assumed acceptance rate of a head of one layer")
+    draft_model: float = Field(0.8, ge=0, le=1, description="assumed acceptance rate of a draft model")
+    draft_shape: str = Field("llama-3.2-1b", description="shape of the draft model")
+    trace: str = Field("", description="trace whose acceptance rates, by depth, are taken for its methods instead")
+    longest: int = Field(8, ge=1, le=32, description="draft tokens, at most")
+
+
+@study(
+    "breakeven",
+    title="At how many users speculation stops paying (predicted)",
+    paper="Leviathan et al. 2023, arXiv 2211.17192",
+)
+def breakeven(context: StudyContext, settings: BreakevenSettings) -> Findings:
+    """The best speed-up of every drafter on every model, preset and number of users."""
+    if min(settings.users) < 1:
+        raise BadInput("users must be at least 1")
+    probs, origin = _acceptance(settings)
+    rows: list[dict[str, Any]] = []
+    for name in settings.hardware:
+        hardware = find_hardware(name)
+        for shape in map(find_shape, settings.models):
+            placed = _placed(shape, hardware, settings)
+            for drafter, each in probs.items():
+                gains = {
+                    users: None if placed is None else _best(placed, drafter, each, users, settings)
+                    for users in sorted(set(settings.users))
+                }
+                paying = [users for users, gain in gains.items() if gain is not None and gain[0] > 1.0]
+                rows.append(
+                    {
+                        "model": shape.name,
+                        "hardware": f"{placed.parallel.tensor if placed else '?'} x {hardware.name}",
+                        "drafter": drafter,
+                        "pays_up_to": max(paying, default=0) if placed else None,
+                        **{f"users_{users}": gain[0] if gain else None for users, gain in gains.items()},
+                        "lengths": {str(users): gain[1] if gain else None for users, gain in gains.items()},
+                    }
+                )
+    users = sorted(set(settings.users))
+    columns = {"model": "model", "hardware": "devices", "drafter": "drafter", "pays_up_to": "pays up to"}
+    columns |= {f"users_{one}": str(one) for one in users}
+    plot = HeatMap(
+        "Predicted speed-up of the best draft length",
+        "users",
+        [str(one) for one in users],
+        [f"{row['model']}, {row['drafter']}, {row['hardware']}" for row in rows],
+        [[row[f"users_{one}"] for one in users] for row in rows],
+    )
+    notes = [
+        f"Predictions, none of them measured: rooflines, weights of {settings.bits} bits, {settings.context} tokens of "
+        f"context. Acceptance: {origin}."
+    ]
+    return Findings(rows, columns, [], plot, notes)
+
+
+def _acceptance(settings: BreakevenSettings) -> tuple[Mapping[str, list[float]], str]:
+    """Path acceptance probabilities by drafter, and where they are from. Raises BadInput for a trace without drafts."""
+    if not settings.trace:
+        rates = {"lookup": settings.lookup, "head": settings.head, "draft model": settings.draft_model}
+        told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+        return {
+            name: list(accumulate([rate] * settings.longest, mul)) for name, rate in rates.items()
+        }, f"assumed rates ({told})"
+    trace = read_trace(Path(settings.trace))
+    found = {}
+    for method, requests in trace.by_method().items():
+        rates_by_depth = rates_of(requests)
+        if rates_by_depth:
+            more = [rates_by_depth[-1]] * settings.longest
+            found[method] = list(accumulate((rates_by_depth + more)[: settings.longest], mul))
+    if not found:
+        raise BadInput(f"no method of the trace {settings.trace} drafted anything")
+    return found, f"of a trace of {trace.header.model_name}, assumed for all models; its drafts take no time"
+
+
+def _placed(shape: ModelShape, hardware: Hardware, settings: BreakevenSettings) -> Roofline | None:
+    """The model on the fewest devices that hold it with the K/V of all users; None where 32 do not."""
+    needed = max(settings.users) * settings.context * shape.kv_bytes()
+    for devices in _SHARES:
+        if shape.heads % devices:
+            continue
+        roofline = Roofline(shape, hardware, settings.bits, parallel=Parallel(devices))
+        try:
+            if roofline.kv_capacity >= needed:
+                return roofline
+        except BadInput:
+            continue
+    return None
+
+
+def _best(
+    placed: Roofline, drafter: str, probs: list[float], users: int, settings: BreakevenSettings
+) -> tuple[float, int]:
+    """The best speed-up of drafts of at least one token, and their length."""
+    costs = RooflineCosts(placed)
+    draft = _draft_roofline(placed, drafter, settings)
+    predictor = Predictor(costs) if draft is None else Predictor(costs, ModelDrafts(draft).beside(costs))
+    found = []
+    for length in range(1, settings.longest + 1):
+        spent = length * predictor.drafting.level(1, users, settings.context)
+        forecast = predictor.forecast(probs[:length], drafted=spent, batch=users, context=settings.context)
+        found.append((forecast.speedup, length))
+    return max(found)
+
+
+def _draft_roofline(placed: Roofline, drafter: str, settings: BreakevenSettings) -> Roofline | None:
+    """What drafts; None where drafts take no time. A network drafts on the target's devices."""
+    if drafter == "head":
+        return replace(placed, shape=replace(placed.shape, name="head", layers=1))
+    if drafter == "draft model":
+        shape = find_shape(settings.draft_shape)
+        devices = max(one for one in _SHARES if shape.heads % one == 0 and one <= placed.parallel.tensor)
+        return replace(placed, shape=shape, parallel=Parallel(devices))
+    return None

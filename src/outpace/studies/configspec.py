@@ -1,0 +1,231 @@
+"""``configspec``: which draft model, in which precision, with which draft length, on a device before a cloud (Li et al.
+2026, arXiv 2604.09722).
+
+Acceptance is measured here: each draft model reads the target's answers once, and the accepted length of its chains
+follows for every draft length (:mod:`outpace.engine.teacher_forcing`). Times and energy are those of presets
+(:mod:`outpace.simulate.edge_cloud`). The Pareto front under goodput, cost and energy, and whether their optima agree.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from outpace.core.errors import BadInput
+from outpace.core.progress import stage
+from outpace.core.sampling import SamplingParams
+from outpace.core.validation import StrictModel
+from outpace.engine.known_answers import KnownAnswer, close_answers, known_answers
+from outpace.engine.request import Request
+from outpace.engine.teacher_forcing import chain_rounds, likelihood_ratios
+from outpace.methods.named_weights import DRAFT_LM
+from outpace.simulate.edge_cloud import OBJECTIVES, Configuration, EdgeCloud, Figures, Link, best, pareto
+from outpace.simulate.hardware import find_hardware
+from outpace.simulate.model_shape import ModelShape, find_shape
+from outpace.simulate.roofline import Parallel, Roofline
+from outpace.studies.claims import Claim, holds, resampled
+from outpace.studies.decoded import contexts_of
+from outpace.studies.plot import Plot, PlotPoint
+from outpace.studies.registry import Findings, StudyContext, study
+from outpace.targets.base import Target
+
+_BITS = {"float32": 16, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+_RESAMPLES = 200
+"""Of the prompts: each is a search through all configurations."""
+
+
+class ConfigspecSettings(StrictModel):
+    """Settings of ``configspec``."""
+
+    drafts: list[str] = Field(
+        [DRAFT_LM, "smollm2:int8", "smollm2:bfloat16"],
+        min_length=1,
+        description="draft models as NAME, NAME:DTYPE or NAME:DTYPE=SHAPE; draft-lm is the shipped one",
+    )
+    shape: str = Field("smollm2", description="shape of the target")
+    device: str = Field("snapdragon-8-gen-3", description="preset of the device that drafts")
+    cloud: str = Field("l4", description="preset of the cloud's devices")
+    tensor_parallel: int = Field(1, ge=1, description="devices of the cloud that share each layer")
+    batch: int = Field(8, ge=1, description="users whose drafts the cloud verifies together")
+    round_trip_ms: float = Field(30.0, ge=0, description="of the network")
+    lengths: list[int] = Field(list(range(2, 13)), min_length=1, description="draft lengths that are compared")
+    cost: Literal["rows", "seconds"] = Field("rows", description="what the cloud charges for: rows, or device-seconds")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature")
+    max_new_tokens: int = Field(48, ge=2, description="tokens of an answer, at most")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft model: what it is called, its precision, and what its time is computed from."""
+
+    name: str
+    dtype: str | None
+    bits: int
+    shape: ModelShape
+
+
+def candidates(texts: Seq[str]) -> list[Candidate]:
+    """Draft models from text. Raises BadInput for precisions and shapes that do not exist, and for two that are one."""
+    found = []
+    for text in texts:
+        model, _, shape = text.partition("=")
+        name, _, dtype = model.rpartition(":") if ":" in model else (model, "", "")
+        if dtype and dtype not in _BITS:
+            raise BadInput(f"draft model '{text}': precisions are {', '.join(_BITS)}, not '{dtype}'")
+        own = "smollm2-draft-lm" if name == DRAFT_LM else name
+        found.append(Candidate(name, dtype or None, _BITS.get(dtype, 16), find_shape(shape or own)))
+    keys = [(one.name, one.bits) for one in found]
+    if len(set(keys)) < len(keys):
+        raise BadInput("a draft model is named twice in one precision")
+    return found
+
+
+@study(
+    "configspec",
+    title="Draft model, precision and length: goodput, cost and energy",
+    paper="Li et al. 2026, arXiv 2604.09722",
+)
+def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
+    """Measure acceptance of every draft model, and compare all configurations on presets."""
+    drafts, lengths = candidates(settings.drafts), sorted(set(settings.lengths))
+    if lengths[0] < 1:
+        raise BadInput("draft lengths must be at least 1")
+    device = find_hardware(settings.device)
+    cloud = Roofline(
+        find_shape(settings.shape), find_hardware(settings.cloud), parallel=Parallel(settings.tensor_parallel)
+    )
+    link = Link(round_trip=settings.round_trip_ms / 1e3)
+    pair = EdgeCloud(cloud, link, batch=settings.batch, cost=settings.cost)
+    models = [Roofline(one.shape, device, bits=one.bits) for one in drafts]
+    pair.figures(models[0], lengths[0], 0.0)  # refuses a device without a stated power, before anything is measured
+    rounds, tokens = _measured(context, settings, drafts, lengths)
+
+    def figures(weights: NDArray[np.float64]) -> list[tuple[Configuration, Figures]]:
+        """Of all configurations, with the prompts weighted."""
+        return [
+            (
+                Configuration(drafts[at].name, drafts[at].bits, length),
+                pair.figures(models[at], length, float(weights @ tokens[at] / (weights @ rounds[at, :, column])) - 1.0),
+            )
+            for at in range(len(drafts))
+            for column, length in enumerate(lengths)
+        ]
+
+    found = figures(np.ones(tokens.shape[1]))
+    front = pareto([one for _, one in found])
+    winners = {objective: best(found, objective) for objective in OBJECTIVES}
+    drawn = [figures(one) for one in resampled(tokens.shape[1], context.seed)[:_RESAMPLES]]
+    chosen = [{objective: best(one, objective) for objective in OBJECTIVES} for one in drawn]
+    rows = [
+        {
+            "drafter": one.drafter,
+            "bits": one.bits,
+            "length": one.length,
+            **each._asdict(),
+            "pareto": kept,
+            "best_for": ", ".join(name for name, winner in winners.items() if winner == one),
+        }
+        for (one, each), kept in zip(found, front, strict=True)
+    ]
+    series = {
+        f"{one.name}, {one.bits} bits": [
+            PlotPoint(row["length"], row["goodput"])
+            for row in rows
+            if (row["drafter"], row["bits"]) == (one.name, one.bits)
+        ]
+        for one in drafts
+    }
+    columns = {"drafter": "draft model", "bits": "bits", "length": "length", "goodput": "goodput (tok/s)"}
+    unit = "rows/token" if settings.cost == "rows" else "device-s/token"
+    columns |= {"cost": f"cost ({unit})", "energy": "energy (J/token)", "pareto": "Pareto", "best_for": "best for"}
+    plot = Plot("Goodput by draft length (predicted)", "draft tokens", "tokens per second of a user", series)
+    notes = [
+        f"Acceptance measured on {tokens.shape[1]} answers of {context.used.get('name')}; times and energy predicted "
+        f"for {device.name} before {settings.tensor_parallel} x {settings.cloud}, {settings.batch} users, "
+        f"{settings.round_trip_ms:g} ms of network."
+    ]
+    return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
+
+
+def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, Configuration]]) -> list[Claim]:
+    sizes = {(one.name, one.bits): one.shape.parameters * one.bits for one in drafts}
+    small, large = min(sizes.values()), max(sizes.values())
+
+    def size(objective: str, one: dict[str, Configuration]) -> int:
+        return sizes[one[objective].drafter, one[objective].bits]
+
+    def share(says: str, held: list[bool]) -> Claim:
+        return holds(says, np.array(held))
+
+    found = [
+        share("goodput is highest with the smallest draft model", [size("goodput", one) == small for one in chosen]),
+        share(
+            f"cost is lowest with the shortest draft ({lengths[0]})",
+            [one["cost"].length == lengths[0] for one in chosen],
+        ),
+        share("cost is lowest with the largest draft model", [size("cost", one) == large for one in chosen]),
+        share(
+            f"energy is lowest with the shortest draft ({lengths[0]})",
+            [one["energy"].length == lengths[0] for one in chosen],
+        ),
+        share("energy is lowest with the smallest draft model", [size("energy", one) == small for one in chosen]),
+        share(
+            "no configuration is best for goodput, cost and energy at once",
+            [len(set(one.values())) > 1 for one in chosen],
+        ),
+    ]
+    # With one draft model there is nothing to choose from.
+    return found if len(drafts) > 1 else [found[1], found[3], found[5]]
+
+
+def _measured(
+    context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, and tokens (D, P)."""
+    model = context.model
+    params = SamplingParams(temperature=settings.temperature, seed=context.seed)
+    plain = model.method("none")
+    contexts = contexts_of(model, context.prompts, settings.max_new_tokens)
+    requests = [Request(one, plain, params, settings.max_new_tokens, model.eos_ids) for one in contexts]
+    answers = known_answers(model.target, requests)
+    try:
+        answers = [one for one in answers if len(one.tokens) > 1]
+        if not answers:
+            raise BadInput("the model ends every answer at once: there is nothing to draft")
+        rounds = np.zeros((len(drafts), len(answers), len(lengths)))
+        tokens = np.array([[float(len(one.tokens)) for one in answers]] * len(drafts))
+        with stage("scoring answers with draft models", total=len(drafts), unit="models") as at:
+            for number, one in enumerate(drafts):
+                ratios = _ratios(context, one, answers)
+                for answer, each in enumerate(ratios):
+                    for column, length in enumerate(lengths):
+                        rounds[number, answer, column] = 1.0 + chain_rounds(each, length).rounds
+                at.move(number + 1)
+    finally:
+        close_answers(model.target, answers)
+    return rounds, tokens
+
+
+def _ratios(context: StudyContext, one: Candidate, answers: Seq[KnownAnswer]) -> list[list[float]]:
+    target: Target
+    if one.name == DRAFT_LM:
+        if one.dtype is not None:
+            raise BadInput(f"{DRAFT_LM} runs in the target's own precision; leave out ':{one.dtype}'")
+        target = context.model.context(draft_model=DRAFT_LM).draft()
+        return likelihood_ratios(target, answers)
+    target = context.load(one.name, one.dtype).target
+    if target.vocab_size != context.model.target.vocab_size:
+        raise BadInput(
+            f"draft model '{one.name}' has {target.vocab_size} tokens and the target "
+            f"{context.model.target.vocab_size}; choose one with the target's vocabulary"
+        )
+    found = likelihood_ratios(target, answers)
+    del target
+    gc.collect()  # its weights, before the next one is loaded
+    return found

@@ -1,0 +1,186 @@
+"""``illusion``: where the time of speculative decoding goes, and how far it is from its bounds.
+
+(Liu, Yu, Park, Stoica and Cheung 2026, arXiv 2601.11580.) Rounds are divided into draft, score (the target's forward),
+accept and other, by method and batch. Two bounds stand beside the measured speed-up: an oracle drafter, all of whose
+tokens are accepted and which takes no time, with the length that then is best by measured costs; and an oracle of the
+length, which drafts in every round just what is accepted of the method's drafts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from outpace.bench.records import Answer
+from outpace.controllers.predictor import Predictor, speedups
+from outpace.core.errors import BadInput
+from outpace.core.metrics import PHASES
+from outpace.core.validation import StrictModel
+from outpace.model import Model
+from outpace.studies.claims import Claim, above, resampled
+from outpace.studies.decoded import decode
+from outpace.studies.plot import Plot, PlotPoint
+from outpace.studies.registry import Findings, StudyContext, study
+
+Figures = NDArray[np.float64]
+
+
+class IllusionSettings(StrictModel):
+    """Settings of ``illusion``."""
+
+    methods: list[str] = Field(["pld", "eagle3", "draft-model"], min_length=1, description="methods that are timed")
+    batches: list[int] = Field([1, 4, 8], min_length=1, description="requests decoded at once")
+    max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
+    longest: int = Field(16, ge=1, le=64, description="draft tokens of the oracle drafter, at most")
+
+
+@study("illusion", title="Where the time goes, and how far the bounds are", paper="Liu et al. 2026, arXiv 2601.11580")
+def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
+    """Time every method at every batch, beside autoregressive decoding."""
+    if min(settings.batches) < 1:
+        raise BadInput("batches must be at least 1")
+    model = context.model
+    methods = {name: model.method(name) for name in ("none", *settings.methods)}
+    rows: list[dict[str, Any]] = []
+    gains: dict[int, Figures] = {}
+    gaps: list[Figures] = []
+    shares: list[Figures] = []
+    for batch in sorted(set(settings.batches)):
+        found = decode(
+            model, methods, context.prompts, batch=batch, max_new_tokens=settings.max_new_tokens, seed=context.seed
+        )
+        weights = resampled(len(found.prompts), context.seed)
+        whole = np.ones((1, len(found.prompts)))
+        plain = found.answers["none"]
+        bound = _oracle_drafter(model, batch, _mean_context(plain), settings.longest)
+        best: Figures | None = None
+        for name in settings.methods:
+            answers = found.answers[name]
+            gain, measured = _speedup(weights, answers, plain), float(_speedup(whole, answers, plain)[0])
+            split = {phase: float(_share(whole, answers, phase)[0]) for phase in PHASES}
+            shares.append(_share(weights, answers, "score"))
+            best = gain if best is None else np.maximum(best, gain)
+            low, high = (float(one) for one in np.quantile(gain, [0.025, 0.975]))
+            rows.append(
+                {
+                    "method": name,
+                    "batch": batch,
+                    "speedup": measured,
+                    "low": low,
+                    "high": high,
+                    "oracle_length": _oracle_length(model, answers, batch),
+                    "oracle_drafter": bound,
+                    **split,
+                }
+            )
+        assert best is not None
+        gains[batch] = best
+        gaps.append(bound / best)
+    claims = _claims(rows, gains, gaps, shares)
+    series = {
+        name: [
+            PlotPoint(row["batch"], row["speedup"], row["low"], row["high"]) for row in rows if row["method"] == name
+        ]
+        for name in settings.methods
+    }
+    series["oracle drafter"] = [
+        PlotPoint(row["batch"], row["oracle_drafter"]) for row in rows[:: len(settings.methods)]
+    ]
+    columns = {"method": "method", "batch": "batch", "speedup": "speed-up", "low": "95 %", "high": "to"}
+    columns |= {"oracle_length": "oracle length", "oracle_drafter": "oracle drafter"}
+    columns |= {phase: phase for phase in PHASES}
+    return Findings(
+        rows,
+        columns,
+        claims,
+        Plot("Speed-up and its bound, by batch", "batch", "times autoregressive decoding", series, logarithmic=True),
+        ["The bounds are predicted from measured costs of forwards; speed-ups and shares of the time are measured."],
+    )
+
+
+def _claims(
+    rows: list[dict[str, Any]], gains: dict[int, Figures], gaps: list[Figures], shares: list[Figures]
+) -> list[Claim]:
+    least, gap = np.min(shares, axis=0), np.min(gaps, axis=0)
+    found = [
+        above(
+            "the target's forward takes most of the time, whatever the method and the batch",
+            min(row["score"] for row in rows),
+            least,
+            0.5,
+        ),
+        above(
+            "an oracle drafter would be faster than the best method, at every batch",
+            min(row["oracle_drafter"] / row["speedup"] for row in _best(rows)),
+            gap,
+            1.0,
+        ),
+    ]
+    if len(gains) > 1:
+        small, large = min(gains), max(gains)
+        first, last = (next(row["speedup"] for row in _best(rows) if row["batch"] == one) for one in (small, large))
+        found.append(
+            above(
+                f"speed-ups shrink from batch {small} to batch {large}", first / last, gains[small] / gains[large], 1.0
+            )
+        )
+    return found
+
+
+def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest method of each batch."""
+    batches = dict.fromkeys(row["batch"] for row in rows)
+    return [max((row for row in rows if row["batch"] == one), key=lambda row: row["speedup"]) for one in batches]
+
+
+def _speedup(weights: Figures, answers: list[Answer], plain: list[Answer]) -> Figures:
+    """(R,): the ratio of decode rates, both summed over the prompts."""
+    found: Figures = _rate(weights, answers) / _rate(weights, plain)
+    return found
+
+
+def _rate(weights: Figures, answers: list[Answer]) -> Figures:
+    tokens = np.array([one.metrics.tokens - one.metrics.answered for one in answers], float)
+    seconds = np.array([one.metrics.decode_seconds for one in answers])
+    found: Figures = (weights @ tokens) / np.maximum(weights @ seconds, 1e-9)
+    return found
+
+
+def _share(weights: Figures, answers: list[Answer], phase: str) -> Figures:
+    own = np.array([one.metrics.phase_seconds[phase] for one in answers])
+    every = np.array([sum(one.metrics.phase_seconds.values()) for one in answers])
+    found: Figures = (weights @ own) / np.maximum(weights @ every, 1e-9)
+    return found
+
+
+def _mean_context(answers: list[Answer]) -> int:
+    return int(np.mean([len(one.context) + len(one.tokens) / 2 for one in answers]))
+
+
+def _oracle_drafter(model: Model, batch: int, context: int, longest: int) -> float:
+    """The best speed-up of drafts of 0, 1, ... tokens that are all accepted and take no time."""
+    predictor = Predictor(model.target.costs)
+    steps = [_steps(predictor, batch * count, batch, context) for count in range(1, longest + 1)]
+    return max(speedups([1.0] * longest, steps))
+
+
+def _oracle_length(model: Model, answers: list[Answer], batch: int) -> float:
+    """The speed-up of the method's own drafts where none is longer than what is accepted of it; drafting takes as much
+    less as drafts are shorter."""
+    predictor, context = Predictor(model.target.costs), _mean_context(answers)
+    step = model.target.costs.round_seconds(batch, context)
+    tokens = steps = 0.0
+    for answer in answers:
+        for each in answer.counts:
+            kept = each.accepted / each.drafted if each.drafted else 0.0
+            tokens += each.committed
+            steps += _steps(predictor, batch * each.accepted, batch, context) + kept * each.draft_seconds / step
+    return tokens / steps if steps else 1.0
+
+
+def _steps(predictor: Predictor, more: int, batch: int, context: int) -> float:
+    """What a round with ``more`` draft tokens takes, in autoregressive rounds."""
+    return predictor.round_seconds(more, batch, context) / predictor.round_seconds(0, batch, context)

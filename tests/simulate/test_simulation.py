@@ -1,0 +1,285 @@
+"""The simulator against what queueing theory, the roofline and recorded runs say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from cli_support import Run, refused, toy
+from outpace.core.errors import BadInput
+from outpace.engine.scheduler import WHOLE_CHUNK, Limits
+from outpace.model import Model
+from outpace.simulate.acceptance import Rates, Recorded, rates_of
+from outpace.simulate.draft_times import FreeDrafts, ModelDrafts
+from outpace.simulate.hardware import PRESETS
+from outpace.simulate.load import Users, poisson
+from outpace.simulate.machines import Machine, RooflineMachine
+from outpace.simulate.model_shape import SHAPES
+from outpace.simulate.roofline import Roofline, Work
+from outpace.simulate.simulating import Settings, simulate
+from outpace.simulate.simulation import Outcome, simulate_requests
+from outpace.targets.costs import FixedCosts
+from outpace.traces.trace_format import Rounds, TracedRequest, TraceHeader, read_trace
+from outpace.traces.trace_writer import write_trace
+
+pytest.importorskip("simpy")
+
+
+class Clockwork(Machine):
+    """Every round takes a second, and every row of a prompt ``row`` seconds."""
+
+    def __init__(self, row: float = 0.0, kv_capacity: int | None = None, stages: int = 1) -> None:
+        self.costs, self.row, self.stages = FixedCosts(), row, stages
+        self.kv_bytes_per_token, self.kv_capacity, self.watts = 1, kv_capacity, 3.0
+
+    def chunk(self, rows: int, context: int) -> list[float]:
+        return [self.row * rows / self.stages] * self.stages
+
+    def round(self, rows: list[int], contexts: list[int]) -> list[float]:
+        return [1.0 / self.stages] * self.stages
+
+    def public(self) -> dict[str, Any]:
+        return {}
+
+
+def request(prompt: int = 1, accepted: tuple[int, ...] = (0,), drafted: int = 0, name: str = "q", **about: Any) -> Any:
+    committed = tuple(1 + one for one in accepted)
+    count = len(accepted)
+    rounds = Rounds((drafted,) * count, accepted, committed, (1,) * count, (1.0,) * count, (0.0,) * count)
+    return TracedRequest(name, "pld" if drafted else "none", prompt, sum(committed), rounds, **about)
+
+
+def served(requests: list[TracedRequest], machine: Machine, load: Any, **about: Any) -> Outcome:
+    limits = about.pop("limits", Limits(max_batch=1))
+    return simulate_requests(requests, Recorded(), machine, FreeDrafts(), load, limits, **about)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_the_queue_of_one_server_waits_as_long_as_m_d_1_says(load: float) -> None:
+    """Poisson arrivals, service of exactly a second: the mean wait is load / (2 (1 - load)) seconds."""
+    count = 20_000
+    found = served([request()], Clockwork(), poisson(load, count, seed=5), count=count)
+    waits = [(one.admitted or 0.0) - one.arrived for one in found.answered]
+    assert len(waits) == count
+    assert sum(waits) / count == pytest.approx(load / (2 * (1 - load)), rel=0.08)
+    assert found.public()["utilization"][0] == pytest.approx(load, rel=0.03)
+
+
+def test_one_request_alone_takes_the_sum_of_its_forwards() -> None:
+    roofline = Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"])
+    accepted, prompt, drafted = (2, 0, 4, 1), 1301, 4
+    one = request(prompt, accepted, drafted)
+    found = served([one], RooflineMachine(roofline), Users(1))
+    expected, context = 0.0, 0
+    while context < prompt - 1:
+        rows = min(WHOLE_CHUNK, prompt - 1 - context)
+        expected += roofline.forward(Work.of_chunk(rows, context))
+        context += rows
+    for more in accepted:
+        expected += roofline.forward(Work.of_round([1 + drafted], [context]))
+        context += 1 + more
+    assert found.seconds == pytest.approx(expected)
+    figures = found.public()
+    assert (figures["rounds"], figures["tokens"], figures["forwards"]) == (4, 11, 4)
+    assert figures["latency_ms"]["mean"] == pytest.approx(1e3 * expected)
+
+
+def test_a_draft_model_takes_a_forward_for_each_level() -> None:
+    roofline = Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"])
+    small = Roofline(SHAPES["llama-3.2-1b"], PRESETS["h100"])
+    one = request(1, (1, 1), 3)
+    limits = Limits(max_batch=1)
+    found = simulate_requests([one], Recorded(), RooflineMachine(roofline), ModelDrafts(small), Users(1), limits)
+    expected = sum(
+        roofline.forward(Work.of_round([4], [at])) + 3 * small.forward(Work.of_round([1], [at])) for at in (0, 2)
+    )
+    assert found.seconds == pytest.approx(expected)
+
+
+def test_requests_share_rounds_up_to_the_batch() -> None:
+    requests = [request(accepted=(0,) * 10, name=f"q{at}") for at in range(8)]
+    for batch, seconds in ((1, 80), (2, 40), (8, 10), (100, 10)):
+        found = served(requests, Clockwork(), Users(8), limits=Limits(max_batch=batch))
+        assert found.seconds == pytest.approx(seconds)
+        assert found.public()["mean_batch"] == pytest.approx(min(batch, 8))
+
+
+def test_a_pipeline_of_two_stages_works_on_two_batches_at_once() -> None:
+    requests = [request(accepted=(0,) * 10, name=f"q{at}") for at in range(4)]
+    one = served(requests, Clockwork(), Users(4), limits=Limits(max_batch=2))
+    two = served(requests, Clockwork(stages=2), Users(4), limits=Limits(max_batch=4))
+    assert one.seconds == pytest.approx(20)
+    assert two.seconds == pytest.approx(10.5)  # each stage takes half; the second batch follows half a second later
+    assert two.public()["utilization"] == [pytest.approx(20 * 0.5 / 10.5)] * 2
+
+
+def test_common_beginnings_are_read_once() -> None:
+    names = tuple(f"h{at}" for at in range(4))
+    requests = [request(129, prefix=names, name=f"q{at}") for at in range(3)]
+    machine = Clockwork(row=0.01)
+    with_cache = served(requests, machine, Users(1))
+    without = served(requests, machine, Users(1), prefix_cache=False)
+    assert without.public()["prompt_rows"] == 3 * 128
+    assert with_cache.public()["prompt_rows"] == 128
+    assert with_cache.public()["cached_rows"] == 2 * 128
+    assert without.seconds - with_cache.seconds == pytest.approx(2.56)
+
+
+def test_kv_that_does_not_fit_makes_requests_wait_again_and_none_is_lost() -> None:
+    requests = [request(40, (0,) * 100, name=f"q{at}") for at in range(3)]
+    tight = served(requests, Clockwork(), Users(3), limits=Limits(max_batch=3, kv_bytes=300))
+    assert len(tight.answered) == 3
+    assert sum(one.preemptions for one in tight.requests) > 0
+    assert all(one.committed == 100 for one in tight.requests)
+    with pytest.raises(BadInput, match="Shorten the prompt"):
+        served([request(500)], Clockwork(), Users(1), limits=Limits(max_batch=1, kv_bytes=300))
+
+
+def test_a_load_that_never_drains_is_bounded_and_said() -> None:
+    overload = served([request()], Clockwork(), poisson(50.0, 3000, seed=1), count=3000, hours=0.1)
+    assert overload.public()["drained"] is False
+    assert 350 <= len(overload.answered) <= 360
+    assert "does not drain" in overload.notes[0]
+    short = served([request()], Clockwork(), Users(1), count=500, forwards=20)
+    assert (len(short.answered), short.public()["drained"]) == (20, False)
+    growing = served([request()], Clockwork(), poisson(5.0, 300, seed=1), count=300)
+    assert growing.public()["drained"] is True
+    assert "queue was still growing" in growing.notes[0]
+
+
+def test_rates_are_drawn_as_often_as_they_say() -> None:
+    one = request(accepted=(0,) * 4000)
+    rounds = list(Rates([0.9, 0.5], 3, seed=2).rounds(one, 0))
+    assert sum(each.committed for each in rounds) == 4000
+    expected = 1 + 0.9 + 0.9 * 0.5 + 0.9 * 0.5 * 0.5
+    assert 4000 / len(rounds) == pytest.approx(expected, rel=0.05)
+    assert rounds == list(Rates([0.9, 0.5], 3, seed=2).rounds(one, 0))
+    assert rounds != list(Rates([0.9, 0.5], 3, seed=3).rounds(one, 0))
+    drawn = request(accepted=tuple(each.committed - 1 for each in rounds[:-3]), drafted=3)
+    assert rates_of([drawn]) == pytest.approx([0.9, 0.5, 0.5], abs=0.05)
+    for wrong in ([], [1.2]):
+        with pytest.raises(BadInput, match="between 0 and 1"):
+            Rates(wrong, 3)
+
+
+HEADER = TraceHeader(
+    {"name": "smollm2", "num_layers": 30, "hidden_size": 576, "vocab_size": 49152}, "closed", 2, "bench", "0"
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "t.jsonl"
+    plain = [request(50, (0,) * 12, name=f"q{at}") for at in range(4)]
+    drafted = [request(50, (2,) * 4, 3, name=f"q{at}") for at in range(4)]
+    write_trace(path, HEADER, [*plain, *drafted])
+    return str(path)
+
+
+def test_the_command_prints_figures_for_every_method(cli: Run, trace: str) -> None:
+    ran = cli("simulate", "--trace", trace, "--hardware", "h100", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    rows = {row["method"]: row for row in found["simulations"]}
+    assert found["prediction"] is True
+    assert found["machine"]["hardware"]["source"].startswith("https://")
+    assert rows["none"]["mean_acceptance_length"] == 1
+    assert rows["pld"]["mean_acceptance_length"] == 3
+    assert rows["none"]["speedup"] == 1
+    # After the first token: 11 tokens in three rounds, beside 11 rounds, each at nearly the cost of one row.
+    assert 3.3 < rows["pld"]["speedup"] < 3.7
+    text = cli("simulate", "--trace", trace, "--hardware", "h100")
+    assert "Predicted, not measured" in text.out
+    more = cli(
+        "simulate", "--trace", trace, "--hardware", "a100", "--model", "llama-3.1-70b", "--transfer", "--users", "50",
+        "--tensor-parallel", "4", "--pipeline-parallel", "2", "--bits", "8", "--draft-length", "5", "--json",
+    )  # fmt: skip
+    assert more.code == 0, more.err
+    assert [row["requests"] for row in json.loads(more.out)["simulations"]] == [200, 200]
+
+
+def test_what_cannot_be_simulated_is_refused_in_one_line(cli: Run, trace: str, tmp_path: Path) -> None:
+    def go(*more: str) -> Any:
+        return cli("simulate", "--trace", trace, "--hardware", "h100", *more)
+
+    refused(cli("simulate"), "--trace FILE")
+    refused(cli("simulate", "--trace", trace), "--hardware NAME", "h100", "measured")
+    refused(cli("simulate", "--trace", trace, "--hardware", "h1000"), "unknown hardware 'h1000'", "raspberry-pi-5")
+    refused(cli("simulate", "--trace", str(tmp_path / "no"), "--hardware", "h100"), "No such file")
+    refused(go("--model", "llama-3.1-8b"), "recorded with 'smollm2', and not with llama-3.1-8b", "--transfer")
+    refused(go("--model", "llama-4"), "unknown model shape", "config.json")
+    refused(go("--method", "sam"), "unknown method of this trace 'sam'", "pld")
+    refused(go("--users", "3", "--rate", "1"), "two loads")
+    refused(go("--rate", "0"), "--rate")
+    refused(go("--users", "0"), "--users must be at least 1")
+    refused(go("--bits", "3"), "16, 8 or 4 bits")
+    refused(go("--acceptance", "0.5"), "--draft-length")
+    refused(go("--acceptance", "x", "--draft-length", "3"), "--acceptance takes rates")
+    refused(go("--tensor-parallel", "2"), "does not divide the 9 heads")
+    refused(go("--hours", "0"), "--hours")
+
+
+def test_a_network_that_nobody_has_priced_is_refused(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rounds = request(50, (2,) * 4, 3).rounds
+    write_trace(path, HEADER, [TracedRequest("q", "draft-model", 50, 12, rounds)])
+    common = ("simulate", "--trace", str(path), "--hardware", "h100", "--json")
+    refused(cli(*common), "'draft-model' drafts with a network", "--draft-model SHAPE")
+    seconds = [
+        json.loads(cli(*common, "--draft-model", name).out)["simulations"][0]["seconds"]
+        for name in ("free", "head", "qwen2.5-0.5b")
+    ]
+    assert seconds == sorted(seconds)
+    assert len(set(seconds)) == 3
+
+
+@pytest.mark.model
+def test_a_real_run_is_played_again_round_by_round(smollm2: Model, tmp_path: Path) -> None:
+    """The simulated rounds of a recorded bench are the bench's own: as many, and as many tokens in each."""
+    path = tmp_path / "t.jsonl"
+    report = outpace.bench(smollm2, ["pld"], limit=4, max_new_tokens=24, batch_size=2, trace=path)
+    measured = {row["method"]: row for row in report.rows}
+    found = simulate(path, "xeon-8480")
+    assert {row["method"] for row in found.rows} == {"none", "pld"}
+    recorded = read_trace(path).by_method()
+    for row in found.rows:
+        requests = recorded[row["method"]]
+        assert row["rounds"] == sum(len(one.rounds) for one in requests)
+        assert row["drafted"] == sum(sum(one.rounds.drafted) for one in requests)
+        figure = measured[row["method"]]["mean_acceptance_length"]
+        assert row["mean_acceptance_length"] == pytest.approx(figure)
+    here = simulate(path, "measured", Settings(max_batch=2), load_model=lambda name: smollm2)
+    assert here.rows[1]["rounds"] == found.rows[1]["rounds"]
+    assert all(row["tokens_per_second"] > 0 for row in here.rows)
+    with pytest.raises(BadInput, match="another model"):
+        simulate(path, "measured", load_model=lambda name: _other(smollm2))
+
+
+def _other(model: Model) -> Model:
+    return toy(model.name)
+
+
+def test_without_simpy_the_command_says_what_to_install(cli: Run, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "simpy", None)
+    refused(cli("simulate", "--trace", trace, "--hardware", "h100"), "pip install 'outpace[simulate]'")
+
+
+def test_a_server_s_traffic_is_simulated_together(tmp_path: Path) -> None:
+    """Two requests of two methods that ran side by side share the rounds; a bench's methods do not."""
+    path = tmp_path / "t.jsonl"
+    header = TraceHeader(HEADER.model, "open", 2, "serve")
+    write_trace(
+        path, header, [request(accepted=(0,) * 6, arrival=5.0), request(accepted=(1,) * 3, drafted=2, arrival=5.0)]
+    )
+    [row] = simulate(path, "h100").rows
+    assert row["method"] == "none + pld"
+    assert (row["forwards"], row["tokens"], row["answered"]) == (6, 12, 2)
+    assert simulate(path, "h100", Settings(methods=("pld",))).rows[0]["forwards"] == 3
+    with pytest.raises(BadInput, match="--requests needs"):
+        simulate(path, "h100", Settings(requests=5))

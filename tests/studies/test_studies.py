@@ -1,0 +1,234 @@
+"""Studies: verdicts follow from intervals, formulas from sums by hand, and the real studies run on smollm2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from cli_support import Run, refused
+from outpace.bench.records import Answer
+from outpace.core.errors import BadInput
+from outpace.core.metrics import RequestMetrics
+from outpace.core.tree import TokenTree
+from outpace.engine.request import RoundTrace
+from outpace.model import Model
+from outpace.prompts.questions import load_prompts
+from outpace.simulate.edge_cloud import Configuration, EdgeCloud, Figures, Link, best, pareto
+from outpace.simulate.hardware import PRESETS
+from outpace.simulate.model_shape import SHAPES
+from outpace.simulate.roofline import Roofline, Work
+from outpace.studies.accdyn import explained, judged
+from outpace.studies.claims import above, by_formula, holds, resampled, resampled_within
+from outpace.studies.configspec import candidates
+from outpace.studies.plot import Plot, PlotPoint
+from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
+from outpace.studies.study_report import StudyReport
+
+
+def no_model(name: str, dtype: str | None) -> Model:
+    raise AssertionError("this study needs no model")
+
+
+def ran(name: str, about: StudyContext, **settings: Any) -> StudyReport:
+    one = find_study(name)
+    return run_study(one, about, read_settings(one, settings))
+
+
+def test_verdicts_follow_from_the_interval() -> None:
+    samples = np.linspace(1.0, 2.0, 1001)
+    assert above("", 1.5, samples, 0.9).verdict == "confirmed"
+    assert above("", 1.5, samples, 2.1).verdict == "refuted"
+    assert above("", 1.5, samples, 1.5).verdict == "undecided"
+    shares = [holds("", np.arange(1000) < count).verdict for count in (1000, 980, 500, 20, 0)]
+    assert shares == ["confirmed", "confirmed", "undecided", "refuted", "refuted"]
+    assert [by_formula("", 1.0, 0.5).verdict, by_formula("", 1.0, 0.5, below=True).verdict] == ["confirmed", "refuted"]
+    assert resampled(7).sum(axis=1) == pytest.approx(7)
+    within = resampled_within(["a", "b", "a", "b", "b"])
+    assert within[:, [0, 2]].sum(axis=1) == pytest.approx(2)
+    assert within[:, [1, 3, 4]].sum(axis=1) == pytest.approx(3)
+
+
+def test_every_study_has_a_paper_and_settings_that_are_described() -> None:
+    names = [one.name for one in studies()]
+    assert {"illusion", "rules", "moesd", "accdyn", "configspec"} <= set(names)
+    for one in studies():
+        assert "arXiv" in one.paper
+        assert all(field.description for field in one.settings.model_fields.values())
+
+
+def test_what_no_study_takes_is_refused(cli: Run) -> None:
+    refused(cli("study", "moesdx"), "unknown study 'moesdx'", "moesd")
+    refused(cli("study", "moesd", "--setting", "x=1"), "setting 'x'", "batches")
+    refused(cli("study", "moesd", "--setting", "rate=2"), "setting 'rate'")
+    refused(cli("study", "moesd", "--setting", "rate"), "KEY=VALUE")
+    refused(cli("study", "moesd", "--setting", "hardware=h1000"), "unknown hardware", "raspberry-pi-5")
+    refused(cli("study", "moesd", "--setting", "mixture=qwen2.5-7b"), "dense model")
+    refused(cli("study", "moesd", "--json", "/nowhere/out.json"), "there is no folder")
+    refused(cli("study", "configspec", "--setting", "device=apple-m1-max"), "no power is stated")
+    refused(cli("study", "configspec", "--setting", "drafts=smollm2:int7"), "not 'int7'")
+    refused(cli("study", "illusion", "--setting", "methods=plx"), "unknown method 'plx'")
+    listed = cli("study")
+    assert listed.code == 0
+    assert "moesd" in listed.out
+    assert "batches" in cli("study", "moesd", "--settings").out
+
+
+def test_a_study_writes_table_json_and_plot(cli: Run, tmp_path: Path) -> None:
+    out, plot = tmp_path / "m.json", tmp_path / "m.svg"
+    common = ["study", "moesd", "--setting", "tiny=false", "--setting", "batches=1,8,64,512", "--setting", "lengths=3"]
+    found = cli(*common, "--json", str(out), "--plot", str(plot))
+    assert found.code == 0, found.err
+    result = json.loads(out.read_text())
+    assert [row["batch"] for row in result["rows"]] == [1, 8, 64, 512]
+    assert {claim["verdict"] for claim in result["claims"]} <= {"confirmed", "refuted", "undecided"}
+    assert ElementTree.fromstring(plot.read_text()).tag.endswith("svg")
+    assert "target efficiency" in found.out
+
+
+def test_moesd_by_formula() -> None:
+    report = ran("moesd", StudyContext("none", [], no_model), tiny=False, batches=[1, 32, 512], lengths=[3])
+    row = report.rows[1]
+    assert row["experts_alone"] == pytest.approx(64 * (1 - (1 - 8 / 64) ** 32))
+    assert row["experts_drafting"] == pytest.approx(64 * (1 - (1 - 8 / 64) ** 128))
+    assert report.rows[0]["efficiency"] < row["efficiency"]  # alone, each draft token reads experts of its own
+    gain = 1 + 0.8 + 0.8**2 + 0.8**3
+    assert row["speedup"] == pytest.approx(gain * row["efficiency"])
+
+
+def answer(*rounds: tuple[TokenTree, tuple[int, ...]]) -> Answer:
+    traced = [RoundTrace(tree, path, ()) for tree, path in rounds]
+    return Answer((1,), (), RequestMetrics(), 0.0, rounds=traced)
+
+
+def test_draft_tokens_are_judged_where_all_before_them_were_accepted() -> None:
+    chain = TokenTree.chain([1, 2, 3])
+    assert judged(answer((chain, (0,)), (chain, ())), 3).tolist() == [[1, 1], [1, 0], [0, 0]]
+    tree = TokenTree()
+    first, _ = tree.add(-1, 1), tree.add(-1, 2)
+    tree.add(first, 3)
+    assert judged(answer((tree, (first,))), 2).tolist() == [[1, 1], [1, 0]]
+
+
+def test_the_deviance_goes_to_what_decides() -> None:
+    """Two prompts of two tasks: one accepts everything, the other nothing; then two depths in place of the tasks."""
+    member, whole = np.eye(2), np.ones((1, 2))
+    by_task = np.array([[[0.0, 10.0]] * 2, [[10.0, 0.0]] * 2])
+    assert [float(one[0]) for one in explained(whole, by_task, member)] == pytest.approx([0.0, 1.0])
+    by_depth = np.array([[[0.0, 10.0], [10.0, 0.0]]] * 2)
+    assert [float(one[0]) for one in explained(whole, by_depth, member)] == pytest.approx([1.0, 0.0])
+
+
+def test_the_pareto_front_is_what_nothing_dominates() -> None:
+    points = [Figures(10, 2, 5), Figures(9, 1, 6), Figures(10, 2, 6), Figures(1, 9, 1), Figures(10, 2, 5)]
+    assert pareto(points) == [True, True, False, True, True]
+    named = [(Configuration("d", 16, at), one) for at, one in enumerate(points)]
+    assert [best(named, one).length for one in ("goodput", "cost", "energy")] == [0, 1, 3]
+    with pytest.raises(BadInput, match="objectives are"):
+        best(named, "beauty")
+
+
+def test_edge_and_cloud_by_hand() -> None:
+    cloud, device = (
+        Roofline(SHAPES["qwen2.5-7b"], PRESETS["l40s"]),
+        Roofline(SHAPES["qwen2.5-0.5b"], PRESETS["apple-a17-pro"]),
+    )
+    link = Link(0.02, 1e6, 2e6)
+    found = EdgeCloud(cloud, link, batch=4, context=100).figures(device, 5, 2.5)
+    draft = 5 * device.forward(Work.of_round([1], [100]))
+    verify = cloud.forward(Work.of_round([6] * 4, [100] * 4))
+    network = 0.02 + 20 / 1e6 + 8 / 2e6
+    assert found.goodput == pytest.approx(3.5 / (draft + verify + network))
+    assert found.cost == pytest.approx(6 / 3.5)
+    assert found.energy == pytest.approx(5.0 * draft / 3.5)
+    seconds = EdgeCloud(cloud, link, batch=4, context=100, cost="seconds").figures(device, 5, 2.5)
+    assert seconds.cost == pytest.approx(verify / 4 / 3.5)
+
+
+def test_draft_models_are_read_from_text() -> None:
+    found = candidates(["draft-lm", "smollm2:int8", "x.gguf:int4=qwen2.5-0.5b"])
+    assert [(one.name, one.bits, one.shape.name) for one in found] == [
+        ("draft-lm", 16, "smollm2-draft-lm"),
+        ("smollm2", 8, "smollm2-135m"),
+        ("x.gguf", 4, "qwen2.5-0.5b"),
+    ]
+    with pytest.raises(BadInput, match="twice"):
+        candidates(["smollm2", "smollm2:bfloat16"])
+
+
+def test_text_in_plots_is_escaped() -> None:
+    svg = Plot("<a>&", "x", "y", {"<b>": [PlotPoint(1, 2, 1, 3), PlotPoint(2, 3, 2, 4)]}, labels={1.0: "<c>"}).svg()
+    assert ElementTree.fromstring(svg) is not None
+    assert "<a>" not in svg
+
+
+@pytest.fixture
+def context(smollm2: Model) -> StudyContext:
+    return StudyContext("smollm2", load_prompts(limit=4), lambda name, dtype: smollm2)
+
+
+@pytest.mark.model
+def test_accdyn_on_the_real_model(context: StudyContext) -> None:
+    found = ran("accdyn", context, method="pld", max_new_tokens=16)
+    assert {row["task"] for row in found.rows} == {prompt.category for prompt in context.prompts}
+    assert len(found.result["claims"]) == 2
+
+
+@pytest.mark.model
+def test_rules_on_the_real_model_judge_the_same_trees(context: StudyContext) -> None:
+    found = ran("rules", replace(context, prompts=context.prompts[:2]), max_new_tokens=8, times=2)
+    chains = {row["rule"]: row["tokens"] for row in found.rows if row["drafts"].startswith("chain")}
+    assert {"rejection", "block"} <= set(chains)
+    assert all(1.0 <= tokens <= 20.0 for tokens in chains.values())
+    assert {claim["says"].split()[0] for claim in found.result["claims"]} == {"block", "traversal"}
+
+
+@pytest.mark.model
+def test_illusion_on_the_real_model(context: StudyContext) -> None:
+    found = ran("illusion", context, methods=["pld"], batches=[1, 2], max_new_tokens=12)
+    assert [row["batch"] for row in found.rows] == [1, 2]
+    for row in found.rows:
+        assert sum(row[phase] for phase in ("draft", "score", "accept", "other")) == pytest.approx(1)
+        assert row["oracle_drafter"] >= 1.0
+    assert len(found.result["claims"]) == 3
+
+
+@pytest.mark.model
+def test_configspec_knows_that_a_model_accepts_all_of_its_own_drafts(context: StudyContext) -> None:
+    found = ran("configspec", context, drafts=["draft-lm", "smollm2"], lengths=[2, 3], max_new_tokens=25)
+    own = {row["length"]: row for row in found.rows if row["drafter"] == "smollm2"}
+    small = {row["length"]: row for row in found.rows if row["drafter"] == "draft-lm"}
+    for length, row in own.items():
+        # Rows per token: (length + 1) / tokens, and all are accepted but where an answer ends.
+        assert 1.0 <= row["cost"] < 1.15
+        assert small[length]["cost"] > row["cost"]
+        assert small[length]["energy"] < row["energy"]
+    assert any(row["pareto"] for row in found.rows)
+
+
+def test_breakeven_is_the_predictor_s_formula() -> None:
+    wish: dict[str, Any] = {"models": ["llama-3.1-8b"], "users": [1, 1000], "longest": 3, "context": 100}
+    found = ran("breakeven", StudyContext("none", [], no_model), **wish)
+    rows = {row["drafter"]: row for row in found.rows}
+    cloud = Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"])
+
+    def seconds(users: int, length: int) -> float:
+        return cloud.forward(Work.of_round([1 + length] * users, [100] * users))
+
+    gains = [sum(0.5**at for at in range(count + 1)) * seconds(1, 0) / seconds(1, count) for count in (1, 2, 3)]
+    assert rows["lookup"]["users_1"] == pytest.approx(max(gains))
+    assert rows["head"]["users_1"] > 1.0
+    assert rows["lookup"]["users_1000"] < rows["lookup"]["users_1"]
+    assert ElementTree.fromstring(found.result["svg"]) is not None
+
+
+def test_models_that_no_number_of_devices_holds_have_no_figure() -> None:
+    found = ran(
+        "breakeven", StudyContext("none", [], no_model), models=["llama-3.1-405b"], hardware=["t4"], users=[1]
+    )  # fmt: skip
+    assert all(row["users_1"] is None and row["pays_up_to"] is None for row in found.rows)
