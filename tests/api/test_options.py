@@ -172,8 +172,8 @@ def test_unknown_names_are_answered_with_what_was_meant(name: str, said: str) ->
 
 
 def test_what_cannot_be_honoured_is_refused() -> None:
-    with pytest.raises(BadInput, match="num_beams=4 cannot be honoured: beam search"):
-        answer(num_beams=4)
+    with pytest.raises(BadInput, match="num_beam_groups=4 cannot be honoured: diverse beam search"):
+        answer(num_beam_groups=4)
     with pytest.raises(BadInput, match="use_cache=False cannot be honoured"):
         answer(use_cache=False)
     with pytest.raises(BadInput, match="max_new_tokens and max_tokens are the same option"):
