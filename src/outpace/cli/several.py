@@ -96,7 +96,8 @@ def print_several(found: list[Result], *, method: str, json: bool) -> None:
     seconds = max(one.metrics["seconds"] for one in found)
     tokens = sum(len(one.tokens) for one in found)
     seed = "" if first.seed is None else f", seed {first.seed}"
-    err().print(f"[dim]{method}: {len(found)} answers, {tokens} tokens in {seconds:.2f} s{seed}", soft_wrap=True)
+    count = "1 answer" if len(found) == 1 else f"{len(found)} answers"
+    err().print(f"[dim]{method}: {count}, {tokens} tokens in {seconds:.2f} s{seed}", soft_wrap=True)
 
 
 def _public(one: Result) -> dict[str, Any]:
