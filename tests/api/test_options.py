@@ -17,6 +17,7 @@ from outpace.api.result import Result
 from outpace.constraints.grammar import Grammar
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+from outpace.engine.populations.beam_options import BeamOptions
 
 
 def answer(**given: Any) -> Result:
@@ -41,6 +42,7 @@ def test_signatures_and_help_name_every_option(call: Any) -> None:
 
 def test_every_option_is_read() -> None:
     read = {*Chosen.__dataclass_fields__, *SamplingParams.__dataclass_fields__, "do_sample"}
+    read |= set(BeamOptions.__dataclass_fields__)
     assert set(options()) <= read
     assert set(other_names().values()) <= set(options())
     assert set(get_type_hints(GenerateOptions)) >= set(options()) | set(other_names())
@@ -129,6 +131,10 @@ WRONG: dict[str, list[Any]] = {
     "do_sample": ["yes", 1],
     "eos_token_id": ["x", 1.5, [None], True],
     "stop_token_ids": ["x", [1.5], 1.5],
+    "num_beams": ["x", 0, 2.5, True, 10**6],
+    "length_penalty": ["x", math.nan, True],
+    "early_stopping": ["later", 1],
+    "best_of": ["x", 0, 2.5, True],
     "params": [3, {"temperature": 1}],
 }
 
@@ -172,8 +178,8 @@ def test_unknown_names_are_answered_with_what_was_meant(name: str, said: str) ->
 
 
 def test_what_cannot_be_honoured_is_refused() -> None:
-    with pytest.raises(BadInput, match="num_beams=4 cannot be honoured: beam search"):
-        answer(num_beams=4)
+    with pytest.raises(BadInput, match="num_beam_groups=4 cannot be honoured: diverse beam search"):
+        answer(num_beam_groups=4)
     with pytest.raises(BadInput, match="use_cache=False cannot be honoured"):
         answer(use_cache=False)
     with pytest.raises(BadInput, match="max_new_tokens and max_tokens are the same option"):

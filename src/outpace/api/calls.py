@@ -13,8 +13,9 @@ from outpace.api.batch_progress import BatchProgress
 from outpace.api.options import GenerateOptions, with_options
 from outpace.api.prompt_forms import Batch, Other, Prompt, SinglePrompt
 from outpace.api.requests import Asked, LoadedModel, ask
-from outpace.api.result import Result, result
+from outpace.api.result import Result
 from outpace.core.errors import BadInput
+from outpace.engine.request import Generation
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 
 
@@ -69,7 +70,7 @@ def generate(
         these, a tensor with two dimensions, or what a tokenizer returned for several texts. All forms are listed in
         :mod:`outpace.api.prompt_forms`.
     n: samples of each prompt, with the seeds seed, seed + 1, ...; None gives one Result instead of a list. Above 1 it
-        needs a temperature.
+        needs a temperature. With ``num_beams`` the n best beams, at most that many. Also called num_return_sequences.
     progress: show a bar on standard error; None shows one at a terminal, for a batch that takes longer than a second.
 
     Returns a :class:`Result`; for a batch a list of them, in its order. With ``n`` there is a list of n in place of
@@ -86,7 +87,7 @@ def generate(
     """
     asked = ask(model, prompt, _samples(n, options), options)
     with BatchProgress(len(asked.requests), progress) as bar:
-        return asked.shaped(_finished(model.shared, asked, bar))
+        return asked.shaped(_finished(model.shared, asked, bar), model.tokenizer)
 
 
 @overload
@@ -146,7 +147,7 @@ async def agenerate(
     """
     asked = await asyncio.to_thread(ask, model, prompt, _samples(n, options), options)
     with BatchProgress(len(asked.requests), progress) as bar:
-        return asked.shaped(await _finished_async(model.shared, asked, bar))
+        return asked.shaped(await _finished_async(model.shared, asked, bar), model.tokenizer)
 
 
 def _samples(n: int | None, options: dict[str, Any]) -> int | None:
@@ -157,17 +158,17 @@ def _samples(n: int | None, options: dict[str, Any]) -> int | None:
     return other if n is None else n
 
 
-def _finished(decoder: SharedDecoder, asked: Asked, bar: BatchProgress) -> list[Result]:
-    """Run the requests, wait for all, and return their results in order. The first error cancels the others."""
+def _finished(decoder: SharedDecoder, asked: Asked, bar: BatchProgress) -> list[Generation]:
+    """Run the requests, wait for all, and return them in order. The first error cancels the others."""
     ended = SimpleQueue[int]()
     with _running(decoder, asked, ended.put) as tickets:
         for _ in tickets:
             _check(asked, tickets, ended.get())
             bar.advance()
-    return [result(ticket.finished()) for ticket in tickets]
+    return [ticket.finished() for ticket in tickets]
 
 
-async def _finished_async(decoder: SharedDecoder, asked: Asked, bar: BatchProgress) -> list[Result]:
+async def _finished_async(decoder: SharedDecoder, asked: Asked, bar: BatchProgress) -> list[Generation]:
     """As :func:`_finished`, awaited."""
     ended: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -175,7 +176,7 @@ async def _finished_async(decoder: SharedDecoder, asked: Asked, bar: BatchProgre
         for _ in tickets:
             _check(asked, tickets, await ended.get())
             bar.advance()
-    return [result(ticket.finished()) for ticket in tickets]
+    return [ticket.finished() for ticket in tickets]
 
 
 @contextmanager

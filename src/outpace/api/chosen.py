@@ -20,14 +20,13 @@ from outpace.core.errors import BadInput, shown
 from outpace.core.sampling import SamplingParams
 from outpace.core.text import check_text
 from outpace.engine.method import Method
+from outpace.engine.populations.beam_options import BeamOptions
 from outpace.methods.named_weights import DraftModels, Heads
 
 _ACCELERATE = "outpace.accelerate(hf_model).generate takes transformers' arguments"
 _NEUTRAL = {
-    "num_beams": (1, "beam search is not supported"),
-    "num_beam_groups": (1, "beam search is not supported"),
+    "num_beam_groups": (1, "diverse beam search is not supported"),
     "use_cache": (True, "decoding always keeps its K/V"),
-    "length_penalty": (1.0, "it belongs to beam search"),
     "return_dict_in_generate": (False, _ACCELERATE),
 }
 """Names of transformers that are accepted at the one value that changes nothing."""
@@ -46,7 +45,6 @@ _ELSEWHERE = {
     "min_new_tokens": _ACCELERATE,
     "min_tokens": _ACCELERATE,
     "min_length": _ACCELERATE,
-    "best_of": "use n, and choose among the samples",
     "n": "only generate and agenerate return several samples",
     "num_return_sequences": "only generate and agenerate return several samples",
     "progress": "only generate and agenerate show progress",
@@ -81,6 +79,9 @@ class Chosen:
     ignore_eos: bool
     eos_token_id: frozenset[int] | None
     stop_token_ids: frozenset[int]
+    beams: BeamOptions | None = None
+    """None: one sequence, as with num_beams=1."""
+    best_of: int | None = None
 
     @property
     def choice(self) -> ControllerChoice | None:
@@ -131,6 +132,8 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         ignore_eos=_of_type("ignore_eos", values.get("ignore_eos"), (bool,), "True or False", False),
         eos_token_id=None if eos is None else _ids("eos_token_id", eos),
         stop_token_ids=_ids("stop_token_ids", values.get("stop_token_ids", ())),
+        beams=_beams(values),
+        best_of=whole("best_of", values.get("best_of"), 1),
     )
 
 
@@ -195,6 +198,17 @@ def _rule(values: Mapping[str, Any]) -> str | AcceptanceRule | None:
     rule = _of_type("rule", values.get("rule"), (str, AcceptanceRule), "a rule's name", None)
     settings = _of_type("rule_settings", values.get("rule_settings"), (Mapping,), "a dict of the rule's settings", {})
     return configured_rule(rule, settings)
+
+
+def _beams(values: Mapping[str, Any]) -> BeamOptions | None:
+    """Beam search, if more than one beam is asked for."""
+    given = {name: values[name] for name in ("length_penalty", "early_stopping") if name in values}
+    options = BeamOptions(values.get("num_beams", 1), **given)
+    if options.num_beams > 1:
+        return options
+    if options != BeamOptions(1):
+        raise BadInput(f"{next(iter(given))} belongs to beam search; give num_beams, or leave it out")
+    return None
 
 
 def _of_type(name: str, value: Any, kinds: tuple[type, ...], what: str, default: Any) -> Any:

@@ -103,6 +103,29 @@ class Options(TypedDict, total=False):
         ),
     ]
     top_logprobs: Annotated[int, Option(0, "the same k, as OpenAI's API names it.")]
+    num_beams: Annotated[
+        int,
+        Option(
+            1,
+            "above 1: beam search with so many beams; at a temperature above 0 stochastic beams. n of them are "
+            "returned.",
+        ),
+    ]
+    length_penalty: Annotated[
+        float, Option(1.0, "of beam search: a beam is ranked by its log-probability / its length ** length_penalty.")
+    ]
+    early_stopping: Annotated[
+        bool | str,
+        Option(
+            False,
+            'of beam search: True ends when num_beams answers have ended, False when none that runs is better, "never" '
+            "when none could become better.",
+        ),
+    ]
+    best_of: Annotated[
+        int | None,
+        Option(None, "decode so many samples, and return the n with the highest mean log-probability of a token."),
+    ]
     method: Annotated[str | Method, Option("auto", "how to draft; `outpace methods` lists the names.")]
     settings: Annotated[Mapping[str, Any], Option({}, "the method's settings; `outpace methods NAME` lists them.")]
     rule: Annotated[
@@ -143,7 +166,6 @@ class OtherNames(TypedDict, total=False):
     logits_processor: Annotated[Any, OtherName("processors")]
     logits_processors: Annotated[Any, OtherName("processors")]
     sampling_params: Annotated[SamplingParams, OtherName("params")]
-    num_beams: Annotated[int, Option(1, "")]
     use_cache: Annotated[bool, Option(True, "")]
     pad_token_id: Annotated[int | None, Option(None, "")]
 
@@ -191,7 +213,7 @@ def _described() -> str:
         lines += textwrap.wrap(f"{name}: {option.text}", 110, initial_indent="    ", subsequent_indent="        ")
     also = ", ".join(f"{name} ({option})" for name, option in other_names().items())
     lines += textwrap.wrap(
-        f"Also understood: {also}; num_beams=1, use_cache=True and pad_token_id, which change nothing here. None for "
+        f"Also understood: {also}; use_cache=True and pad_token_id, which change nothing here. None for "
         "an option is the same as leaving it out.",
         114,
     )

@@ -6,27 +6,28 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from outpace.api.chosen import Chosen, choose
 from outpace.api.options import with_options
 from outpace.api.prompt_forms import Prompt, read_prompts
+from outpace.api.result import Result, results
 from outpace.constraints.compiler import compiled
 from outpace.controllers.registry import ControllerChoice
 from outpace.core.errors import BadInput, shown
 from outpace.core.lru import Lru
 from outpace.core.sampling import SamplingParams
+from outpace.core.text import Tokenizer
 from outpace.core.turns import ROUNDS
+from outpace.engine.best_of import best_of
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
-from outpace.engine.request import Request
+from outpace.engine.request import Generation, Request
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.methods.named_weights import DraftModels, Heads
-from outpace.methods.registry import Context, build
+from outpace.methods.registry import Context, build, find
 from outpace.models.base import ChatTokenizer
 from outpace.targets.base import Target
-
-T = TypeVar("T")
 
 
 class LoadedModel(Protocol):
@@ -71,25 +72,38 @@ class LoadedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one call asks for: a request for each sample of each prompt, prompt by prompt."""
+    """What one call asks for: ``each`` requests for each prompt, prompt by prompt, of which ``n`` answers are returned
+    (None: one, not in a list). ``logprobs``: whether the caller wants them."""
 
     requests: list[Request]
     batch: bool
     n: int | None
+    each: int = 1
+    logprobs: bool = False
 
-    def shaped(self, results: Sequence[T]) -> Any:
-        """One result for each request, as the caller expects them: alone, in a list, or in a list of lists."""
+    def shaped(self, ended: Sequence[Generation], tokenizer: Tokenizer) -> Any:
+        """The results of all requests as the caller expects them: alone, in a list, or in a list of lists."""
+        prompts = [ended[at : at + self.each] for at in range(0, len(ended), self.each)]
+        found = [self._results(of_one, tokenizer) for of_one in prompts]
         if self.n is None:
-            return list(results) if self.batch else results[0]
-        groups = [list(results[at : at + self.n]) for at in range(0, len(results), self.n)]
-        return groups if self.batch else groups[0]
+            return [of_one[0] for of_one in found] if self.batch else found[0][0]
+        return found if self.batch else found[0]
+
+    def _results(self, ended: Sequence[Generation], tokenizer: Tokenizer) -> list[Result]:
+        """The answers to one prompt."""
+        n, first = self.n or 1, ended[0]
+        if first.request.beams is not None:
+            return results(first, tokenizer, n)
+        best = best_of(ended, n) if self.each > n else ended
+        found = [one for generation in best for one in results(generation, tokenizer, 1)]
+        return found if self.logprobs or self.each == n else [replace(one, logprobs=[]) for one in found]
 
     def named(self, at: int, error: BaseException) -> BaseException:
         """The error of one request; in a batch it says of which prompt."""
-        prompts = len(self.requests) // (self.n or 1)
+        prompts = len(self.requests) // self.each
         if not self.batch or prompts == 1 or not isinstance(error, BadInput):
             return error
-        found = BadInput(f"prompt {at // (self.n or 1) + 1} of {prompts}: {error}")
+        found = BadInput(f"prompt {at // self.each + 1} of {prompts}: {error}")
         found.__cause__ = error
         return found
 
@@ -97,14 +111,13 @@ class Asked:
 def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str, Any]) -> Asked:
     """Read, check and build everything before anything runs. Raises BadInput; in a batch it names the prompt."""
     chosen = choose(options)
-    if n is not None:
-        _check_samples(n, chosen.params)
+    each = _requests_each(n, chosen)
     prompts = read_prompts(model.tokenizer, prompt, chosen.raw)
     method = build_method(model, chosen)
     references = read_references(model, chosen)
     decoder = Decoder(model.target, model.tokenizer)
     requests: list[Request] = []
-    asked = Asked(requests, prompts.batch, n)
+    asked = Asked(requests, prompts.batch, n, each, chosen.params.logprobs is not False)
     for ids in prompts.ids:
         try:
             request = build_request(model, chosen, method, references, ids)
@@ -112,8 +125,8 @@ def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str,
         except BadInput as error:
             if len(prompts.ids) == 1:
                 raise
-            raise BadInput(f"prompt {len(requests) // (n or 1) + 1} of {len(prompts.ids)}: {error}") from error
-        requests += [sample(request, number) for number in range(n or 1)]
+            raise BadInput(f"prompt {len(requests) // each + 1} of {len(prompts.ids)}: {error}") from error
+        requests += samples(request, 0, each)
     return asked
 
 
@@ -123,6 +136,8 @@ def build_request(
     """The request for one prompt. Raises BadInput for a prompt that leaves no room under ``max_length``, and for a
     grammar that cannot be used."""
     params = _seeded(chosen.params)
+    if chosen.best_of is not None:  # the best is found by them
+        params = replace(params, logprobs=True)
     if chosen.grammar is not None:
         params = replace(params, constraint=compiled(chosen.grammar, model.tokenizer, chosen.grammar_limits))
     return Request(
@@ -134,6 +149,7 @@ def build_request(
         stop_strings=chosen.stop,
         references=references,
         namespace=chosen.namespace,
+        beams=chosen.beams,
     )
 
 
@@ -157,6 +173,8 @@ def ask_one(model: LoadedModel, prompt: Prompt, options: Mapping[str, Any], what
     asked = ask(model, prompt, None, options)
     if asked.batch:
         raise BadInput(f"{what} takes one prompt, not a batch; call it for each, or use generate for all")
+    if asked.each > 1:
+        raise BadInput(f"best_of chooses among whole answers, and {what} decodes one; use generate")
     return asked.requests[0]
 
 
@@ -174,11 +192,26 @@ def prompt_ids(model: LoadedModel, prompt: Prompt, raw: bool = False) -> list[in
     return read_prompts(model.tokenizer, prompt, raw).ids[0]
 
 
-def _check_samples(n: Any, params: SamplingParams) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+def _requests_each(n: Any, chosen: Chosen) -> int:
+    """How many requests a prompt has of which ``n`` answers are asked for. Raises BadInput for what contradicts."""
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
         raise BadInput(f"n must be a whole number of samples, at least 1, not {shown(n)}")
-    if n > 1 and params.greedy:
-        raise BadInput(f"n={n} at temperature 0 would give one answer {n} times; give temperature=1.0, or leave out n")
+    count, most, beams, greedy = n or 1, chosen.best_of, chosen.beams, chosen.params.greedy
+    if beams is not None:
+        if most is not None:
+            raise BadInput("best_of chooses among samples, and num_beams among beams; give one of them")
+        if count > beams.num_beams:
+            raise BadInput(f"n={count} answers of num_beams={beams.num_beams}: a beam gives one; raise num_beams")
+        return 1
+    if most is not None and most < count:
+        raise BadInput(f"best_of={most} is less than n={count}: the best are chosen among more")
+    if max(count, most or 1) > 1 and greedy:
+        name, many = ("n", count) if most is None else ("best_of", most)
+        raise BadInput(
+            f"{name}={many} at temperature 0 would give one answer {many} times; give temperature=1.0, or leave out "
+            f"{name}"
+        )
+    return most or count
 
 
 def _length(chosen: Chosen, prompt: int) -> int:
@@ -199,7 +232,14 @@ def _seeded(params: SamplingParams) -> SamplingParams:
     return replace(params, seed=secrets.randbits(32))
 
 
-def sample(request: Request, number: int) -> Request:
+def samples(request: Request, first: int, count: int) -> list[Request]:
+    """Samples ``first`` to ``first + count - 1`` of one prompt, whose K/V they share."""
+    if count > 1:
+        request = replace(request, siblings=object())
+    return [_sample(request, number) for number in range(first, first + count)]
+
+
+def _sample(request: Request, number: int) -> Request:
     """The samples of one prompt have consecutive seeds, so that one seed repeats them all."""
     if number == 0 or request.params.greedy:
         return request
@@ -214,7 +254,9 @@ def _method(model: LoadedModel, chosen: Chosen) -> Method:
         "controller": chosen.choice,
     }
     assert isinstance(chosen.method, str)
-    return _remembered(model, chosen.method, chosen, model.context(**named))
+    # What drafts for one sequence does not draft for beams, and 'auto' then drafts nothing.
+    name = "none" if chosen.beams is not None and find(chosen.method).name == "auto" else chosen.method
+    return _remembered(model, name, chosen, model.context(**named))
 
 
 def _remembered(model: LoadedModel, name: str, chosen: Chosen, context: Context) -> Method:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.core.errors import shortened
+from outpace.core.text import Tokenizer
+from outpace.engine.populations.answers import answers
 from outpace.engine.request import Generation, Logprob
 
 _SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RankedAnswer:
+    """One of all answers of a population: a beam, or a particle.
+
+    log_weight: of a beam the log-probability of its tokens; of a particle the logarithm of its importance weight.
+    score: what it is ranked by. Of a beam its log-probability / its length ** length_penalty; of a particle its share
+        of all weights: averages with these weights are estimates of the model's own.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    log_weight: float
+    score: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,6 +44,8 @@ class Result:
     seed: what the answer was sampled with; given as ``seed`` it repeats the call's answer on this machine (with other
         requests beside it draft lengths differ, and with them the draws). None for greedy answers, which need none.
     prompt_tokens: how many tokens the prompt had.
+    score: what this answer is ranked by in its population; None where there is one sequence.
+    population: all beams or particles, the answer first; empty where there is one sequence.
 
     >>> import outpace
     >>> result = outpace.generate(outpace.load("smollm2"), "Why is the sky blue?")  # doctest: +SKIP
@@ -39,6 +59,8 @@ class Result:
     logprobs: list[Logprob]
     seed: int | None = None
     prompt_tokens: int = 0
+    score: float | None = None
+    population: list[RankedAnswer] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text
@@ -71,3 +93,27 @@ def result(generation: Generation) -> Result:
         seed=seed,
         prompt_tokens=generation.metrics.prompt_tokens,
     )
+
+
+def results(generation: Generation, tokenizer: Tokenizer | None, n: int) -> list[Result]:
+    """The ``n`` best answers of one request: of a group as many of its hypotheses, else the one that there is."""
+    whole = result(generation)
+    found = answers(generation, tokenizer)
+    if not found:
+        return [whole]
+    everything = [
+        RankedAnswer(one.text, one.tokens, one.finish_reason, one.hypothesis.log_weight, one.hypothesis.score)
+        for one in found
+    ]
+    return [
+        replace(
+            whole,
+            text=one.text,
+            tokens=one.tokens,
+            finish_reason=one.finish_reason,
+            score=one.score,
+            population=everything,
+            metrics=whole.metrics | {"tokens": len(one.tokens)},
+        )
+        for one in everything[:n]
+    ]

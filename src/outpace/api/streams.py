@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Unpack
+from typing import Any, Unpack
 
 from outpace.api.options import GenerateOptions, with_options
 from outpace.api.prompt_forms import Prompt
@@ -135,7 +135,7 @@ def stream(model: LoadedModel, prompt: Prompt, **options: Unpack[GenerateOptions
     >>> for piece in outpace.load("smollm2").stream("Tell me a story."):  # doctest: +SKIP
     ...     print(piece, end="", flush=True)
     """
-    return Stream(model.shared, ask_one(model, prompt, options, "stream"))
+    return Stream(model.shared, _streamed(model, prompt, options, "stream"))
 
 
 @with_options
@@ -151,7 +151,18 @@ def astream(model: LoadedModel, prompt: Prompt, **options: Unpack[GenerateOption
     ...     async for piece in model.astream("Tell me a story."):
     ...         print(piece, end="", flush=True)
     """
-    return AsyncStream(model.shared, partial(ask_one, model, prompt, options, "astream"))
+    return AsyncStream(model.shared, partial(_streamed, model, prompt, options, "astream"))
+
+
+def _streamed(model: LoadedModel, prompt: Prompt, options: Mapping[str, Any], what: str) -> Request:
+    """The request of a stream. Raises BadInput for what has no answer before its end."""
+    found = ask_one(model, prompt, options, what)
+    if (population := found.population) is not None:
+        raise BadInput(
+            f"which of the {population.called} is the answer is known at the end, and {what} shows it sooner: "
+            "use generate"
+        )
+    return found
 
 
 def _whole(ticket: Ticket | None, ended: bool) -> Result:

@@ -61,7 +61,8 @@ def certify(
     """Certify a registered method, of this package or another.
 
     ``exact`` needs no model: it runs the method's tiny settings (with ``settings`` on top) on toy targets, in every
-    cell of the matrix or in ``cells`` of them picked by ``seed``. ``statistical`` draws ``samples`` tokens from
+    cell of the matrix or in ``cells`` of them picked by ``seed``; a method that decodes groups of sequences is compared
+    with beam sampling, or its weighted averages with the target's. ``statistical`` draws ``samples`` tokens from
     ``model``; ``greedy`` compares answers. ``bound`` needs no model either: it tests what the method's rule promises,
     at the corners of the rule's settings, where ``rule_settings`` do not name a value (``cells``: for each corner).
     ``params``: the sampling parameters to certify; None: those of the matrix, temperature 1, and temperature 0. Their
@@ -75,6 +76,11 @@ def certify(
 
     rule = configured_rule(rule, rule_settings or {})
     check_rule(level, rule)
+    if level == "exact" and params is None and rule is None and controller is None:
+        from outpace.certify.populations import certify_population, is_population
+
+        if is_population(method, settings):
+            return certify_population(method, settings, most=cells, on_progress=on_progress)
     check_method(method)
     if level == "bound":
         return _bound(method, settings, rule, params, cells, on_progress)

@@ -105,7 +105,10 @@ class Certificate:
 
     @property
     def passed(self) -> bool | None:
-        """What the level decides: whether the method is lossless; of level 'bound', whether no bound was broken."""
+        """What the level decides: whether the method is lossless; of level 'bound', whether no bound was broken; of
+        level 'population', whether beams or particles have the law that they are stated to have."""
+        if self.level == "population":
+            return all(check.passed is not False for check in self.checks)
         if self.level == "bound":
             return all(one.holds is not False for one in self.bounds)
         return self.lossless

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
@@ -111,15 +111,24 @@ def enumerated_distribution(build: Callable[[], Arrivals], limit: int = 300_000)
     Raises NotImplementedError for continuous noise and RuntimeError for more than ``limit`` branches.
     """
 
-    def program(chance: ChanceSource) -> Generation:
-        return run_once(build, lambda own: _Keyed(chance, own.key))
-
     proposal_distribution: OutputDistribution = defaultdict(float)
     drafted = 0
-    for generation, weight in Enumeration.outcomes(program, limit=limit):
+    for generation, weight in enumerated_runs(build, limit):
         proposal_distribution[output_of(generation)] += weight
         drafted += generation.metrics.drafted
     return dict(proposal_distribution), drafted
+
+
+def enumerated_runs(build: Callable[[], Arrivals], limit: int = 300_000) -> Iterator[tuple[Generation, float]]:
+    """The last request of all after every outcome of its run and of the others, and the weight of the outcome.
+
+    ``build`` and what is raised: as for :func:`enumerated_distribution`.
+    """
+
+    def program(chance: ChanceSource) -> Generation:
+        return run_once(build, lambda own: _Keyed(chance, own.key))
+
+    return Enumeration.outcomes(program, limit=limit)
 
 
 def output_of(generation: Generation) -> Output:

@@ -116,6 +116,11 @@ def _show(certificate: Certificate) -> None:
     if certificate.bounds:
         _show_bounds(certificate)
         return
+    if certificate.level == "population":
+        stated = "[green]as stated[/]" if certificate.passed else "[bold red]not as stated[/]"
+        console.print(f"[bold cyan]{certificate.method}[/]  {stated}  (population level)", soft_wrap=True)
+        console.print(f"  {certificate.verdict}")
+        return
     mark = {True: "[green]lossless[/]", False: "[bold red]not lossless[/]", None: "[yellow]inconclusive[/]"}
     sampling = f", {certificate.sampling}" if certificate.sampling else ""
     level = f"{certificate.level} level{sampling}"

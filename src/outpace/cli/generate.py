@@ -20,6 +20,7 @@ from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
+from outpace.cli.several import Several, print_several
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 from outpace.core.text import check_text
@@ -76,6 +77,7 @@ def generate(
     drafting: Drafting,
     reference: opt.Reference = None,
     sampling: opt.Sampling,
+    several: Several,
     constrained: opt.Constrained,
     logprobs: Annotated[
         int | None,
@@ -88,6 +90,11 @@ def generate(
     opt.check_texts(system, stop)
     opt.check_length(max_new_tokens)
     _check_batch(ray, output, replicas, resume, {"--explain": explain, "--json": json, "--logprobs": logprobs})
+    more_answers = several.options()
+    if several.given and (explain or ray or logprobs is not None):
+        shown = "--explain" if explain else "--ray" if ray else "--logprobs"
+        other = next(iter(more_answers)).replace("_", "-")
+        raise BadInput(f"{shown} is for single answers; leave it out, or --{other}")
     question = "" if ray else read_prompt(prompt, raw)
     machine.check()
     drafting.check()
@@ -112,25 +119,31 @@ def generate(
     try:
         more = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
         params = sampling.params(**more, constraint_weighting=constrained.weighting)
+        if several.beams and method == "auto":
+            method = "none"  # drafts for beams come from methods that are named
         settings = drafting.settings([method], params)
         model, [built] = drafting.build(machine, settings)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
         from outpace.api.requests import request
 
-        asked = request(
-            model,
-            question if raw else messages,
-            method=built,
-            raw=raw,
-            max_new_tokens=max_new_tokens,
-            stop=stop or (),
-            references=texts,
-            ignore_eos=ignore_eos,
-            params=params,
-            grammar=grammar,
-            grammar_limits=limits,
-        )
+        asking: dict[str, Any] = {
+            "method": built,
+            "raw": raw,
+            "max_new_tokens": max_new_tokens,
+            "stop": stop or (),
+            "references": texts,
+            "ignore_eos": ignore_eos,
+            "params": params,
+            "grammar": grammar,
+            "grammar_limits": limits,
+        }
+        text: Any = question if raw else messages
+        if several.given:
+            found = model.generate(text, **asking, **more_answers)
+            print_several(found if isinstance(found, list) else [found], method=built.name, json=json)
+            return
+        asked = request(model, text, **asking)
         asked = replace(asked, trace=explain)
         complete = _answer(model, asked, explain=explain, json=json)
     except KeyboardInterrupt:

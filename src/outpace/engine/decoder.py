@@ -22,7 +22,9 @@ from outpace.core.sampling import Sampler, check_logit_bias
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.core.turns import ROUNDS
+from outpace.engine import siblings
 from outpace.engine.future_validity import KEPT, Known, weigh
+from outpace.engine.populations.group import Group, check_group
 from outpace.engine.prefix_cache import PrefixCache
 from outpace.engine.request import Generation, Request, check_references
 from outpace.engine.round import grouped, run_round
@@ -64,6 +66,13 @@ class Decoder:
         self._check_stops(request)
         if request.params.constraint is None and ConstraintWeighting.read(request.params.constraint_weighting).weighs:
             raise BadInput(NO_GRAMMAR)
+        if (population := request.population) is not None:
+            if request.beams is not None and request.method.population is None and request.method.may_draft:
+                raise BadInput(
+                    f"method '{request.method.name}' drafts for one sequence, not for {population.size} beams; leave "
+                    "the method out, or take one of the family 'population' (outpace methods)"
+                )
+            check_group(request, population, self.target)
         return request.method.rule_for(request.params)
 
     def _check_stops(self, request: Request) -> None:
@@ -108,6 +117,8 @@ class Decoder:
             started=perf_counter(),
         )
         generation.metrics.prompt_tokens = len(request.prompt)
+        if (population := request.population) is not None:
+            generation.group = Group(request, population, sequence, self.target.context_length, self.tokenizer)
         self._joining.append(generation)
         return generation
 
@@ -166,6 +177,8 @@ class Decoder:
                     where.remove(one)
             self.target.close(one.sequence.kv)
             one.sequence.kv = None
+            if one.group is not None:
+                one.group.suspend(self.target)
             if not one.prompt_read:
                 one.sequence.states = None
 
@@ -214,7 +227,11 @@ class Decoder:
 
     def round(self, active: Seq[Generation]) -> None:
         """One round over some of the active requests."""
-        run_round(self.target, active)
+        groups = [one for one in active if one.group is not None]
+        if groups:
+            run_round(self.target, [one for one in active if one.group is None], groups)
+        else:
+            run_round(self.target, active)
 
     def _join(self, prefill_rows: int | None) -> None:
         joining = [one for one in self._joining if one.finish_reason is None]
@@ -222,17 +239,38 @@ class Decoder:
             if one.finish_reason is not None:
                 self._release(one)
         self._joining.clear()
+        waiting = self._begin(joining)
+        if self._reading:
+            self._read(prefill_rows)
+        if waiting:
+            self._joining += self._begin(waiting)
+            self._read(0)
+
+    def _begin(self, joining: Seq[Generation]) -> list[Generation]:
+        """Let requests begin with what K/V there is for them. Returns those that wait for a sibling's."""
+        waiting = []
         for one in joining:
             if one.resumed:
                 self._borrow(one, ())
+                self._reading.append(one)
+                continue
+            lender = siblings.lender(one, self.active) if one.request.siblings is not None else None
+            if lender is None and siblings.read_now(one, self._reading):
+                waiting.append(one)
                 continue
             one.draft_state = one.drafter.begin(one.sequence)
             one.drafting = True
-            self._borrow(one, one.drafter.prefill_layers)
+            layers = one.drafter.prefill_layers
+            if lender is not None:
+                self._continue(one.sequence, lender.sequence, layers)
+                one.metrics.cached_tokens = lender.metrics.cached_tokens
+            self._borrow(one, layers)
             self._recall(one)
-        self._reading += joining
-        if not self._reading:
-            return
+            self._reading.append(one)
+        return waiting
+
+    def _read(self, prefill_rows: int | None) -> None:
+        """Read prompts, ``prefill_rows`` of their rows at most; requests whose prompt has been read become active."""
         self._prefill(self._reading, prefill_rows)
         for one in [one for one in self._reading if self._is_read(one)]:
             self._reading.remove(one)
@@ -241,6 +279,8 @@ class Decoder:
                 self._weigh(one)
             one.prompt_read, one.resumed = True, False
             self._leave_prefix(one)
+            if one.group is not None:
+                one.group.open(self.target)
 
     def _weigh(self, one: Generation) -> None:
         """Find the weights of the tokens that its grammar allows; a request that demands too much of it ends."""
@@ -275,7 +315,8 @@ class Decoder:
         if sequence.states is not None:
             for position, states in sequence.states.chunks():
                 drafter.on_prefill(one.draft_state, position, states)
-        kept = one.request.keep or (self.prefixes is not None and one.request.prefix_owner is not None)
+        kept = one.request.keep or one.request.siblings is not None
+        kept = kept or (self.prefixes is not None and one.request.prefix_owner is not None)
         if not kept or not drafter.prefill_layers:
             sequence.states = None
         elif sequence.states is None:
@@ -316,6 +357,8 @@ class Decoder:
         if one.left:
             return
         one.left = True
+        if one.group is not None:
+            one.group.close(self.target)
         if not one.keeps and one.sequence.kv is not None:
             self.target.close(one.sequence.kv)
 

@@ -110,8 +110,7 @@ def look_ahead(target: Target, active: Seq[Generation], scores: Scores) -> bool:
         return False
     places = {at: _places(active[at], scores[at]) for at in looking}
     batch = [
-        (one.sequence, _extended(part.tree, places.get(at, ()), part.nodes))
-        for at, (one, part) in enumerate(zip(active, scores.parts, strict=True))
+        (part.sequence, _extended(part.tree, places.get(at, ()), part.nodes)) for at, part in enumerate(scores.parts)
     ]
     further = target.score(batch, resume=scores)
     for at in looking:

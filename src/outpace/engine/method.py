@@ -14,6 +14,7 @@ from outpace.core.sampling import SamplingParams
 from outpace.drafting.base import Drafter
 
 if TYPE_CHECKING:
+    from outpace.engine.populations.base import Population
     from outpace.engine.request import Request
 
 GREEDY = Greedy()
@@ -26,6 +27,7 @@ class Method:
     ``drafts_with``: the draft models and heads that it asked for when it was built, in words. ``prepare`` makes of a
     request the one that is decoded, with a constraint perhaps; it raises BadInput for what the method does not take.
     ``departs``: how its answers depart from the target's own, whatever its rule; "": they do not.
+    ``population``: makes of a request how its group of sequences is decoded; None: it has one sequence.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Method:
     drafts_with: tuple[str, ...] = field(default=(), compare=False)
     prepare: Callable[[Request], Request] | None = None
     departs: str = ""
+    population: Callable[[Request], Population] | None = None
 
     def __post_init__(self) -> None:
         self.rule.check(self.name, self.drafter.proposal)

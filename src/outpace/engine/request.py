@@ -17,6 +17,9 @@ from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.copying import INDEX_BYTES_PER_TOKEN
 from outpace.engine.method import Method
+from outpace.engine.populations.base import Hypothesis, Population
+from outpace.engine.populations.beam_options import BeamOptions
+from outpace.engine.populations.group import Group
 from outpace.targets.base import Sequence
 
 TARGET = "target"
@@ -38,6 +41,9 @@ class Request:
 
     ``trace`` keeps every round, with its trees; ``sources`` only notes who drafted each token, ``counts`` only what
     each round drafted, committed and took.
+
+    ``beams``: the answer is the best of beam search. ``siblings``: requests that have the same one have the same
+    prompt, and those that run at the same time compute its K/V once and copy it.
     """
 
     prompt: tuple[int, ...]
@@ -58,6 +64,19 @@ class Request:
     prefix_owner: str | None = None
     repeats: bool = True
     counts: bool = False
+    beams: BeamOptions | None = None
+    siblings: object | None = None
+
+    @property
+    def population(self) -> Population | None:
+        """How its group of sequences is decoded; None: it has one sequence, as most have."""
+        if self.method.population is not None:
+            return self.method.population(self)
+        if self.beams is None:
+            return None
+        from outpace.engine.populations.beams import beam_search
+
+        return beam_search(self.beams)
 
     def prepared(self) -> Request:
         """What is decoded: its method may add to it. Raises BadInput where the method does not take it."""
@@ -154,6 +173,8 @@ class Generation:
     """What the weights of the tokens that its grammar allows are; None where they are not weighted."""
     finish_reason: str | None = None
     error: OutpaceError | None = None
+    group: Group | None = None
+    """Its sequences, where it has several; ``sequence`` is then the prompt alone until the answer is known."""
     _pieces: list[str] = field(default_factory=list)
     drafter: Drafter[Any] = field(init=False)
     """The drafter of its method."""
@@ -210,6 +231,16 @@ class Generation:
                 self._pieces.append(self.stream.finish())
                 if self.stream.failure is not None and self.error is None:
                     self.finish_reason, self.error = "error", self.stream.failure
+
+    @property
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """What all sequences of its group became, the answer first; none without a group, and before the end."""
+        return () if self.group is None else self.group.hypotheses
+
+    def release(self, token: int) -> None:
+        """Release the text of a token that has been put out."""
+        if self.stream is not None:
+            self._pieces.append(self.stream.push(token))
 
     def take(self, tokens: list[int], context_length: int) -> list[int]:
         """Put out tokens up to a stop token, a stop string or the length limit; returns those that stay."""

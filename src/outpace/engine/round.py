@@ -17,6 +17,7 @@ from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.certain_rows import mark_certain_rows
 from outpace.engine.future_validity import look_ahead
 from outpace.engine.grammar_pruning import without_forbidden
+from outpace.engine.populations.group_round import draft_groups, judge_groups
 from outpace.engine.request import Generation, Logprob, RoundCount, RoundTrace
 from outpace.engine.row_sharing import share_rows
 from outpace.engine.worth_drafting import payoff_of
@@ -26,20 +27,24 @@ K = TypeVar("K")
 Item = TypeVar("Item")
 
 
-def run_round(target: Target, active: Seq[Generation]) -> None:
-    """One round over the active requests. One that cannot go on ends with its error; the others are unaffected."""
+def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] = ()) -> None:
+    """One round over the active requests. One that cannot go on ends with its error; the others are unaffected.
+
+    ``groups``: requests that own several sequences, which the same forward scores.
+    """
     began = perf_counter()
-    split: list[dict[str, float]] = [{} for _ in active]
-    payoff = payoff_of(target, active)
+    split: list[dict[str, float]] = [{} for _ in (*active, *groups)]
+    payoff = None if groups else payoff_of(target, active)
     trees = _draft(target, active, split) if payoff is None or payoff.drafts else [TokenTree() for _ in active]
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
             mark_certain_rows(one, tree)
+    others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
         layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
-        batch = [(one.sequence, tree) for one, tree in zip(active, trees, strict=True)]
-        reusable = _reusable_forward(active)
+        batch = [*((one.sequence, tree) for one, tree in zip(active, trees, strict=True)), *others]
+        reusable = None if groups else _reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
         looked_ahead = look_ahead(target, active, scores)
 
@@ -51,7 +56,9 @@ def run_round(target: Target, active: Seq[Generation]) -> None:
     if payoff is not None:
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
         payoff.saw(committed / len(active), perf_counter() - began)
-    if reusable is None and not looked_ahead:
+    if groups:
+        judge_groups(target, groups, scores, len(active), split[len(active) :], began)
+    elif reusable is None and not looked_ahead:
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 
@@ -114,7 +121,8 @@ def _keep(one: Generation, verdict: Verdict, context_length: int) -> Verdict | N
 
 
 def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: Seq[Verdict | None]) -> None:
-    target.commit(scores, [None if v is None else v.path[: len(v.committed) - 1] for v in verdicts])
+    paths = [None if v is None else v.path[: len(v.committed) - 1] for v in verdicts]
+    target.commit(scores, paths + [None] * (len(scores) - len(paths)))
     for one, verdict in zip(active, verdicts, strict=True):
         if verdict is None:
             continue
@@ -151,7 +159,7 @@ def _observe(active: Seq[Generation], verdicts: Seq[Verdict | None], split: list
 
 def _close_books(active: Seq[Generation], split: list[dict[str, float]], began: float) -> None:
     now = perf_counter()
-    for one, phases in zip(active, split, strict=True):
+    for one, phases in zip(active, split, strict=False):
         phases["other"] = now - began - sum(phases.values())
         for phase in PHASES:
             one.metrics.phase_seconds[phase] += phases.get(phase, 0.0)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.engine.request import Request
-from outpace.targets.base import Target
+from outpace.targets.base import Sequence, Target
 
 if TYPE_CHECKING:
     from outpace.engine.shared_decoder import Ticket
@@ -210,12 +210,21 @@ class Scheduler:
         generation = one.generation
         if generation is None:
             return self._bytes(one.request)
-        kv, tokens = generation.sequence.kv, len(generation.sequence.tokens)
+        if generation.group is None:
+            return self._grown(generation.sequence)
+        members = generation.group.sequences
+        return sum(map(self._grown, (generation.sequence, *members))) if members else self._bytes(one.request)
+
+    def _grown(self, sequence: Sequence) -> int:
+        """Bytes of K/V of a sequence after its next round."""
+        kv, tokens = sequence.kv, len(sequence.tokens)
         missing = tokens if kv is None else tokens - self._target.length(kv)
         return self._target.kv_bytes(kv, missing + ROUND_ROWS)
 
     def _bytes(self, request: Request) -> int:
-        return self._target.kv_bytes(None, len(request.prompt) + ROUND_ROWS)
+        population = request.population
+        sequences = 1 if population is None else 1 + population.size
+        return sequences * self._target.kv_bytes(None, len(request.prompt) + ROUND_ROWS)
 
     def _decoding(self, one: Ticket) -> bool:
         """Whether all of its prompt has been read."""

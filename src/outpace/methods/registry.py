@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outpace.datastore.store import Datastore
     from outpace.drafting.base import Drafter
     from outpace.engine.method import Method
+    from outpace.engine.populations.base import Population
     from outpace.engine.request import Request
     from outpace.heads.base import Head
     from outpace.models.base import ChatTokenizer
@@ -139,13 +140,15 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a method consists of. ``rule`` judges at temperature > 0; None: the default for the drafter's trees.
-    ``prepare`` and ``departs`` as in :class:`~outpace.engine.method.Method`, for methods that are not lossless."""
+    ``prepare``, ``departs`` and ``population`` as in :class:`~outpace.engine.method.Method`, for methods whose answers
+    are not the target's own."""
 
     drafter: Drafter[Any]
     controller: Controller
     rule: AcceptanceRule | None = None
     prepare: Callable[[Request], Request] | None = None
     departs: str = ""
+    population: Callable[[Request], Population] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,4 +365,6 @@ def build(
         rule = find_rule(rule)
     judge = (rule or parts.rule or default_rule(parts.drafter.proposal)).for_target(context.target)
     used = tuple(dict.fromkeys(context.taken))
-    return Method(label, parts.drafter, judge, parts.controller, info.family, used, parts.prepare, parts.departs)
+    return Method(
+        label, parts.drafter, judge, parts.controller, info.family, used, parts.prepare, parts.departs, parts.population
+    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outpace.core.version import __version__
+from outpace.engine.best_of import best_of
+from outpace.engine.populations.answers import Answer
 from outpace.engine.request import Generation, Logprob
 from outpace.models.base import ChatTokenizer
 from outpace.serving.jobs import Job, Piece
@@ -70,7 +72,7 @@ class _Answers:
         tracer = self._tracers.setdefault(piece.index, Tracer(self.tokenizer))
         return tracer.push(piece.text, piece.tokens, piece.sources, last=piece.finish_reason is not None)
 
-    def _whole_trace(self, one: Generation) -> Json:
+    def _whole_trace(self, one: Generation | Answer) -> Json:
         """The field ``trace`` of a whole answer, if the request asks for it."""
         if not one.request.sources:
             return {}
@@ -91,7 +93,7 @@ class ChatAnswers(_Answers):
     _kind = "chat.completion.chunk"
 
     def whole(self) -> Json:
-        choices = [self._choice(index, one) for index, one in enumerate(self.job.generations)]
+        choices = [self._choice(index, one) for index, one in enumerate(self.job.answers)]
         return self._object("chat.completion", choices, usage=usage(self.job), service_tier="default")
 
     def begin(self) -> Iterator[Json]:
@@ -117,7 +119,7 @@ class ChatAnswers(_Answers):
     def usage_chunk(self) -> Json:
         return self._object(self._kind, [], usage=usage(self.job))
 
-    def _choice(self, index: int, one: Generation) -> Json:
+    def _choice(self, index: int, one: Generation | Answer) -> Json:
         content: str | None = one.text
         parser = self._parser(index)
         if parser is not None:
@@ -235,17 +237,13 @@ class CompletionAnswers(_Answers):
     def _echoed(self, index: int) -> str:
         return "" if self.prompts is None else self.prompts[index // self.n]
 
-    def _best(self) -> list[Generation]:
+    def _best(self) -> Seq[Generation | Answer]:
         """Of each prompt's answers those with the highest mean log-probability of a token, the best first."""
-        found = self.job.generations
         if self.best_of == self.n:
-            return found
+            return self.job.answers
+        found = self.job.generations
         groups = [found[at : at + self.best_of] for at in range(0, len(found), self.best_of)]
-        return [one for group in groups for one in sorted(group, key=_mean_logprob, reverse=True)[: self.n]]
-
-
-def _mean_logprob(one: Generation) -> float:
-    return sum(each.logprob for each in one.logprobs) / max(1, len(one.logprobs))
+        return [one for group in groups for one in best_of(group, self.n)]
 
 
 def _reason(reason: str | None, parser: ToolParser | None = None) -> str:

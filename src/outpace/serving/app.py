@@ -80,7 +80,7 @@ def _texts(app: FastAPI, service: Service) -> None:
             lambda: service.requests(offered, what, [prompt_ids(tokenizer, asked, parser)], asked.n or 1)
         )
         usages = _usages(asked)
-        job = service.admit(offered, tenant, requests, "chatcmpl")
+        job = service.admit(offered, tenant, requests, "chatcmpl", asked.n)
         answers = ChatAnswers(job, tokenizer, bool(asked.logprobs), usages, parser, counting=_counting(asked))
         return _respond(service, job, answers, what)
 
@@ -95,6 +95,10 @@ def _texts(app: FastAPI, service: Service) -> None:
             raise ApiError(
                 "which answer is the best is known at the end: 'best_of' cannot be streamed", param="best_of"
             )
+        if best_of > n and asked.num_beams is not None and asked.num_beams > 1:
+            raise ApiError(
+                "'best_of' chooses among samples, and 'num_beams' among beams: give one of them", param="best_of"
+            )
         if asked.echo and asked.logprobs is not None:
             raise ApiError("log-probabilities of a prompt are not computed: leave out echo or logprobs", param="echo")
         logprobs = 0 if asked.logprobs is None and best_of > n else asked.logprobs
@@ -108,7 +112,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         tokenizer = offered.model.tokenizer
         prompts, texts = await asyncio.to_thread(read, tokenizer)
         requests = await asyncio.to_thread(service.requests, offered, what, prompts, best_of)
-        job = service.admit(offered, tenant, requests, "cmpl")
+        job = service.admit(offered, tenant, requests, "cmpl", asked.n)
         shown = texts if asked.echo else None
         answers = CompletionAnswers(
             job,

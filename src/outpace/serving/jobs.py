@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
 from outpace.core.metrics import RequestMetrics, total
+from outpace.engine.populations.answers import Answer, answers
 from outpace.engine.request import Generation, Logprob, Request, TokenSource
 from outpace.engine.shared_decoder import SharedDecoder, Ticket
 from outpace.serving.metrics import Metrics, RequestWatch
@@ -83,6 +84,8 @@ class Job:
     requests: Seq[Request]
     decoder: SharedDecoder
     metrics: Metrics
+    n: int = 1
+    """Choices of each request that has beams."""
     created: int = field(default_factory=lambda: int(time.time()))
     tickets: list[Ticket] = field(default_factory=list)
     _mail: Mail = field(default_factory=lambda: Mail.of(asyncio.get_running_loop()))
@@ -121,6 +124,17 @@ class Job:
     def generations(self) -> list[Generation]:
         """Those whose turn has come."""
         return [one.generation for one in self.tickets if one.generation is not None]
+
+    @property
+    def answers(self) -> list[Generation | Answer]:
+        """The choices, of requests with beams the best of these."""
+        found: list[Generation | Answer] = []
+        for one in self.generations:
+            if one.request.beams is None:
+                found.append(one)
+            else:
+                found.extend(answers(one, self.decoder.tokenizer, self.n))
+        return found
 
     @property
     def prompt_tokens(self) -> int:

@@ -74,6 +74,10 @@ class Common(Fields):
     repetition_penalty: float | None = Field(default=None, gt=0, le=10)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=256)
     ignore_eos: bool | None = None
+    # Beam search, as transformers names it: n of the beams are the choices.
+    num_beams: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    length_penalty: float | None = Field(default=None, ge=-100, le=100)
+    early_stopping: bool | Literal["never"] | None = None
     priority: int | None = Field(default=None, ge=-100, le=100)
     speculation: Speculation | None = None
     shared_prefix: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -198,7 +202,7 @@ class ChatRequest(Common):
         "prompt_cache_options": _CACHED,
         "prompt_cache_retention": _CACHED,
         "service_tier": "there is one tier; send auto or default, or leave it out",
-        "best_of": "use n, and choose among the choices",
+        "best_of": "use n, and choose among the choices; or num_beams",
         "prompt": _OF_COMPLETIONS,
         "echo": _OF_COMPLETIONS,
         "suffix": _OF_COMPLETIONS,

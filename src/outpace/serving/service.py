@@ -12,7 +12,7 @@ from typing import Any
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.acceptance.registry import find_rule
-from outpace.api.requests import ask, sample
+from outpace.api.requests import ask, samples
 from outpace.constraints.compiler import compiled
 from outpace.constraints.grammar import DEFAULT_LIMITS, Grammar, GrammarLimits
 from outpace.core.errors import BadInput
@@ -42,6 +42,7 @@ MOST_TIMELINES = 2048
 """Requests whose timelines are kept."""
 _OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")
 _ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_BEAMS = ("num_beams", "length_penalty", "early_stopping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,11 @@ class Offered:
         given = {"datastore": self._context.has_datastore, "reference": False}
         return all(given.get(need, True) for need in info.needs) and all(map(self._context.bindings.find, info.kinds))
 
-    def method(self, wish: Speculation | None) -> Method:
-        """The method of one request. Raises ApiError for one that cannot be built; may measure the target."""
+    def method(self, wish: Speculation | None, *, beams: bool = False) -> Method:
+        """The method of one request; for ``beams`` that names none, autoregressive decoding, as most methods draft for
+        one sequence. Raises ApiError for one that cannot be built; may measure the target."""
+        if beams and (wish is None or wish.method is None):
+            return self._own if self._own.population is not None else self._remembered("none", {}, None)
         if wish is None:
             return self._own
         if wish.off:
@@ -116,6 +120,7 @@ class Offered:
             settings = {**(self._defaults.settings if same else {}), **wish.params}
             found = self._remembered(name, settings, self._rule(wish))
             self._check_rule(found.rule)
+            self._check_departure(found)
         except BadInput as error:
             raise ApiError(str(error), param="speculation", code="invalid_value") from error
         return found
@@ -135,6 +140,13 @@ class Offered:
         """Raise BadInput for a lossy rule, however it was named, where the server answers losslessly only."""
         if self._defaults.lossless and not rule.lossless:
             raise BadInput(f"rule '{rule.name}' is lossy, and this server answers losslessly only; leave it out")
+
+    def _check_departure(self, method: Method) -> None:
+        """Raise BadInput for a method that is lossy whatever its rule, where the server answers losslessly only."""
+        if self._defaults.lossless and method.departs:
+            raise BadInput(
+                f"method '{method.name}' is lossy ({method.departs}), and this server answers losslessly only"
+            )
 
     def _remembered(self, name: str, settings: Mapping[str, Any], rule: AcceptanceRule | None) -> Method:
         key = (name, repr(sorted(settings.items())), None if rule is None else rule.described)
@@ -197,13 +209,14 @@ class Service:
         """``count`` requests for each prompt, checked, with consecutive seeds. May take a while: not for the event
         loop's thread."""
         body, model = asked.body, offered.model
-        method = offered.method(body.speculation)
+        method = offered.method(body.speculation, beams=body.num_beams is not None and body.num_beams > 1)
         options = self._options(asked) | self._grammar(model, asked)
         found: list[Request] = []
         for at, ids in enumerate(prompts):
             try:
                 length = self._length(offered, len(ids), asked.length)
                 one = ask(model, list(ids), None, {**options, "max_new_tokens": length, "method": method}).requests[0]
+                self._check_population(one, body)
                 offered.decoder.scheduler.check(one)
             except BadInput as error:
                 where = f"prompt {at + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
@@ -219,7 +232,7 @@ class Service:
                 repeats=body.seed is not None,
                 counts=self.trace is not None,
             )
-            found += [sample(one, number) for number in range(len(found), len(found) + count)]
+            found += samples(one, len(found), 1 if one.beams is not None else count)
         limits = offered.decoder.limits
         most = None if limits.max_queue is None else limits.max_queue + limits.max_batch
         if most is not None and len(found) > most:
@@ -230,9 +243,26 @@ class Service:
             )
         return found
 
-    def admit(self, offered: Offered, tenant: Tenant, requests: Seq[Request], kind: str) -> Job:
-        """Start a call. Raises ApiError, QueueFull or Closed where it cannot be taken now. On the event loop."""
-        job = Job(f"{kind}-{secrets.token_hex(12)}", offered.id, requests, offered.decoder, self.metrics)
+    @staticmethod
+    def _check_population(one: Request, body: Common) -> None:
+        """Raise ApiError for a group of sequences that cannot be answered in the form that is asked for."""
+        if (population := one.population) is None:
+            return
+        name = "speculation" if one.beams is None else "num_beams"
+        if body.stream:
+            raise ApiError(
+                f"which of the {population.called} is the answer is known at the end: '{name}' cannot be streamed",
+                param=name,
+            )
+        if one.beams is not None and (body.n or 1) > one.beams.num_beams:
+            raise ApiError(f"'n' must be at most num_beams, {one.beams.num_beams}: a beam gives one choice", param="n")
+
+    def admit(self, offered: Offered, tenant: Tenant, requests: Seq[Request], kind: str, n: int | None = None) -> Job:
+        """Start a call; ``n``: choices of a prompt that has beams. On the event loop.
+
+        Raises ApiError, QueueFull or Closed where it cannot be taken now.
+        """
+        job = Job(f"{kind}-{secrets.token_hex(12)}", offered.id, requests, offered.decoder, self.metrics, n or 1)
         tenant.admit(job.prompt_tokens)
         try:
             job.start()
@@ -313,7 +343,7 @@ class Service:
     def _options(asked: Asked) -> dict[str, Any]:
         """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1."""
         body = asked.body
-        options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO) if getattr(body, name) is not None}
+        options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO, *_BEAMS) if getattr(body, name) is not None}
         options.setdefault("temperature", 1.0)
         if options["temperature"] > 0:  # one for all prompts; the answer reports it
             options.setdefault("seed", secrets.randbits(32))

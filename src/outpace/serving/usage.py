@@ -21,7 +21,7 @@ def usage(job: Job) -> dict[str, Any]:
     first = job.requests[0]
     counted = job.counted
     cached = {id(one.request.prompt): one.metrics.cached_tokens for one in job.generations}
-    prompt, answer = job.prompt_tokens, sum(len(one.tokens) for one in job.generations)
+    prompt, answer = job.prompt_tokens, sum(len(one.tokens) for one in job.answers)
     return {
         **counts(prompt, answer),
         "prompt_tokens_details": {"cached_tokens": sum(cached.values())},

@@ -1,0 +1,1 @@
+"""Methods that decode a group of sequences."""

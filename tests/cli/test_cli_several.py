@@ -1,0 +1,48 @@
+"""outpace generate with several answers: --n, --best-of, --num-beams."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli_support import Run, refused
+
+PROMPT = "abc abc"
+
+
+def test_beams_as_json_and_as_text(cli: Run) -> None:
+    ran = cli("generate", PROMPT, "--num-beams", "3", "--n", "2", "--max-new-tokens", "9", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["method"] == "none"
+    assert len(found["answers"]) == 2
+    assert [len(one["population"]) for one in found["answers"]] == [3, 3]
+    assert found["answers"][0]["score"] >= found["answers"][1]["score"]
+    shown = cli("generate", PROMPT, "--num-beams", "3", "--num-return-sequences", "2", "--max-new-tokens", "9")
+    assert shown.out == "".join(one["text"] + "\n" for one in found["answers"])
+    assert "answer 1 of 2 (score" in shown.err
+
+
+def test_samples_and_the_best_of_them(cli: Run) -> None:
+    sampled = ("--temperature", "1", "--seed", "3", "--max-new-tokens", "9", "--method", "none", "--json")
+    every = json.loads(cli("generate", PROMPT, "--n", "4", *sampled).out)["answers"]
+    assert [one["seed"] for one in every] == [3, 4, 5, 6]
+    best = json.loads(cli("generate", PROMPT, "--best-of", "4", *sampled).out)["answers"]
+    assert len(best) == 1
+    assert best[0]["text"] in {one["text"] for one in every}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--num-beams", "2", "--n", "3"), "n=3 answers of num_beams=2"),
+        (("--n", "2"), "n=2 at temperature 0"),
+        (("--num-beams", "2", "--explain"), "--explain is for single answers"),
+        (("--num-beams", "2", "--early-stopping", "maybe"), "--early-stopping must be true, false or never"),
+        (("--num-beams", "0"), "num_beams must be between 1"),
+        (("--num-beams", "2", "--method", "pld"), "'pld' drafts for one sequence"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Run, words: tuple[str, ...], said: str) -> None:
+    refused(cli("generate", PROMPT, *words), said)

@@ -1,0 +1,47 @@
+"""num_beams, n and best_of over HTTP."""
+
+from __future__ import annotations
+
+from cli_support import toy
+from outpace.model import Model
+from serving_support import COMPLETE, chat, client, complete, refused, service
+
+
+def test_choices_are_the_best_beams() -> None:
+    model: Model = toy()
+    with client(service(model)) as to:
+        answer = complete(to, num_beams=3, n=2)
+        one = complete(to, num_beams=3)
+        talk = chat(to, num_beams=3, n=3)
+    expected = toy().generate("ab", raw=True, num_beams=3, n=2, max_new_tokens=12)
+    assert [choice["text"] for choice in answer["choices"]] == [each.text for each in expected]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert one["choices"][0]["text"] == expected[0].text
+    assert answer["usage"]["completion_tokens"] == sum(len(each.tokens) for each in expected)
+    assert answer["usage"]["speculation"]["method"] == "none"
+    assert len({choice["message"]["content"] for choice in talk["choices"]}) == 3
+
+
+def test_beams_of_several_prompts_and_with_penalties() -> None:
+    with client() as to:
+        about = {"num_beams": 2, "n": 2, "length_penalty": 2.0, "early_stopping": "never", "echo": True}
+        both = complete(to, prompt=["ab", "cd"], **about)
+    assert [choice["text"][:2] for choice in both["choices"]] == ["ab", "ab", "cd", "cd"]
+
+
+def test_what_beams_cannot_do_is_refused_by_name() -> None:
+    with client() as to:
+        assert refused(to, 400, "known at the end", num_beams=2, stream=True)["param"] == "num_beams"
+        assert refused(to, 400, "at most num_beams", num_beams=2, n=3)["param"] == "n"
+        assert refused(to, 400, "among beams", path=COMPLETE, num_beams=2, best_of=3)["param"] == "best_of"
+        refused(to, 400, "log-probabilities of tokens", num_beams=2, logprobs=True)
+        refused(to, 400, "a grammar holds one answer", num_beams=2, guided_choice=["ab", "cd"])
+        refused(to, 400, "length_penalty belongs to beam search", length_penalty=2.0)
+        refused(to, 400, "drafts for one sequence", num_beams=2, speculation={"method": "pld"})
+
+
+def test_choices_of_one_prompt_share_its_k_v() -> None:
+    with client() as to:
+        one = complete(to, n=3, temperature=1.0, seed=5)
+        alone = [complete(to, temperature=1.0, seed=seed) for seed in (5, 6, 7)]
+    assert [choice["text"] for choice in one["choices"]] == [each["choices"][0]["text"] for each in alone]
