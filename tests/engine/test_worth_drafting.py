@@ -44,7 +44,7 @@ class Timed(Toy):
     def propose_batch(self, states: Seq[DraftState], budgets: Seq[Budget]) -> list[TokenTree]:
         self.proposed += 1
         sleep(self.seconds)
-        return super().propose_batch(states, budgets)
+        return list(super().propose_batch(states, budgets))
 
 
 def _own_answer(tree: TokenTree, tokens: Path, depth: int, chance: Chance) -> None:

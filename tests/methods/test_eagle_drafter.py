@@ -320,6 +320,8 @@ def test_states_are_kept_until_they_are_rows_and_not_much_longer(monkeypatch: py
     monkeypatch.setattr(committed_rows, "CHUNK", 16)
     monkeypatch.setattr(feature_drafter, "CHUNK", 16)
     monkeypatch.setattr(committed_rows, "RECENT", 4)
+    monkeypatch.setattr(feature_drafter, "_WAITING", 0)
+    monkeypatch.setattr(feature_drafter, "_UNREAD", 16)
     target = table(12)
     method = method_of("eagle3", target, **MODES["tree"])
     drafter = method.drafter

@@ -51,6 +51,7 @@ class _Tokens:
 @dataclass(eq=False, slots=True)
 class _Running:
     sequence: _Tokens
+    group: None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +75,8 @@ class SimulatedRequest:
     cached: int = 0
     preemptions: int = 0
     generation: _Running | None = None
+    population: None = None
+    """Simulated requests own one sequence."""
     prompt: range = field(init=False)
 
     def __post_init__(self) -> None:
