@@ -18,6 +18,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.targets.base import Sequence
+from outpace.targets.hidden_rows import RowsOf
 from outpace.targets.states import States
 from outpace.targets.sub_graph import FULL
 from outpace.targets.table import TableTarget, random_table
@@ -137,3 +138,26 @@ def test_states_are_copies_and_come_in_pieces() -> None:
     assert torch.cat([piece[2] for _, piece in pieces]).flatten().tolist() == list(range(600))
     assert [len(piece[2]) for _, piece in states.first(300, (2,)).chunks()] == [256, 44]
     assert list(states.first(0, (2,)).chunks()) == []
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True).map(sorted), max_size=90), st.booleans()
+)
+def test_rows_of_rounds_follow_those_of_the_prompt_in_order(rounds: list[list[int]], shared: bool) -> None:
+    """However many rounds wait to be copied, and whether a round's forward scored other requests before this one."""
+    states, want = States((1, 2)), list[float]()
+    for at, rows in enumerate(rounds):
+        made = {layer: torch.arange(12.0).view(6, 2) + 100 * at + 10_000 * layer for layer in (1, 2, 5)}
+        own = RowsOf(made, 2, 6) if shared else made
+        if at % 7 == 3:
+            states.add(own)
+            want += own[2][:, 0].tolist()
+        else:
+            states.add_rows(own, rows)
+            want += own[2][rows, 0].tolist()
+        assert states.length((2, 1)) == len(want)
+    if want:
+        whole = states.whole()
+        assert whole[2][:, 0].tolist() == want
+        assert whole[1][:, 1].tolist() == [one - 10_000 + 1 for one in want]
+        assert states.first(len(want) // 2 + 1, (2,)).whole()[2][:, 0].tolist() == want[: len(want) // 2 + 1]

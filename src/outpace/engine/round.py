@@ -128,7 +128,7 @@ def _commit(target: Target, active: Seq[Generation], scores: Scores, verdicts: S
             continue
         sequence, tree, kept = one.sequence, verdict.scores.tree, verdict.committed
         if sequence.states is not None:
-            sequence.states.add({layer: rows[verdict.rows] for layer, rows in verdict.scores.hidden_states.items()})
+            sequence.states.add_rows(verdict.scores.hidden_states, verdict.rows)
         sequence.tokens.extend(kept)
         depth = max(tree.depths) if tree.depths else 0
         accepted = min(len(verdict.path), len(kept))
