@@ -27,6 +27,7 @@ def census(clear: bool) -> dict[str, Any]:
     from outpace.serving.jobs import Job
     from outpace.targets.kv_store import KVStore
 
+    gc.unfreeze()  # what the server loaded is counted too
     gc.collect()
     caches = [one for one in gc.get_objects() if isinstance(one, PrefixCache)]
     if clear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import sys
@@ -112,6 +113,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # What was loaded stays: looking through it for garbage, now and then, would hold up all streams.
+            gc.collect()
+            gc.freeze()
             self._ready()
 
     @contextmanager
