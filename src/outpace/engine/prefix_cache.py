@@ -12,7 +12,7 @@ response time what others have asked.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +97,13 @@ class PrefixCache:
         held = self._target.length(sequence.kv) // BLOCK * BLOCK
         if not held:
             return
-        states = _rows_of(sequence, held)
+        states = sequence.states
+        if states is not None and states.length(states.layers) < held:
+            states = None
         node = self._roots.setdefault(owner, _Node(None, ()))
         path = list[_Node]()
         for start in range(0, held, BLOCK):
-            rows = {layer: one[start : start + BLOCK] for layer, one in states.items()}
-            node = self._child(node, tuple(sequence.tokens[start : start + BLOCK]), sequence.kv, start, rows)
+            node = self._child(node, tuple(sequence.tokens[start : start + BLOCK]), sequence.kv, start, states)
             path.append(node)
         for one in path:
             self._recent[one] = owner
@@ -127,17 +128,18 @@ class PrefixCache:
             del self._recent[node]
             self.bytes -= node.bytes
 
-    def _child(self, parent: _Node, key: tuple[int, ...], kv: Any, start: int, states: Mapping[int, Tensor]) -> _Node:
+    def _child(self, parent: _Node, key: tuple[int, ...], kv: Any, start: int, states: States | None) -> _Node:
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = _Node(parent, key, self._target.kv_block(kv, start, start + BLOCK))
             node.bytes = _size(node.kv)
             self.bytes += node.bytes
-        for layer, rows in states.items():
-            if layer not in node.states:
-                node.states[layer] = rows.clone()
-                node.bytes += rows.nbytes
-                self.bytes += rows.nbytes
+        if states is not None and not node.holds(states.layers):
+            for layer, rows in states.rows(start, start + BLOCK).items():
+                if layer not in node.states:
+                    node.states[layer] = rows.clone()
+                    node.bytes += rows.nbytes
+                    self.bytes += rows.nbytes
         return node
 
     def _touch(self, path: Seq[_Node]) -> None:
@@ -150,11 +152,3 @@ def _size(block: Any) -> int:
     if isinstance(block, list | tuple):
         return sum(map(_size, block))
     return int(getattr(block, "nbytes", 8))
-
-
-def _rows_of(sequence: Sequence, held: int) -> dict[int, Tensor]:
-    """Rows of hidden states kept beside the K/V, by layer; none where some of the first ``held`` are missing."""
-    states = sequence.states
-    if states is None or states.length(states.layers) < held:
-        return {}
-    return states.whole()

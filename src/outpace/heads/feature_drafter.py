@@ -39,7 +39,7 @@ SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
 LEVEL_COST = 0.05
 """The cost of a level where none was measured, in autoregressive steps."""
-_WAITING = 8 << 20
+_WAITING = 32 << 20
 """Bytes of a prompt's hidden states that may wait."""
 _UNREAD = 256
 """Rounds whose hidden states a request may leave unread: so long the scores of their batches are kept."""
@@ -207,7 +207,7 @@ class FeatureDrafter(Drafter[FeatureState]):
             for one in state.rounds:
                 layers, rows = sources(one.hidden_states, self.aux_hidden_state_layers, one.rows)
                 room = state.room(position, count, layers) if room is None else room
-                wanted.append(Gathered(layers, rows, room[at : at + len(rows)]))
+                wanted.append(Gathered(layers, rows, room, at))
                 at += len(rows)
             state.rounds.clear()
         gather(wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
@@ -151,6 +152,9 @@ class ForwardCosts(Costs):
         self._points: dict[tuple[int, int, int], float] = {}
         self._bounds: dict[tuple[int, int, int], float] = {}
         """Times that have proved too long, where they were measured again: none is longer now."""
+        self._lines: dict[tuple[int, int, int], tuple[float, float, int]] = {}
+        """What follows from the points: by rows, place among the contexts and threads the seconds after the shorter
+        context, how many more each token after it takes, and that context."""
         self._rounds = RoundTimes()
         self._contexts = [size for size in CONTEXTS if size + _CHAIN <= target.context_length] or [1]
 
@@ -177,13 +181,14 @@ class ForwardCosts(Costs):
 
         A machine that is busy now changes nothing of the table.
         """
-        if not self._measures(rows, context):  # nobody has asked for such costs
-            return
+        if (rows, self._place(context), threads()) not in self._lines and not self._measures(rows, context):
+            return  # nobody has asked for such costs
         if self._rounds.add(rows, seconds / self.seconds(rows, context), greedy=greedy):
             self._rounds.doubt()
             self.table.forget(f"{self._name} of ")
             self._bounds |= self._points
             self._points.clear()
+            self._lines.clear()
 
     def correct(self, name: str, seconds: float) -> None:
         if seconds < TOO_LONG * self.table.known(name, 0.0):
@@ -196,21 +201,32 @@ class ForwardCosts(Costs):
         sizes = (low,) if rows == low else (low, 2 * low)
         return all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
 
+    def _place(self, context: int) -> int:
+        """Which of the measured contexts is the first that is no shorter than ``context``; else the longest."""
+        return min(bisect_left(self._contexts, context), len(self._contexts) - 1)
+
     def _around(self, context: int) -> list[int]:
         """The measured contexts next to ``context``, the shorter one first; the only one where there is no other."""
-        known = self._contexts
-        above = next((index for index, size in enumerate(known) if context <= size), len(known) - 1)
-        return known[max(0, above - 1) : above + 1]
+        above = self._place(context)
+        return self._contexts[max(0, above - 1) : above + 1]
 
     def seconds(self, rows: int, context: int = 0) -> float:
         """Of one forward over ``rows`` rows; beyond the largest measured sizes in proportion."""
+        known = rows, self._place(context), threads()
+        line = self._lines.get(known)
+        if line is None:  # asked for several times in every round
+            line = self._lines[known] = self._line(rows, context)
+        least, growth, short = line
+        return least + growth * (context - short)
+
+    def _line(self, rows: int, context: int) -> tuple[float, float, int]:
         short, *longer = self._around(context)
         least = self._by_rows(rows, short)
         if not longer:
-            return least
+            return least, 0.0, short
         [long] = longer
         growth = max(0.0, self._by_rows(rows, long) - least)  # more tokens never cost less, whatever the clock's noise
-        return least + growth * (context - short) / (long - short)
+        return least, growth / (long - short), short
 
     def _by_rows(self, rows: int, context: int) -> float:
         rows = max(1, rows)

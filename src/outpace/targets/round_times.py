@@ -53,7 +53,7 @@ class RoundTimes:
                 self.version += 1
         seen = self._quickest.setdefault(size, deque(maxlen=_KEPT))
         seen.append(ratio)
-        wrong = len(seen) == _KEPT and median(seen) < TOO_LONG
+        wrong = ratio < TOO_LONG and len(seen) == _KEPT and median(seen) < TOO_LONG
         return wrong and (not self._doubts or self._rounds - self._doubted >= PATIENCE << (self._doubts - 1))
 
     def ratio(self, rows: int) -> float:

@@ -13,37 +13,46 @@ from outpace.targets.dense import binding
 
 
 class Gathered(NamedTuple):
-    """``rows`` of each of ``sources``, (n, width), which ``to``, (rows, sources * width), is to hold side by side."""
+    """``rows`` of each of ``sources``, (n, width), which ``to``, (any, sources * width), is to hold side by side from
+    its row ``at`` on."""
 
     sources: Seq[Tensor]
     rows: Seq[int]
     to: Tensor
+    at: int = 0
 
 
 def gather(wanted: Seq[Gathered]) -> None:
     """Fill every ``to``: by the compiled kernels where they are loaded and the tensors are plain, else by torch."""
+    if not binding.loaded():
+        for one in wanted:
+            _by_torch(one)
+        return
     start, end, width = array("q"), array("q"), 0
-    places: dict[int, tuple[int, int] | None] = {}
-    """By tensor (requests of one forward share them): its address and the bytes of a row; None: not plain."""
-    by_kernels = binding.loaded()
-
-    def place(rows: Tensor) -> tuple[int, int] | None:
-        if id(rows) not in places:
-            places[id(rows)] = (rows.data_ptr(), 4 * rows.stride(0)) if _plain(rows) else None
-        return places[id(rows)]
-
+    places: dict[int, tuple[int, int]] = {}
+    """By tensor (requests of one forward share them): its address, and the bytes of a row; 0 where it is not plain."""
     for one in wanted:
-        bases = [base for source in one.sources if (base := place(source)) is not None]
-        mine = one.sources[0].shape[1]
-        if not (by_kernels and width in (0, mine) and len(bases) == len(one.sources) and _plain(one.to)):
+        sources, rows, to, at = one
+        found, plain = [], True
+        for tensor in (to, *sources):
+            place = places.get(id(tensor))
+            if place is None:
+                place = places[id(tensor)] = (tensor.data_ptr(), 4 * tensor.stride(0) if _plain(tensor) else 0)
+            found.append(place)
+            plain = plain and place[1] > 0
+        mine = sources[0].shape[1]
+        if width not in (0, mine) or not plain:
             _by_torch(one)
             continue
-        width, at = mine, one.to.data_ptr()
-        for row in one.rows:
-            for address, stride in bases:
-                start.append(address + row * stride)
-                end.append(at)
-                at += 4 * width
+        width, (address, stride) = mine, found[0]
+        address += at * stride
+        for row in rows:
+            put = address
+            for base, step in found[1:]:
+                start.append(base + row * step)
+                end.append(put)
+                put += 4 * width
+            address += stride
     if start:
         binding.copy_rows(start, end, width)
 
@@ -54,10 +63,10 @@ def _plain(rows: Tensor) -> bool:
 
 
 def _by_torch(one: Gathered) -> None:
-    rows = one.rows
+    rows, to = one.rows, one.to[one.at : one.at + len(one.rows)]
     if rows[-1] == len(rows) - 1:  # the first rows need no gathering
         picked = [source[: len(rows)] for source in one.sources]
     else:
-        chosen = torch.tensor(rows, device=one.to.device)
+        chosen = torch.tensor(rows, device=to.device)
         picked = [source.index_select(0, chosen) for source in one.sources]
-    torch.cat(picked, -1, out=one.to)
+    torch.cat(picked, -1, out=to)

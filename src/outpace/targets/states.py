@@ -24,53 +24,55 @@ class States:
 
     def __init__(self, layers: Seq[int]) -> None:
         self.layers = tuple(layers)
-        self._rows = 0
-        self._pieces: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+        self._count = 0
+        self._pieces: list[Tensor] = []
+        """(rows, layers * hidden) each: those of all layers side by side."""
         self._unread: list[tuple[Mapping[int, Tensor], Seq[int]]] = []
 
     def add(self, states: Mapping[int, Tensor]) -> None:
         """Append a copy of (rows, hidden) by layer; layers that are not kept are ignored."""
+        import torch
+
         self._read()
-        for layer in self.layers:
-            self._pieces[layer].append(states[layer].clone())  # a view would hold on to the whole batch's
-        self._rows += len(states[self.layers[0]])
+        self._pieces.append(torch.cat([states[layer] for layer in self.layers], -1))
+        self._count += len(self._pieces[-1])
 
     def add_rows(self, states: Mapping[int, Tensor], rows: Seq[int]) -> None:
         """Append ``rows`` of (any, hidden) by layer, which must not change from now on: they are copied later."""
         self._unread.append((states, rows))
-        self._rows += len(rows)
+        self._count += len(rows)
         if len(self._unread) >= _UNREAD:
             self._read()
 
     def length(self, layers: Seq[int]) -> int:
         """How many tokens have rows of all these layers; 0 where one of the layers is not kept."""
-        return self._rows if set(layers) <= set(self.layers) else 0
+        return self._count if set(layers) <= set(self.layers) else 0
 
     def first(self, count: int, layers: Seq[int]) -> States:
         """A copy of the first ``count`` rows of these layers, which must be among those that are kept."""
         out = States(layers)
         if count:
-            out._rows = count
-            whole = self.whole()
-            out._pieces = {layer: [whole[layer][:count].clone()] for layer in out.layers}
+            out.add(self.rows(0, count))
         return out
 
-    def whole(self) -> dict[int, Tensor]:
-        """All rows by layer, (rows, hidden) each."""
+    def rows(self, start: int, stop: int) -> dict[int, Tensor]:
+        """Those of the tokens from ``start`` to ``stop``, (stop - start, hidden) by layer, in place."""
         import torch
 
         self._read()
-        for layer, pieces in self._pieces.items():
-            if len(pieces) > 1:
-                self._pieces[layer] = [torch.cat(pieces)]
-        return {layer: pieces[0] for layer, pieces in self._pieces.items() if pieces}
+        if len(self._pieces) > 1:
+            self._pieces = [torch.cat(self._pieces)]
+        [whole] = self._pieces
+        return dict(zip(self.layers, whole[start:stop].chunk(len(self.layers), -1), strict=True))
+
+    def whole(self) -> dict[int, Tensor]:
+        """All rows by layer, (rows, hidden) each, in place; nothing where there are none."""
+        return self.rows(0, self._count) if self._count else {}
 
     def chunks(self) -> Iterator[tuple[int, dict[int, Tensor]]]:
         """All rows in pieces, as a prefill streams them: (position of the first row, (rows, hidden) by layer)."""
-        if self._rows:
-            whole = self.whole()
-            for start in range(0, self._rows, _CHUNK):
-                yield start, {layer: rows[start : start + _CHUNK] for layer, rows in whole.items()}
+        for start in range(0, self._count, _CHUNK):
+            yield start, self.rows(start, min(start + _CHUNK, self._count))
 
     def _read(self) -> None:
         """Copy the rows of the rounds that have not been read."""
@@ -79,13 +81,12 @@ class States:
         from outpace.targets.side_by_side import Gathered, gather
 
         rounds, self._unread = self._unread, []
-        count, wanted = sum(len(rows) for _, rows in rounds), list[Gathered]()
-        for layer in self.layers:
-            at = 0
-            for states, chosen in rounds:
-                [source], rows = sources(states, [layer], chosen)
-                if not at:
-                    self._pieces[layer].append(source.new_empty(count, source.shape[1]))
-                wanted.append(Gathered([source], rows, self._pieces[layer][-1][at : at + len(rows)]))
-                at += len(rows)
+        wanted, at = list[Gathered](), 0
+        for states, rows in rounds:
+            found, picked = sources(states, self.layers, rows)
+            if not at:
+                count, width = sum(len(rows) for _, rows in rounds), sum(one.shape[1] for one in found)
+                self._pieces.append(found[0].new_empty(count, width))
+            wanted.append(Gathered(found, picked, self._pieces[-1], at))
+            at += len(rows)
         gather(wanted)

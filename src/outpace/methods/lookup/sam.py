@@ -60,18 +60,15 @@ class SuffixLookup(CopyDrafter[SuffixState]):
         self.static, self.bias = static, bias
 
     def begin(self, sequence: Sequence) -> SuffixState:
-        automaton = SuffixAutomaton(self.prefer)
-        automaton.extend([*separated(sequence.references), *sequence.tokens])
+        calibration = PooledCalibration(self.prior, attrgetter("origin"))
         cursor = None if self.static is None else self.static.cursor()
-        if cursor is not None:
-            cursor.advance(sequence.tokens)
-        fed = len(sequence.tokens)
-        return SuffixState(
-            sequence, PooledCalibration(self.prior, attrgetter("origin")), fed, automaton=automaton, cursor=cursor
-        )
+        return SuffixState(sequence, calibration, automaton=SuffixAutomaton(self.prefer), cursor=cursor)
 
     def match(self, state: SuffixState) -> Match | None:
-        automaton, cursor, fresh = state.automaton, state.cursor, state.fresh()
+        automaton, cursor = state.automaton, state.cursor
+        if not state.fed:  # not before: in a batch that does not draft nobody asks for a match
+            automaton.extend(separated(state.sequence.references))
+        fresh = state.fresh()
         automaton.extend(fresh)
         if cursor is not None:
             cursor.advance(fresh)
