@@ -69,6 +69,9 @@ def main(argv: list[str]) -> int:
         part.write_text(json.dumps(found))
         part.rename(report)
 
+    # Some methods import it at their first use, and it brings a thread of its own: better before threads are counted.
+    import scipy.linalg  # noqa: F401
+
     signal.signal(signal.SIGUSR1, tell)
     return command(argv[1:])
 
