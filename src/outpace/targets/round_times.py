@@ -14,6 +14,11 @@ _KEPT = 15
 """Rounds of one size that are remembered."""
 _WEIGHT = 4.0
 """The ratio of all sizes together counts as so many rounds of one size."""
+_NOW = 9
+"""Rounds of any size that show how fast the machine is now."""
+_FADE = 32
+"""Rounds of other sizes after which what a size has shown weighs half: else a size that was slow once, as the first
+rounds of a process are, would never be drafted for again, and so never show anything else."""
 _REFRESH = 64
 """Rounds after which ratios that were read are out of date."""
 TOO_LONG = 0.8
@@ -31,7 +36,12 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self.version = 0
-        self._ratios: dict[int, deque[float]] = {}
+        self._beside: dict[int, deque[float]] = {}
+        """Ratios of every size, each as a multiple of what was usual when it was timed: a machine that is slower for a
+        while, as those are that others use, is so for every size."""
+        self._last: dict[int, int] = {}
+        """The newest round of every size, by their number."""
+        self._now: deque[float] = deque(maxlen=_NOW)
         self._all: deque[float] = deque(maxlen=4 * _KEPT)
         self._read: tuple[int, dict[int, float]] = 0, {}
         """Ratios that were read, of which version."""
@@ -47,7 +57,9 @@ class RoundTimes:
         self._rounds += 1
         size = rows.bit_length()
         if greedy:
-            self._ratios.setdefault(size, deque(maxlen=_KEPT)).append(ratio)
+            self._now.append(ratio)
+            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(ratio / median(self._now))
+            self._last[size] = self._rounds
             self._all.append(ratio)
             if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:
                 self.version += 1
@@ -68,15 +80,17 @@ class RoundTimes:
     def _ratio(self, size: int) -> float:
         if not self._all:
             return 1.0
-        usual, own = median(self._all), self._ratios.get(size)
+        usual, own = median(self._all), self._beside.get(size)
         if not own:
             return usual
-        return (_WEIGHT * usual + len(own) * median(own)) / (_WEIGHT + len(own))
+        weight = len(own) * 0.5 ** ((self._rounds - self._last[size]) / _FADE)
+        return usual * (_WEIGHT + weight * median(own)) / (_WEIGHT + weight)
 
     def doubt(self) -> None:
         """The table is measured again: what was compared with it is forgotten."""
         self._doubts, self._doubted = self._doubts + 1, self._rounds
-        self._ratios.clear()
+        self._beside.clear()
+        self._now.clear()
         self._all.clear()
         self._quickest.clear()
         self.version += 1
