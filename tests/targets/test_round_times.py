@@ -88,8 +88,9 @@ def test_greedy_requests_go_by_what_rounds_take_and_sampled_ones_by_the_record()
     costs = Busy(1.0)
     model = CostModel(costs)
     recorded = model.budget(RequestMetrics(), 1, sampled=True).relative_costs
-    rounds(costs, 64, rows=1)
-    rounds(costs, 64, rows=6, factor=3.0)
+    for _ in range(64):
+        rounds(costs, 1, rows=1)
+        rounds(costs, 1, rows=6, factor=3.0)
     live = model.budget(RequestMetrics(), 1).relative_costs
     assert live[5] > 2 * recorded[5]
     assert model.budget(RequestMetrics(), 1, sampled=True).relative_costs == recorded
@@ -117,10 +118,38 @@ def test_a_size_that_was_not_timed_takes_the_ratio_of_all() -> None:
     for _ in range(20):
         times.add(1, 1.2, greedy=True)
     assert times.ratio(4) == pytest.approx(1.2)
-    times.add(4, 2.0, greedy=True)
-    for _ in range(63):
+    for _ in range(64):
         times.add(4, 2.0, greedy=True)
-    assert 1.5 < times.ratio(4) <= 2.0
+    assert 1.5 < times.ratio(4) <= 2.5
+
+
+def beside(times: RoundTimes, rows: int) -> float:
+    """What a round over so many rows costs beside one of one row."""
+    return times.ratio(rows) / times.ratio(1)
+
+
+def test_a_machine_that_is_slow_for_a_while_makes_no_size_dearer_than_another() -> None:
+    times = RoundTimes()
+    for _ in range(64):
+        times.add(1, 1.0, greedy=True)
+        times.add(6, 1.1, greedy=True)
+    for number in range(20):  # as bad as it gets: most rounds of this while are of one size
+        times.add(1 if number % 4 == 3 else 6, 1.6 if number % 4 == 3 else 1.76, greedy=True)
+    for _ in range(64):
+        times.add(1, 1.0, greedy=True)
+    assert 1.0 < beside(times, 6) < 1.2
+
+
+def test_a_size_that_was_slow_at_first_is_not_dear_for_ever() -> None:
+    """Nobody drafts so many tokens while they are dear: so no round shows that they no longer are."""
+    times = RoundTimes()
+    for _ in range(15):
+        times.add(1, 1.0, greedy=True)
+        times.add(6, 2.0, greedy=True)
+    assert beside(times, 6) > 1.5
+    for _ in range(256):
+        times.add(1, 1.0, greedy=True)
+    assert beside(times, 6) < 1.1
 
 
 def test_a_recorded_draft_that_proves_too_long_is_replaced() -> None:

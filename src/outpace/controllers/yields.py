@@ -232,10 +232,11 @@ def plan(
     gains = {at: sum(probs) for at, probs in enumerate(learned) if probs}
     order = sorted(gains, key=lambda at: -gains[at])
     size, least = 1, MARGIN * alone.speedup
-    # In most rounds of a batch this shows that nobody is asked. The slack is for sums in another order.
-    offers = [prob for probs in (*free, *learned) for prob in probs]
-    if order and not _may_gain(offers, costs, base_tokens, drafting(1), (1.0 - 1e-9) * least):
-        return Plan((), counts, alone, best)
+    if len(order) > 1:  # in most rounds of a batch this shows that nobody is asked
+        offers = [prob for probs in (*free, *learned) for prob in probs]
+        slack = 1.0 - 1e-9  # for sums in another order
+        if not _may_gain(offers, costs, base_tokens, drafting(1), slack * least):
+            return Plan((), counts, alone, best)
     while order:
         size = min(size, len(order))
         cost = drafting(size)
@@ -276,17 +277,27 @@ class Clock:
 
     def __init__(self) -> None:
         self._spent: dict[int, deque[float]] = {}
+        self._usual: dict[int, float] = {}
+        self._reads = 0
 
-    def read(self, count: int, seconds: float) -> None:
-        """A draft for ``count`` sequences took ``seconds``."""
-        self._spent.setdefault((count - 1).bit_length(), deque(maxlen=_CLOCKED)).append(seconds)
+    def read(self, count: int, seconds: float) -> bool:
+        """A draft for ``count`` sequences took ``seconds``. Returns whether it changes what others take: at first every
+        one does, later one in :data:`_CLOCKED`, since much is kept that depends on it."""
+        self._reads += 1
+        size = (count - 1).bit_length()
+        spent = self._spent.setdefault(size, deque(maxlen=_CLOCKED))
+        full = len(spent) == _CLOCKED
+        spent.append(seconds)
+        if len(spent) < _FEW or (full and self._reads % _CLOCKED):
+            return False
+        self._usual[size] = median(spent)
+        return True
 
     def seconds(self, count: int) -> float | None:
         """What a draft for ``count`` sequences takes; None where too few were timed."""
-        spent = self._spent.get((count - 1).bit_length())
-        return median(spent) if spent and len(spent) >= _FEW else None
+        return self._usual.get((count - 1).bit_length())
 
     def settled(self, count: int) -> float | None:
         """The same, once it was timed so often that a few slow drafts do not matter."""
-        spent = self._spent.get((count - 1).bit_length(), ())
-        return median(spent) if len(spent) == _CLOCKED else None
+        size = (count - 1).bit_length()
+        return self._usual[size] if len(self._spent.get(size, ())) == _CLOCKED else None

@@ -8,13 +8,13 @@ that ends is compared with what the table has for its forward.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import fmean, median
 
 _KEPT = 15
 """Rounds of one size that are remembered."""
 _WEIGHT = 4.0
 """The ratio of all sizes together counts as so many rounds of one size."""
-_NOW = 9
+_NOW = 16
 """Rounds of any size that show how fast the machine is now."""
 _FADE = 32
 """Rounds of other sizes after which what a size has shown weighs half: else a size that was slow once, as the first
@@ -58,7 +58,7 @@ class RoundTimes:
         size = rows.bit_length()
         if greedy:
             self._now.append(ratio)
-            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(ratio / median(self._now))
+            self._beside.setdefault(size, deque(maxlen=_KEPT)).append(ratio / fmean(self._now))
             self._last[size] = self._rounds
             self._all.append(ratio)
             if self._rounds in (2, 4, 8, 16) or self._rounds % _REFRESH == 0:

@@ -137,7 +137,7 @@ class Auto(MergedTrees[AutoState]):
         later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
         self._alone(states, self.ask_within(0, states, [later[id(one)] for one in budgets]))
         # Where costs do not depend on the batch, neither may the decision.
-        if any(one.base_tokens > 1.0 for one in budgets):
+        if len(states) == 1 or any(one.base_tokens > 1.0 for one in budgets):
             self._decide(states, budgets, timed)
         else:
             for state, budget in zip(states, budgets, strict=True):
@@ -197,6 +197,8 @@ class Auto(MergedTrees[AutoState]):
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         free, learned = trees
+        if not free and self.parts[1].may_be_cut(learned, greedy=greedy):
+            return learned  # its drafter has chosen its size
         if not free or not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
             return super().unite(trees, budget, greedy=greedy)
         if self.parts[1].may_be_cut(learned, greedy=greedy):
@@ -252,7 +254,8 @@ class Auto(MergedTrees[AutoState]):
         if not _greedy(asking):
             return
         clock, count = self._shared.clock, len(asking)
-        clock.read(count, seconds)
+        if not clock.read(count, seconds):
+            return
         self._steps.clear()
         usual = clock.settled(count)
         if usual is not None:
@@ -280,9 +283,11 @@ class Auto(MergedTrees[AutoState]):
 def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) -> None:
     """What a learned draft has added to the round, and had promised to."""
     without = min(len(committed), 1 + len(asked.alone.follow(committed)))
-    own = _shared_nodes(asked.learned, scored) - _shared_nodes(asked.learned, asked.alone)
-    promised = (1.0 - min(1.0, asked.copied)) * sum(asked.learned.path_acceptance_probs[node] for node in own)
-    known.learn(sorted(asked.learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
+    learned = asked.learned
+    own = set(range(len(learned))) if scored is learned else _shared_nodes(learned, scored)
+    own -= _shared_nodes(learned, asked.alone) if asked.alone.tokens else set()
+    promised = (1.0 - min(1.0, asked.copied)) * sum([learned.path_acceptance_probs[node] for node in own])
+    known.learn(sorted(learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
 
 
 def _learn_by_target(known: Yield, asked: _Asked, scored: TokenTree, p: TokenDistribution) -> None:
