@@ -22,7 +22,7 @@ PRIOR = (0.45, 0.2, 0.13, 0.1, 0.07, 0.05)
 """How likely the draft tokens of a learned drafter are accepted before any were seen, the likeliest first."""
 RECENT = 8
 """Drafts of a request that its estimate is the mean of, nearly."""
-RECENT_OF_ALL = 64
+RECENT_OF_ALL = 256
 WEIGHT, PROVEN = 4.0, 12.0
 """The correction that a request begins with counts as this many promised tokens; of a drafter that was measured to make
 decoding faster, as more."""
@@ -165,6 +165,11 @@ class Yield:
         """The same if it were at least as good as drafters are expected to be: what a trial may find."""
         hoped = [max(prob, known) for prob, known in zip(PRIOR, self._record.profile, strict=False)]
         return [(1.0 - min(1.0, copied)) * prob for prob in hoped]
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether drafts, of other requests too where they may matter, were better than chance."""
+        return self._all.odds > 1.0
 
     def due(self) -> bool:
         """Whether it is time to try it against expectation."""

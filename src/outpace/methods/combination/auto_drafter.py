@@ -68,6 +68,10 @@ class AutoState(MergeState):
     """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
 
 
+SOON_READ = 256
+"""Tokens of a text that the learned part reads in little more time than it drafts."""
+
+
 class _Timing(NamedTuple):
     """What the time of a learned draft depends on: how many requests share the round, about how many tokens the longest
     one has, and whether all are greedy."""
@@ -165,7 +169,7 @@ class Auto(MergedTrees[AutoState]):
         def chosen(offers: Seq[Seq[float]]) -> Plan:
             return plan(probs, offers, costs, base, lambda size: self._drafting(timed, size))
 
-        found = chosen([s.known.expected(c) if a else () for s, c, a in zip(states, copied, able, strict=True)])
+        found = chosen([_offer(s, c) if a else () for s, c, a in zip(states, copied, able, strict=True)])
         due = [a and state.known.due() for state, a in zip(states, able, strict=True)]
         trial = not found.asked and any(due)
         if trial:
@@ -278,6 +282,13 @@ class Auto(MergedTrees[AutoState]):
             elif asked is not None:
                 _learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
+
+
+def _offer(state: AutoState, copied: float) -> list[float]:
+    """What the learned part is expected to add. Of a request that it has not drafted for its own probabilities tell
+    more than other requests do: one look is worth it where the prompt is soon read."""
+    unseen = not state.begun and len(state.sequence.tokens) <= SOON_READ
+    return state.known.at_best(copied) if unseen and state.known.hopeful else state.known.expected(copied)
 
 
 def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) -> None:
