@@ -26,7 +26,8 @@ _KEPT = 64
 _TRIALS = 4
 """Trials in a row, while they go better than all rounds before them."""
 _OUTLIER = 3.0
-"""A round that takes so many times the median was held up by something else, and counts as the median."""
+"""A round that takes so many times the median beside its draft was held up by something else, and counts as the median.
+The draft counts as it is: where it reads a prompt first, that is a part of what drafting takes."""
 
 
 class Payoff:
@@ -41,17 +42,18 @@ class Payoff:
         """Whether drafting went better when it was compared last."""
         self.drafts = self._better
         self._left, self._trials = BEGINNING, 0
-        self._drafted = deque[tuple[float, float]](maxlen=_KEPT)
-        """Tokens and seconds of rounds with drafts since the last comparison."""
+        self._drafted = deque[tuple[float, float, float]](maxlen=_KEPT)
+        """Tokens, seconds and seconds of drafting of rounds with drafts since the last comparison."""
         self._plain = deque[float](maxlen=REFERENCE)
         """Seconds of the last rounds without."""
         self._tokens = self._steps = 0.0
         """Of all rounds with drafts, the later ones more; steps of a round without any."""
 
-    def saw(self, tokens: float, seconds: float) -> None:
-        """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``."""
+    def saw(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
+        """The round that :attr:`drafts` was read for has committed ``tokens`` for each request and took ``seconds``, of
+        which ``drafting`` for its draft."""
         if self.drafts:
-            self._drafted.append((tokens, seconds))
+            self._drafted.append((tokens, seconds - drafting, drafting))
         else:
             self._plain.append(seconds)
         self._left -= 1
@@ -65,9 +67,9 @@ class Payoff:
 
     def _compare(self) -> None:
         step = median(self._plain)
-        usual = median(seconds for _, seconds in self._drafted)
-        tokens = sum(one for one, _ in self._drafted)
-        steps = sum(usual if one > _OUTLIER * usual else one for _, one in self._drafted) / step
+        usual = median(rest for _, rest, _ in self._drafted)
+        tokens = sum(one for one, _, _ in self._drafted)
+        steps = sum((usual if rest > _OUTLIER * usual else rest) + own for _, rest, own in self._drafted) / step
         fade = 0.5 ** (len(self._drafted) / _KEPT)
         self._tokens, self._steps = fade * self._tokens + tokens, fade * self._steps + steps
         self._drafted.clear()
@@ -75,6 +77,6 @@ class Payoff:
         if not better and not self._better and tokens > MARGIN * steps and self._trials < _TRIALS:
             self._trials, self._left = self._trials + 1, TRIAL
             return
-        lost = abs(self._tokens / self._steps - 1.0) * (REFERENCE if better else TRIAL)
+        lost = (self._tokens / self._steps - 1.0) * REFERENCE if better else steps - tokens
         self._better, self._trials = better, 0
         self.drafts, self._left = better, min(LATE, max(SOON, round(lost / EXPLORING)))

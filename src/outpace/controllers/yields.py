@@ -33,6 +33,8 @@ CHANCE, SURE = 0.03, 0.8
 """How often the first token of a drafter that is worth nothing is accepted, and of one that is worth most."""
 GAINING = 0.2
 """Tokens that a trial has to add."""
+HORIZON = 32.0
+"""Drafts over which the time counts that the learned drafter takes to read a request's text before its first."""
 LARGEST = 10
 """Draft tokens of a profile: those beyond are unlikely."""
 RELAX = 0.15
@@ -205,6 +207,14 @@ class Yield:
         self.trial = False
 
 
+def after_toll(offer: list[float], toll: float) -> list[float]:
+    """What is left of an offer where each draft bears ``toll`` tokens of what had to be done before the first."""
+    gain = sum(offer)
+    if gain <= toll:
+        return []
+    return [(1.0 - toll / gain) * prob for prob in offer] if toll else offer
+
+
 class Plan(NamedTuple):
     """``asked``: the requests that the learned drafter is asked for. ``alone``: the round with the free drafter alone,
     which then has ``counts[i]`` draft tokens for request i; ``best``: the round as planned, of which ``drafting`` is
@@ -284,6 +294,8 @@ class Clock:
         self._spent: dict[int, deque[float]] = {}
         self._usual: dict[int, float] = {}
         self._reads = 0
+        self._reading: deque[float] = deque(maxlen=_CLOCKED)
+        """Seconds a token of texts that were read before the first draft."""
 
     def read(self, count: int, seconds: float) -> bool:
         """A draft for ``count`` sequences took ``seconds``. Returns whether it changes what others take: at first every
@@ -306,3 +318,13 @@ class Clock:
         """The same, once it was timed so often that a few slow drafts do not matter."""
         size = (count - 1).bit_length()
         return self._usual[size] if len(self._spent.get(size, ())) == _CLOCKED else None
+
+    def read_text(self, tokens: int, count: int, seconds: float) -> None:
+        """A draft for ``count`` sequences, which read ``tokens`` of their texts first, took ``seconds``."""
+        usual = self.seconds(count)
+        if usual is not None:
+            self._reading.append(max(0.0, seconds - usual) / max(1, tokens))
+
+    def reading(self, tokens: int) -> float:
+        """What reading so many tokens of a text takes; 0 before any were timed."""
+        return tokens * median(self._reading) if self._reading else 0.0

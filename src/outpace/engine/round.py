@@ -34,8 +34,9 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     """
     began = perf_counter()
     split: list[dict[str, float]] = [{} for _ in (*active, *groups)]
-    payoff = None if groups else payoff_of(target, active)
+    payoff, measurements = None if groups else payoff_of(target, active), target.costs.measurements
     trees = _draft(target, active, split) if payoff is None or payoff.drafts else [TokenTree() for _ in active]
+    drafting = perf_counter() - began
     for one, tree in zip(active, trees, strict=True):
         if one.request.params.constraint is not None:
             mark_certain_rows(one, tree)
@@ -53,9 +54,9 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _commit(target, active, scores, verdicts)
     _observe(active, verdicts, split)
     _close_books(active, split, began)
-    if payoff is not None:
+    if payoff is not None and target.costs.measurements == measurements:  # else most of the time was for that
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
-        payoff.saw(committed / len(active), perf_counter() - began)
+        payoff.saw(committed / len(active), perf_counter() - began, drafting)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif reusable is None and not looked_ahead:

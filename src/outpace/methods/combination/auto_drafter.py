@@ -14,7 +14,7 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.cost_model import CostModel
 from outpace.controllers.predictor import Predictor, nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
-from outpace.controllers.yields import Clock, Plan, Standing, Yield, plan
+from outpace.controllers.yields import HORIZON, Clock, Plan, Standing, Yield, after_toll, plan
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.drafting.agreement import mixture
@@ -64,10 +64,18 @@ class AutoState(MergeState):
     asked: _Asked | None = None
     spent: float = 0.0
     """What the learned draft has taken, in autoregressive steps of the round."""
-    begun: bool = False
-    """Whether the learned part has drafted: its first draft reads the prompt, which no later one does."""
+    read: int = 0
+    """Tokens there were when the learned part drafted last: it reads those that came since before its next draft."""
+
+    @property
+    def unread(self) -> int:
+        """Tokens that the learned part has yet to read, where they are more than it reads beside a draft."""
+        count = len(self.sequence.tokens) - self.read
+        return count if count > BESIDE else 0
 
 
+BESIDE = 16
+"""Tokens of a text that the learned part reads in no more time than a draft takes."""
 SOON_READ = 256
 """Tokens of a text that the learned part reads in little more time than it drafts."""
 
@@ -169,11 +177,14 @@ class Auto(MergedTrees[AutoState]):
         def chosen(offers: Seq[Seq[float]]) -> Plan:
             return plan(probs, offers, costs, base, lambda size: self._drafting(timed, size))
 
-        found = chosen([_offer(s, c) if a else () for s, c, a in zip(states, copied, able, strict=True)])
+        tolls = [self._toll(state, timed, base) if state.unread else 0.0 for state in states]
+        offers = [_offer(s, c) if a else [] for s, c, a in zip(states, copied, able, strict=True)]
+        found = chosen([after_toll(offer, toll) for offer, toll in zip(offers, tolls, strict=True)])
         due = [a and state.known.due() for state, a in zip(states, able, strict=True)]
         trial = not found.asked and any(due)
         if trial:
-            found = chosen([s.known.at_best(c) if d else () for s, c, d in zip(states, copied, due, strict=True)])
+            offers = [s.known.at_best(c) if d else [] for s, c, d in zip(states, copied, due, strict=True)]
+            found = chosen([after_toll(offer, toll) for offer, toll in zip(offers, tolls, strict=True)])
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
@@ -187,17 +198,17 @@ class Auto(MergedTrees[AutoState]):
 
     def _join(self, asking: Seq[AutoState], budgets: Seq[Budget]) -> None:
         """Let the learned part draft for some of the sequences, and unite its trees with the free part's."""
+        unread = sum([state.unread for state in asking])
         began = perf_counter()
         drafted = self.ask(1, asking, budgets)
-        if all(state.begun for state in asking):
-            self._timed(asking, perf_counter() - began)
+        self._timed(asking, unread, perf_counter() - began)
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
             state.united = self.unite(
                 (state.free, tree), budget.after(state.spent), greedy=state.sequence.params.greedy
             )
             state.asked = replace(state.asked, learned=tree)
-            state.begun = True
+            state.read = len(state.sequence.tokens)
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         free, learned = trees
@@ -253,12 +264,23 @@ class Auto(MergedTrees[AutoState]):
         kind = "sampled sequences" if sampled else "sequences"
         return f"draft of {self.names[1]} {self._name} for {size} {kind}"
 
-    def _timed(self, asking: Seq[AutoState], seconds: float) -> None:
-        """A draft took so long. A recorded time that proves too long was measured while the machine was busy."""
+    def _toll(self, state: AutoState, timed: _Timing, base_tokens: float) -> float:
+        """Tokens that the target gives in the time in which the learned part reads a text, for each draft after it."""
+        if not timed.live:
+            return 0.0
+        seconds = self._shared.clock.reading(state.unread)
+        steps = self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
+        return steps * base_tokens / HORIZON
+
+    def _timed(self, asking: Seq[AutoState], unread: int, seconds: float) -> None:
+        """A draft took so long, which read ``unread`` tokens first. A recorded time that proves too long was measured
+        while the machine was busy."""
         if not _greedy(asking):
             return
         clock, count = self._shared.clock, len(asking)
-        if not clock.read(count, seconds):
+        if unread:
+            clock.read_text(unread, count, seconds)
+        if unread or not clock.read(count, seconds):
             return
         self._steps.clear()
         usual = clock.settled(count)
@@ -287,7 +309,7 @@ class Auto(MergedTrees[AutoState]):
 def _offer(state: AutoState, copied: float) -> list[float]:
     """What the learned part is expected to add. Of a request that it has not drafted for its own probabilities tell
     more than other requests do: one look is worth it where the prompt is soon read."""
-    unseen = not state.begun and len(state.sequence.tokens) <= SOON_READ
+    unseen = not state.read and len(state.sequence.tokens) <= SOON_READ
     return state.known.at_best(copied) if unseen and state.known.hopeful else state.known.expected(copied)
 
 
