@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from outpace.heads.draft_vocabulary import DraftVocabulary
 from outpace.heads.kinds import find_kind, plan
 from outpace.model import Model
 from outpace.prompts.questions import load_prompts
-from outpace.studies.kvshot import BOTH, KV, OLD, STATES, chains_of
+from outpace.studies.kvshot import BOTH, KV, OLD, STATES, Chains, chains_of
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study
 from outpace.studies.reuse_drafter import Reuse, ReuseDrafter, TargetKeysValues
 
@@ -96,7 +97,7 @@ def test_drafters_read_what_they_are_fed_with_and_nothing_later(
 
 
 @pytest.mark.model
-def test_chains_are_judged_where_all_before_was_accepted(smollm2_float32: Model, keys_values: TargetKeysValues) -> None:
+def test_chains_begin_at_every_token(smollm2_float32: Model, keys_values: TargetKeysValues) -> None:
     """Whatever an untrained drafter drafts, its counts fit together."""
     model = smollm2_float32
     head = drafter(model, "states", keys_values)
@@ -109,10 +110,9 @@ def test_chains_are_judged_where_all_before_was_accepted(smollm2_float32: Model,
         found = chains_of(head, answers, embedding, 3)
         length = len(answers[0].tokens) - 1  # the last one's states are not known
         # Row t drafts token t + 2 first: as many rows as the answer has tokens.
-        assert found.judged[0, 0] == length
-        assert (found.judged[0, 1:] <= found.accepted[0, :-1]).all()
-        assert (found.accepted <= found.judged).all()
-        assert list(found.rows[0]) == [found.judged[0, 0] - step for step in range(3)]
+        assert list(found.rows[0]) == [length, length - 1, length - 2]
+        assert (found.alive <= found.right).all() and (found.right <= found.rows).all()
+        assert found.alive[0, 0] == found.right[0, 0] and (found.alive[0, 1:] <= found.alive[0, :-1]).all()
         assert (found.sizes > 0).all()
     finally:
         close_answers(model.target, answers)
@@ -136,7 +136,7 @@ def test_the_study_on_the_real_model(smollm2: Model, tmp_path: Path) -> None:
     one = find_study("kvshot")
     found = run_study(one, about, read_settings(one, wish))
     assert [row["fed"] for row in found.rows] == [STATES, KV, BOTH, OLD]
-    assert len({row["judged"] for row in found.rows}) == 1 and found.rows[0]["judged"] > 0
+    assert len({row["chains"] for row in found.rows}) == 1 and found.rows[0]["chains"] > 0
     for row in found.rows:
         assert all(0.0 <= row[f"position_{at}"] <= 1.0 for at in (1, 2, 3))
         assert row["growth"] > 0
@@ -149,3 +149,12 @@ def test_what_it_lacks_is_refused(cli: Run) -> None:
     refused(cli("study", "kvshot"), "K/V of this model cannot be made")  # the toy model shows no weights
     refused(cli("study", "kvshot", "--setting", "layer=99"), "layer 99 does not exist")
     refused(cli("study", "kvshot", "--setting", "steps=1"), "setting 'steps'")
+
+
+def test_figures_of_chains_by_hand() -> None:
+    rows, right = np.array([[4.0, 2.0], [6.0, 6.0]]), np.array([[2.0, 1.0], [3.0, 0.0]])
+    found = Chains(rows, right, np.array([[2.0, 1.0], [3.0, 0.0]]), np.array([[8.0, 8.0], [6.0, 12.0]]))
+    weights = np.array([[1.0, 1.0], [2.0, 0.0]])
+    assert found.acceptance(weights) == pytest.approx(np.array([[0.5, 1 / 8], [0.5, 0.5]]))
+    assert found.tokens(weights) == pytest.approx([1.625, 2.0])
+    assert found.growth(weights) == pytest.approx([(20 / 8) / (14 / 10), 2.0])

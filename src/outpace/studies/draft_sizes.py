@@ -26,7 +26,7 @@ from outpace.methods.named_weights import DRAFT_LM
 from outpace.model import Model
 from outpace.studies.decoded import Figures
 from outpace.targets.costs import ForwardCosts
-from outpace.training.job import train
+from outpace.training.job import TrainedHead, train
 from outpace.training.training_progress import TrainingProgress
 
 CONTEXT = 256
@@ -79,14 +79,14 @@ def read_size(model: Model, text: str, settings: DraftSettings) -> DraftSize:
     return DraftSize(int(layers), size, config, sum(math.prod(shape) for shape in weight_shapes(config).values()))
 
 
-def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings, seed: int) -> Path:
-    """A draft model of this size; all of one ``folder`` learn from the same answers. Returns where it lies."""
+def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings, seed: int) -> TrainedHead:
+    """A draft model of this size; all of one ``folder`` learn from the same answers."""
     with stage(f"training a draft model of {one.weights / 1e6:.1f} million weights") as at:
 
         def report(now: TrainingProgress) -> None:
             at.move(now.done, now.total, now.doing)
 
-        found = train(
+        return train(
             model,
             DRAFT_LM,
             folder / f"{one.layers}-{one.size}",
@@ -104,7 +104,6 @@ def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings,
             seed=seed,
             on_progress=report,
         )
-    return found.folder
 
 
 @dataclass(frozen=True, slots=True)

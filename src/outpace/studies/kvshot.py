@@ -3,8 +3,9 @@ al. 2026, arXiv 2604.26412.)
 
 Three drafters of EAGLE-3's shape learn from the same answers: fed with hidden states, with the K/V of one layer, or
 with both (:mod:`outpace.studies.reuse_drafter`); a fourth, fed with states, has EAGLE-3's own norms, as Attention Drift
-(Eldenk et al. 2026, arXiv 2605.09992) finds that its states grow along the chain. Acceptance by position is that of
-greedy chains from every token of the target's greedy answers: a token is judged where all before it were accepted.
+(Eldenk et al. 2026, arXiv 2605.09992) finds that its states grow along the chain. Chains are
+greedy, from every token of the target's greedy answers; acceptance at a position is that of drafters which read the
+answer up to there, so that every position has as many chains.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class KvshotSettings(StrictModel):
     layer: int = Field(-1, ge=-1, description="layer whose K/V are read; -1: the highest that eagle3 reads")
     tokens: int = Field(12_000, ge=1, description="of answers that drafters are trained on")
     epochs: float = Field(1.0, gt=0, description="passes over them")
-    batch_tokens: int = Field(1024, ge=64, description="tokens of a step of training, about")
+    batch_tokens: int = Field(256, ge=64, description="tokens of a step of training, about")
     answer_tokens: int = Field(128, ge=8, description="tokens of an answer that is trained on, at most")
     train_prompts: str = Field("", description="file of prompts to train on; by default the target writes its own")
     vocabulary: int = Field(8192, ge=16, description="tokens that drafters can draft")
@@ -70,17 +71,25 @@ class KvshotSettings(StrictModel):
 
 @dataclass(frozen=True)
 class Chains:
-    """Greedy chains of a drafter over the answers to P prompts, (P, steps) each. ``judged`` and ``accepted`` draft
-    tokens by position; ``sizes``: summed norms of the states that the next step begins with, over ``rows`` rows."""
+    """Greedy chains of a drafter over the answers to P prompts, by position: (P, steps) each.
 
-    judged: Figures
-    accepted: Figures
-    sizes: Figures
+    ``rows``: chains; ``right``: those whose draft token is the answer's, the answer being read up to there; ``alive``:
+    those whose tokens up to there are all right; ``sizes``: summed norms of the states that the next step begins with.
+    """
+
     rows: Figures
+    right: Figures
+    alive: Figures
+    sizes: Figures
 
     def acceptance(self, weights: Figures) -> Figures:
-        """(R, steps): accepted of judged."""
-        found: Figures = (weights @ self.accepted) / np.maximum(weights @ self.judged, 1.0)
+        """(R, steps): how many are right."""
+        found: Figures = (weights @ self.right) / np.maximum(weights @ self.rows, 1.0)
+        return found
+
+    def tokens(self, weights: Figures) -> Figures:
+        """(R,): tokens of a round that begins anywhere in the answers, the target's own included."""
+        found: Figures = 1.0 + ((weights @ self.alive) / np.maximum(weights @ self.rows, 1.0)).sum(axis=1)
         return found
 
     def growth(self, weights: Figures) -> Figures:
@@ -98,7 +107,7 @@ class Chains:
 def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
     """Train four drafters on the same answers, and let each draft chains after every token of others."""
     with TemporaryDirectory() as place:
-        drafters, embedding = _trained(context, Path(place), settings)
+        drafters, embedding, tokens = _trained(context, Path(place), settings)
     answers = _answers(context, drafters[STATES], settings)
     chains: dict[str, Chains] = {}
     with stage("drafting chains", total=len(drafters), unit="drafters") as at:
@@ -114,9 +123,9 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
         rows.append(
             {
                 "fed": name,
-                "judged": int(one.judged[:, 0].sum()),
+                "chains": int(one.rows[:, 0].sum()),
                 **{f"position_{at + 1}": float(rate) for at, rate in enumerate(found)},
-                "tokens": 1.0 + float(np.cumprod(found).sum()),
+                "tokens": float(one.tokens(once)[0]),
                 "growth": float(one.growth(once)[0]),
                 "growth_low": grown[0],
                 "growth_high": grown[1],
@@ -125,7 +134,7 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
         series[name] = [
             PlotPoint(at + 1, float(found[at]), float(low[at]), float(high[at])) for at in range(settings.steps)
         ]
-    columns = {"fed": "fed with", "judged": "chains"}
+    columns = {"fed": "fed with", "chains": "chains"}
     columns |= {f"position_{at}": f"position {at}" for at in range(1, settings.steps + 1)}
     columns |= {"tokens": "tokens/round", "growth": "growth of states", "growth_low": "95 %", "growth_high": "to"}
     layer = drafters[STATES].keys_values.layer
@@ -133,9 +142,9 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
         rows,
         columns,
         _claims(chains, weights, once),
-        Plot("Accepted draft tokens by position", "position in the chain", "accepted, where judged", series),
+        Plot("Accepted draft tokens by position", "position in the chain", "accepted, all before it right", series),
         [
-            f"Trained on {settings.tokens} tokens of answers, far fewer than heads in use; K/V of layer {layer}. "
+            f"Trained on {tokens} tokens of answers, far fewer than heads in use; K/V of layer {layer}. "
             f"Growth of states: their norm after step {settings.steps} over that after the first, the text being read."
         ],
     )
@@ -147,28 +156,34 @@ def _edges(samples: Figures) -> tuple[Figures, Figures]:
 
 
 def _claims(chains: Mapping[str, Chains], weights: Figures, once: Figures) -> list[Claim]:
-    def ratio(says: str, better: str, worse: str, at: int, base: int) -> Claim:
-        """That ``better`` is accepted more at position ``at`` than ``worse`` at ``base``."""
+    def more(says: str, better: str, worse: str, at: int, base: int) -> Claim:
+        """That ``better`` is accepted more at position ``at`` than ``worse`` at ``base``: the difference."""
+        if not chains[better].right[:, at].any() and not chains[worse].right[:, base].any():
+            return Claim(says, None, None, "no draft token was right", "undecided")
 
         def found(some: Figures) -> Figures:
-            below = np.maximum(chains[worse].acceptance(some)[:, base], 1e-3)
-            share: Figures = chains[better].acceptance(some)[:, at] / below
-            return share
+            apart: Figures = chains[better].acceptance(some)[:, at] - chains[worse].acceptance(some)[:, base]
+            return apart
 
-        return above(says, float(found(once)[0]), found(weights), 1.0)
+        return above(says, float(found(once)[0]), found(weights), 0.0)
 
     old = chains[OLD]
     return [
-        ratio("acceptance decays along the chain of a drafter fed with states", STATES, STATES, 0, -1),
-        ratio("at the last position a drafter fed with K/V is accepted more than with states", KV, STATES, -1, -1),
-        ratio("at the last position a drafter fed with both is accepted more than with states", BOTH, STATES, -1, -1),
+        more("acceptance decays along the chain of a drafter fed with states", STATES, STATES, 0, -1),
+        more("at the last position a drafter fed with K/V is accepted more than with states", KV, STATES, -1, -1),
+        more("at the last position a drafter fed with both is accepted more than with states", BOTH, STATES, -1, -1),
         above("with EAGLE-3's norms states grow along the chain", float(old.growth(once)[0]), old.growth(weights), 1.0),
-        ratio("at the last position Attention Drift's norms are accepted more than EAGLE-3's", STATES, OLD, -1, -1),
+        more("at the last position Attention Drift's norms are accepted more than EAGLE-3's", STATES, OLD, -1, -1),
     ]
 
 
-def _trained(context: StudyContext, folder: Path, settings: KvshotSettings) -> tuple[dict[str, ReuseDrafter], Tensor]:
-    """Drafters, and the target's embedding (V, hidden). Raises BadInput for a target that hides its weights."""
+def _trained(
+    context: StudyContext, folder: Path, settings: KvshotSettings
+) -> tuple[dict[str, ReuseDrafter], Tensor, int]:
+    """Drafters, the target's embedding (V, hidden), and the number of answer tokens that they learned from.
+
+    Raises BadInput for a target that hides its weights.
+    """
     model = context.model
     target, kind = model.target, find_kind("eagle3")
     read = kind.aux_layers_of(target.num_layers, kind.Options())
@@ -205,7 +220,7 @@ def _trained(context: StudyContext, folder: Path, settings: KvshotSettings) -> t
         with stage(f"training a drafter that is fed with {name}", total=1.0) as at:
             trainer.run(lambda _, share: at.move(share))
         found[name] = head.eval().requires_grad_(False)
-    return found, teacher.embedding
+    return found, teacher.embedding, dataset.answer_tokens()
 
 
 def _answers(context: StudyContext, head: ReuseDrafter, settings: KvshotSettings) -> list[KnownAnswer]:
@@ -239,17 +254,16 @@ def _chains(head: ReuseDrafter, answer: KnownAnswer, layers: Seq[int], embedding
     d2t, found = head.draft_vocabulary.d2t, np.zeros((4, steps))
     with torch.no_grad():
         run = head.unrolling(batch, embedding)
-        right = batch.ahead(batch.answer, 2).flatten()
-        alive = right
+        asked = batch.ahead(batch.answer, 2).flatten()  # where there is a token to be drafted
+        alive = asked
         for step in range(steps):
-            alive = alive & batch.ahead(batch.answer, 2 + step).flatten()
-            if not alive.any():
+            asked = asked & batch.ahead(batch.answer, 2 + step).flatten()
+            if not asked.any():
                 break
-            normed = run.step(alive, batch.ahead(batch.tokens, 1 + step).flatten())
+            normed = run.step(asked, batch.ahead(batch.tokens, 1 + step).flatten())
             drafted = d2t[head.draft_vocabulary(normed).argmax(-1)]
-            judged = right[run.rows]
-            hit = judged & (drafted == batch.ahead(batch.tokens, 2 + step).flatten()[run.rows])
-            right = torch.zeros_like(right).index_fill_(0, run.rows[hit], True)
+            hit = drafted == batch.ahead(batch.tokens, 2 + step).flatten()[run.rows]
+            alive = torch.zeros_like(alive).index_fill_(0, run.rows[hit & alive[run.rows]], True)
             norms = run.state.float().norm(dim=-1)
-            found[:, step] = int(judged.sum()), int(hit.sum()), float(norms.sum()), len(run.rows)
+            found[:, step] = len(run.rows), int(hit.sum()), int(alive.sum()), float(norms.sum())
     return found

@@ -100,15 +100,15 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
     answers = _answers(context, settings)
     weights, once = resampled(len(answers), context.seed), whole(len(answers))
     with TemporaryDirectory() as place:
-        folders = {one.name: trained(model, one, Path(place), settings, context.seed) for one in first}
-        found = {name: judged(model, folder, answers) for name, folder in folders.items()}
+        heads = {one.name: trained(model, one, Path(place), settings, context.seed) for one in first}
+        found = {name: judged(model, head.folder, answers) for name, head in heads.items()}
         seconds = draft_seconds(model, [*first, *candidates])
         here, drawn = (_predicted(model, first, found, seconds, settings, some) for some in (once, weights))
         best = max(candidates, key=lambda one: float(here.speedups(one).max()))
         length = int(here.speedups(best)[0].argmax()) + 1
-        folders[best.name] = trained(model, best, Path(place), settings, context.seed)
-        found[best.name] = judged(model, folders[best.name], answers)
-        decoded = _decoded(context, folders, length, settings)
+        heads[best.name] = trained(model, best, Path(place), settings, context.seed)
+        found[best.name] = judged(model, heads[best.name].folder, answers)
+        decoded = _decoded(context, {name: head.folder for name, head in heads.items()}, length, settings)
     rows = [
         {**_row(one, found[one.name], here, length, decoded, weights), "chosen": one is best} for one in (*first, best)
     ]
@@ -122,9 +122,10 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         "trained first": [_point(row) for row in rows[:-1]],
         "predicted best": [_point(rows[-1])],
     }
+    tokens = heads[best.name].provenance["data"]["answer_tokens"]
     notes = [
-        f"Trained on {settings.tokens} tokens of answers. The law chose {best.name} among {len(candidates)} sizes, and "
-        f"drafts of {length} tokens, with which all decode. Weights are those of the draft model's layers: embedding "
+        f"Trained on {tokens} tokens of answers. The law chose {best.name} among {len(candidates)} sizes, and drafts "
+        f"of {length} tokens, with which all decode. Weights are those of the draft model's layers: embedding "
         f"and LM head ({min(settings.vocabulary, model.target.vocab_size)} tokens) are the target's."
     ]
     return Findings(
