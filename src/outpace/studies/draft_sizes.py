@@ -36,7 +36,7 @@ CONTEXT = 256
 class DraftSettings(StrictModel):
     """How draft models are trained."""
 
-    tokens: int = Field(30_000, ge=1, description="of answers that draft models are trained on")
+    tokens: int = Field(12_000, ge=1, description="of answers that draft models are trained on, about")
     epochs: float = Field(1.0, gt=0, description="passes over them")
     batch_tokens: int = Field(512, ge=64, description="tokens of a step of training, about")
     answer_tokens: int = Field(128, ge=8, description="tokens of an answer that is trained on, at most")

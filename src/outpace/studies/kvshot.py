@@ -60,7 +60,7 @@ class KvshotSettings(StrictModel):
 
     steps: int = Field(4, ge=2, le=16, description="draft tokens of a chain, in training and in the figures")
     layer: int = Field(-1, ge=-1, description="layer whose K/V are read; -1: the highest that eagle3 reads")
-    tokens: int = Field(12_000, ge=1, description="of answers that drafters are trained on")
+    tokens: int = Field(12_000, ge=1, description="of answers that drafters are trained on, about")
     epochs: float = Field(1.0, gt=0, description="passes over them")
     batch_tokens: int = Field(256, ge=64, description="tokens of a step of training, about")
     answer_tokens: int = Field(128, ge=8, description="tokens of an answer that is trained on, at most")
