@@ -106,8 +106,8 @@ gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time
 	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
 
-# Each in a few minutes on two cores; STUDIES="moesd accdyn" runs some of them.
-STUDIES ?= accdyn breakeven configspec illusion moesd rules
+# Each in minutes on two cores; STUDIES="moesd accdyn" runs some of them.
+STUDIES ?= accdyn breakeven configspec context illusion kvshot moesd rules sdsl se
 
 studies: $(DEV) ## all studies, into out/studies and docs/studies.md
 	@mkdir -p $(OUT)/studies

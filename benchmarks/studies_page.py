@@ -3,12 +3,14 @@
     outpace study moesd --json out/studies/moesd.json
     python benchmarks/studies_page.py out/studies
 
-Plots go to docs/assets/studies. A study without a file in the folder is left out; nothing else is written by hand.
+Each file is a section, called by the file's name, so that a study of two models may have two. Sections without a file
+in the folder stay as they are. Plots go to docs/assets/studies. Nothing else below the mark is written by hand.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +23,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
 ASSETS = PAGE.parent / "assets" / "studies"
 
 
-def section(found: Mapping[str, Any]) -> str:
+def section(name: str, found: Mapping[str, Any]) -> str:
     """One study: its plot, the claims, the table, and what it was run with."""
     machine, model, settings = found["machine"], found["model"], found["settings"]
     columns = found["columns"]
     where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
-    picture = f"![{found['plot']['title']}](assets/studies/{found['study']}.svg)"
-    lines = [f"### {found['study']}: {found['title']}", "", picture]
+    lines = [f"### {name}: {found['title']}", "", f"![{found['plot']['title']}](assets/studies/{name}.svg)"]
     lines += ["", "| claim | found | verdict |", "|---|---|---|"] if found["claims"] else []
     lines += [f"| {one['says']} | {_found(one)} | **{one['verdict']}** |" for one in found["claims"]]
     lines += ["", "| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
@@ -51,20 +52,27 @@ def _shown(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
+def sections(body: str) -> dict[str, str]:
+    """The sections that the page has, by name."""
+    found = re.split(r"^### ", body, flags=re.MULTILINE)[1:]
+    return {one.partition(":")[0]: f"### {one.rstrip()}" for one in found}
+
+
 def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(sys.argv[1]).glob("*.json"))]
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in Path(sys.argv[1]).glob("*.json")}
     if not results:
         print(f"there is no study in {sys.argv[1]}", file=sys.stderr)
         return 2
     ASSETS.mkdir(parents=True, exist_ok=True)
-    for one in results:
-        write_atomically(ASSETS / f"{one['study']}.svg", one["svg"].encode())
-    before = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    body = "\n\n".join(map(section, results))
-    write_atomically(PAGE, f"{before}{MARK}\n\n{body}\n".encode())
+    for name, one in results.items():
+        write_atomically(ASSETS / f"{name}.svg", one["svg"].encode())
+    before, _, body = PAGE.read_text(encoding="utf-8").partition(MARK)
+    found = sections(body) | {name: section(name, one) for name, one in results.items()}
+    text = "\n\n".join(found[name] for name in sorted(found))
+    write_atomically(PAGE, f"{before}{MARK}\n\n{text}\n".encode())
     return 0
 
 

@@ -155,3 +155,11 @@ def test_a_batch_keeps_its_size_to_the_end() -> None:
     for number, length in enumerate((2, 7, 3)):
         assert sum(number in one.requests for one in rounds) == length
     assert UNCOUNTED in rounds[-1].requests
+
+
+def test_an_answer_of_a_single_round_is_known() -> None:
+    target = TableTarget(12, random_table(12, 8))
+    method = build("none", Context(target), {})
+    [known] = known_answers(target, [Request((1, 2), method, SAMPLED, max_new_tokens=1)])
+    assert len(known.tokens) == len(known.probs) == 1 and 0.0 < known.probs[0] <= 1.0
+    close_answers(target, [known])

@@ -56,7 +56,7 @@ def test_verdicts_follow_from_the_interval() -> None:
 
 def test_every_study_has_a_paper_and_settings_that_are_described() -> None:
     names = [one.name for one in studies()]
-    assert {"illusion", "rules", "moesd", "accdyn", "configspec"} <= set(names)
+    assert {"illusion", "rules", "moesd", "accdyn", "configspec", "context", "se", "sdsl"} <= set(names)
     for one in studies():
         assert "arXiv" in one.paper
         assert all(field.description for field in one.settings.model_fields.values())

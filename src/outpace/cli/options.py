@@ -300,16 +300,17 @@ class PromptFile:
         option(
             value="FILE",
             text="Prompts: Spec-Bench questions, JSONL, JSON or plain text; or a name: structured (60 prompts with "
-            "grammars), code-editing, ... [dim]\\[default: embedded set][/]",
+            "grammars), software (18 about code), code-editing, ... [dim]\\[default: embedded set][/]",
         ),
     ] = None
     limit: Annotated[int | None, option(value="N", text="Use only N prompts, taken from all categories in turn.")] = (
         None
     )
 
-    def read(self) -> list[Prompt]:
-        """The prompts. Raises BadInput for a file that holds none, and a limit below 1."""
-        return load_prompts(self.prompts, self.limit)
+    def read(self, default: str | None = None) -> list[Prompt]:
+        """The prompts, where none are named those of the set ``default``. Raises BadInput for a file that holds none,
+        and a limit below 1."""
+        return load_prompts(self.prompts or default, self.limit)
 
 
 def check_length(max_new_tokens: int) -> None:

@@ -59,7 +59,7 @@ def study(
     if plot is not None:
         check_writable(plot)
     machine.check()
-    prompts = questions.read()
+    prompts = questions.read(one.prompts)
 
     def load(name: str, dtype: str | None) -> Model:
         wanted = machine if dtype is None else replace(machine, dtype=dtype)

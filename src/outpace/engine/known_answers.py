@@ -97,26 +97,24 @@ def known_answers(target: Target, requests: Seq[Request], layers: Iterable[int] 
     watcher = _Watcher(sorted(set(layers)))
     method = Method("none", watcher, RecursiveRejection(), Fixed(0))
     decoder = Decoder(target)
-    probs: list[list[float]] = []
     running = []
     for one in requests:
         request = Request(one.prompt, method, one.params, one.max_new_tokens, one.stop_ids, keep=True)
         running.append(decoder.submit(request))
-    while decoder.step():
-        probs = [one.draft_state.probs for one in running]
+    decoder.run()
     for generation in running:
         generation.raise_error()
     return [
         KnownAnswer(
             one.request.prompt,
             tuple(one.sequence.tokens[len(one.request.prompt) :]),
-            tuple(found),
+            tuple(one.draft_state.probs),
             one.sequence,
             one.request.params,
             one.request.max_new_tokens,
             one.request.stop_ids,
         )
-        for one, found in zip(running, probs, strict=True)
+        for one in running
     ]
 
 

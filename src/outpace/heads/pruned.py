@@ -60,7 +60,7 @@ def take_layers(plan: DecoderSpec, config: HeadConfig, layers: Seq[DecoderLayer]
 
     None where they do not fit. Rotary embeddings turn as fast as the target's from then on, and ``config`` says so.
     """
-    theta = _theta(plan)
+    theta = plain_theta(plan)
     if not theta or not fits(plan, config):
         return []
     chosen = even(len(layers), len(plan.layers))
@@ -91,7 +91,7 @@ def take_layers(plan: DecoderSpec, config: HeadConfig, layers: Seq[DecoderLayer]
     return chosen
 
 
-def _theta(plan: DecoderSpec) -> float:
+def plain_theta(plan: DecoderSpec) -> float:
     """The base of the target's rotary embedding; 0 where it is not a plain one."""
     half = plan.head_size // 2
     if len(plan.rotations) != 1 or half < 2:

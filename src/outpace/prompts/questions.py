@@ -5,10 +5,10 @@
 
 The embedded set (``data/*.jsonl``, written for outpace) has six prompts in each of seven groups: chat, translation,
 summarisation, qa, math, rag and code-editing. Beside it stands a set of sixty prompts with grammars, ``structured``
-(extraction, arguments of functions, SQL, lists and edits in JSON), that is asked only by name. Questions in
-Spec-Bench's format keep these names where the task is the same: its eight MT-bench categories are ``chat``,
-``summarization`` is ``summarisation`` and ``math_reasoning`` is ``math``. Every JSON format may name any category of
-its own; without one it is ``other``.
+(extraction, arguments of functions, SQL, lists and edits in JSON), and ``software``, eighteen prompts about code of the
+categories generation, repair and edit; both are asked only by name. Questions in Spec-Bench's format keep these names
+where the task is the same: its eight MT-bench categories are ``chat``, ``summarization`` is ``summarisation`` and
+``math_reasoning`` is ``math``. Every JSON format may name any category of its own; without one it is ``other``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from outpace.prompts.reader import read_prompts
 
 GROUPS = ("chat", "translation", "summarisation", "qa", "math", "rag", "code-editing")
 """The groups of the embedded set, in the order in which tables list them."""
-NAMED = (*GROUPS, "structured")
-"""What can be named in place of a file: a group of the embedded set, or the prompts with grammars."""
+NAMED = (*GROUPS, "structured", "software")
+"""What can be named in place of a file: a group of the embedded set, the prompts with grammars, those about code."""
 
 
 def load_prompts(path: str | Path | None = None, limit: int | None = None) -> list[Prompt]:

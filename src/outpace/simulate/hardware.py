@@ -2,7 +2,7 @@
 
 Peaks are those of dense 16-bit and 8-bit matrix products, without sparsity. ``note`` tells what the page does not
 state and how the figure follows from what it does. Power is the vendor's limit (TDP, board power): an upper bound of
-what a device draws. Prices are nobody's list: users give their own (``--price`` of the study ``configspec``).
+what a device draws. Prices are none of it: vendors state none.
 """
 
 from __future__ import annotations
@@ -86,16 +86,18 @@ _PRESETS = (
         "seven Infinity Fabric links, 896 GB/s both ways together",
     ),
     Hardware(
-        "xeon-8480", "cpu", 114.7 * T, 229.4 * T, 307.2 * G, 512 * G, 24 * G, 350.0,
+        "xeon-8480", "cpu", 114.7 * T, 229.4 * T, 307.2 * G, 512 * G, 48 * G, 350.0,
         "https://www.intel.com/content/www/us/en/products/sku/231746/specifications.html",
         "Xeon Platinum 8480+: 56 cores at 2.0 GHz, 8 channels of DDR5-4800; peak of AMX, 1,024 16-bit operations a "
-        "cycle and core, at the base clock; memory as it is commonly fitted; one UPI link, 16 GT/s, 24 lanes each way",
+        "cycle and core, at the base clock; memory as it is commonly fitted; one UPI link of 24 lanes each way at "
+        "16 GT/s; the page does not state the lanes",
     ),
     Hardware(
-        "epyc-9654", "cpu", 14.7 * T, 29.5 * T, 460.8 * G, 768 * G, 32 * G, 360.0,
+        "epyc-9654", "cpu", 14.7 * T, 29.5 * T, 460.8 * G, 768 * G, 64 * G, 360.0,
         "https://www.amd.com/en/products/processors/server/epyc/4th-generation-9004-and-8004-series/amd-epyc-9654.html",
         "96 cores at 2.4 GHz, 12 channels of DDR5-4800; peak of AVX-512 BF16, 64 operations a cycle and core, at the "
-        "base clock; memory as it is commonly fitted",
+        "base clock; memory as it is commonly fitted; one Infinity Fabric link to the other socket, 16 lanes each way "
+        "at 32 Gbit/s, which the page does not state",
     ),
     Hardware(
         "apple-m1-max", "cpu", 10.4 * T, 10.4 * T, 400 * G, 64 * G, 5 * G, None,

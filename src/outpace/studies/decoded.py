@@ -6,6 +6,9 @@ import random
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outpace.bench.records import Answer, answer_together
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -14,6 +17,8 @@ from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
+
+Figures = NDArray[np.float64]
 
 
 @dataclass
@@ -76,3 +81,37 @@ def decode(
 
 def _seeded(params: SamplingParams, number: int) -> SamplingParams:
     return replace(params, seed=params.fixed_seed + 1_000_003 * number)
+
+
+def whole(count: int) -> Figures:
+    """(1, count): weights under which each of ``count`` prompts counts once."""
+    return np.ones((1, count))
+
+
+def decode_rate(weights: Figures, answers: Seq[Answer]) -> Figures:
+    """(R,): tokens a second after the first token, in each resample of the prompts. ``weights`` (R, P)."""
+    tokens = np.array([one.metrics.tokens - one.metrics.answered for one in answers], float)
+    seconds = np.array([one.metrics.decode_seconds for one in answers])
+    found: Figures = (weights @ tokens) / np.maximum(weights @ seconds, 1e-9)
+    return found
+
+
+def speedup(weights: Figures, answers: Seq[Answer], plain: Seq[Answer]) -> Figures:
+    """(R,): the ratio of decode rates, both summed over the prompts; 1 where nothing was decoded after first tokens."""
+    base = decode_rate(weights, plain)
+    found: Figures = np.divide(decode_rate(weights, answers), base, out=np.ones_like(base), where=base > 0)
+    return found
+
+
+def tokens_per_round(weights: Figures, answers: Seq[Answer]) -> Figures:
+    """(R,): tokens that a round commits, the target's own included."""
+    committed = np.array([one.metrics.committed for one in answers], float)
+    rounds = np.array([one.metrics.rounds for one in answers], float)
+    found: Figures = (weights @ committed) / np.maximum(weights @ rounds, 1.0)
+    return found
+
+
+def interval(samples: Figures) -> tuple[float, float]:
+    """The 95 % interval of a figure in resamples."""
+    low, high = np.quantile(samples, [0.025, 0.975])
+    return float(low), float(high)

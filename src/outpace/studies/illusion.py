@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from outpace.bench.records import Answer
@@ -21,11 +20,9 @@ from outpace.core.metrics import PHASES
 from outpace.core.validation import StrictModel
 from outpace.model import Model
 from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import decode
+from outpace.studies.decoded import Figures, decode, interval, speedup, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
-
-Figures = NDArray[np.float64]
 
 
 class IllusionSettings(StrictModel):
@@ -53,17 +50,17 @@ def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
             model, methods, context.prompts, batch=batch, max_new_tokens=settings.max_new_tokens, seed=context.seed
         )
         weights = resampled(len(found.prompts), context.seed)
-        whole = np.ones((1, len(found.prompts)))
+        once = whole(len(found.prompts))
         plain = found.answers["none"]
         bound = _oracle_drafter(model, batch, _mean_context(plain), settings.longest)
         best: Figures | None = None
         for name in settings.methods:
             answers = found.answers[name]
-            gain, measured = _speedup(weights, answers, plain), float(_speedup(whole, answers, plain)[0])
-            split = {phase: float(_share(whole, answers, phase)[0]) for phase in PHASES}
+            gain, measured = speedup(weights, answers, plain), float(speedup(once, answers, plain)[0])
+            split = {phase: float(_share(once, answers, phase)[0]) for phase in PHASES}
             shares.append(_share(weights, answers, "score"))
             best = gain if best is None else np.maximum(best, gain)
-            low, high = (float(one) for one in np.quantile(gain, [0.025, 0.975]))
+            low, high = interval(gain)
             rows.append(
                 {
                     "method": name,
@@ -134,19 +131,6 @@ def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fastest method of each batch."""
     batches = dict.fromkeys(row["batch"] for row in rows)
     return [max((row for row in rows if row["batch"] == one), key=lambda row: row["speedup"]) for one in batches]
-
-
-def _speedup(weights: Figures, answers: list[Answer], plain: list[Answer]) -> Figures:
-    """(R,): the ratio of decode rates, both summed over the prompts."""
-    found: Figures = _rate(weights, answers) / _rate(weights, plain)
-    return found
-
-
-def _rate(weights: Figures, answers: list[Answer]) -> Figures:
-    tokens = np.array([one.metrics.tokens - one.metrics.answered for one in answers], float)
-    seconds = np.array([one.metrics.decode_seconds for one in answers])
-    found: Figures = (weights @ tokens) / np.maximum(weights @ seconds, 1e-9)
-    return found
 
 
 def _share(weights: Figures, answers: list[Answer], phase: str) -> Figures:

@@ -20,6 +20,7 @@ from outpace.core.names import normalised, unknown
 from outpace.core.plugins import import_all
 from outpace.core.validation import known_fields, validated
 from outpace.core.version import __version__
+from outpace.methods.named_weights import DRAFT_LM, DraftModels, draft_lm_folder
 from outpace.prompts.prompt import Prompt
 from outpace.studies.claims import Claim
 from outpace.studies.heat_map import HeatMap
@@ -49,6 +50,12 @@ class StudyContext:
         self.used = {"name": found.name, **{key: one for key, one in found.info.items() if key != "location"}}
         return found
 
+    def draft_model(self, name: str) -> DraftModels:
+        """What methods take as their draft model: a model by name, or the folder of a draft LM; "": what is shipped."""
+        if not name or name == DRAFT_LM:
+            return name or None
+        return name if draft_lm_folder(name) is not None else self.load(name, None)
+
 
 @dataclass
 class Findings:
@@ -70,17 +77,21 @@ class Study:
     paper: str
     settings: type[BaseModel]
     run: Callable[[StudyContext, Any], Findings]
+    prompts: str | None = None
+    """The named set that it asks where the user names none; None: the embedded set."""
 
 
 _STUDIES: dict[str, Study] = {}
 
 
-def study(name: str, *, title: str, paper: str) -> Callable[[Callable[..., Findings]], Callable[..., Findings]]:
-    """Declare a study; the type of its second parameter are its settings."""
+def study(
+    name: str, *, title: str, paper: str, prompts: str | None = None
+) -> Callable[[Callable[..., Findings]], Callable[..., Findings]]:
+    """Declare a study; the type of its second parameter are its settings. ``prompts``: as in :class:`Study`."""
 
     def declare(run: Callable[..., Findings]) -> Callable[..., Findings]:
         settings = get_type_hints(run)["settings"]
-        _STUDIES[name] = Study(name, title, paper, settings, run)
+        _STUDIES[name] = Study(name, title, paper, settings, run, prompts)
         return run
 
     return declare

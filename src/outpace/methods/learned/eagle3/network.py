@@ -111,6 +111,10 @@ class Eagle3(Head):
         """The state that the next row begins with, of what left the layer, as it is and behind the final norm."""
         return normed if self.options.norms == "attdrift" else stream
 
+    def unrolling(self, batch: Batch, embedding: Tensor) -> Unrolling:
+        """The network, run step after step over a batch. ``embedding`` (V, hidden): the target's."""
+        return Unrolling(self, batch, embedding)
+
     @property
     def replay_share(self) -> float:
         return float(self.options.replay)
@@ -122,7 +126,7 @@ class Eagle3(Head):
         # A token outside of the draft vocabulary cannot be learned, and nothing is drafted after one.
         wanted = batch.answer & (known >= 0)
         alive = batch.ahead(wanted, 2).flatten()
-        run = Unrolling(self, batch, teacher.embedding)
+        run = self.unrolling(batch, teacher.embedding)
         found: list[tuple[Tensor, RowLosses]] = []
         for step in range(options.steps):
             alive = alive & batch.ahead(wanted, 2 + step).flatten()
@@ -175,7 +179,7 @@ class Eagle3(Head):
     def own_drafts(self, batch: Batch, teacher: Teacher) -> tuple[Tensor, Tensor]:
         known = self.draft_vocabulary.t2d(len(teacher.embedding))[batch.tokens]
         alive = batch.ahead(batch.answer, 2).flatten()
-        run = Unrolling(self, batch, teacher.embedding)
+        run = self.unrolling(batch, teacher.embedding)
         tokens = batch.ahead(batch.tokens, 1).flatten()
         drafted = torch.full((len(tokens), self.options.steps), -1, dtype=torch.long, device=tokens.device)
         steps = []

@@ -64,5 +64,10 @@ class Unrolling:
         return found
 
     @property
+    def state(self) -> Tensor:
+        """(n, hidden): what the next step's rows begin with."""
+        return self._state
+
+    @property
     def _layer(self) -> Any:
         return self._head.layers[0]
