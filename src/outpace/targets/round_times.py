@@ -83,7 +83,7 @@ class RoundTimes:
         usual, own = median(self._all), self._beside.get(size)
         if not own:
             return usual
-        weight = len(own) * 0.5 ** ((self._rounds - self._last[size]) / _FADE)
+        weight: float = len(own) * 0.5 ** ((self._rounds - self._last[size]) / _FADE)
         return usual * (_WEIGHT + weight * median(own)) / (_WEIGHT + weight)
 
     def doubt(self) -> None:
