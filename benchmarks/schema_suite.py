@@ -188,8 +188,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     chosen = found[asked.every - 1 :: asked.every][: asked.limit]
-    for error in broken:
-        print(f"left out: {error}", file=sys.stderr)
+    for line in broken:
+        print(f"left out: {line}", file=sys.stderr)
     model = outpace.load(asked.model)
     walker = Walker(model, seed=0)
     results = [check(case, model, walker, asked.walks, limits) for case in chosen]

@@ -352,9 +352,7 @@ def test_parts_and_controllers_are_those_of_other_methods(model: outpace.Model) 
     assert chosen.prepare is not None and "no bound" in str(chosen.lossy)
     before = "first = 1\nsecond = 2\n"
     ways = (chosen, model.method("copydec"))
-    one, other = (
-        model.generate("Add a third line.", method=way, references=before, max_new_tokens=40) for way in ways
-    )
+    one, other = (model.generate("Add a third line.", method=way, references=before, max_new_tokens=40) for way in ways)
     assert one.tokens == other.tokens
     assert walk(CopyProgram(before, model.tokenizer), one.tokens) is not None
 
