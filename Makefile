@@ -11,6 +11,8 @@ OUT ?= out
 THREADS ?= 2
 # The prompts of make bench-peers, a file of questions: make bench-peers QUESTIONS=questions.jsonl. Default: the embedded set.
 QUESTIONS ?=
+# Options of benchmarks/structured_peers.py: make structured-peers OPTIONS="--max-minutes 20"
+OPTIONS ?=
 # make gpu: an interpreter that has PyTorch with CUDA and what pyproject.toml depends on; nothing is installed then.
 # Default: the environment of the other targets. Options of benchmarks/gpu.py: make gpu GPU_OPTIONS="--stages capture,bits"
 GPU_PYTHON ?=
@@ -28,7 +30,7 @@ PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve studies test certify-all engines peers bench-peers gpu lint format types docs package clean
+.PHONY: help run serve studies test certify-all engines peers bench-peers structured-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -105,6 +107,11 @@ gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time
 	@mkdir -p $(OUT)
 	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
+
+# It takes long. A run that was cut short goes on; OPTIONS="--max-minutes 20" cuts it.
+structured-peers: peers ## compare answers under grammars with other libraries; run it again to go on
+	@mkdir -p $(OUT)
+	@$(BIN)/python benchmarks/structured_peers.py --json $(OUT)/structured.json --threads $(THREADS) $(OPTIONS)
 
 # Each in minutes on two cores; STUDIES="moesd accdyn" runs some of them.
 STUDIES ?= accdyn breakeven configspec context illusion kvshot moesd rules sdsl se

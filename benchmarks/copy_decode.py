@@ -4,20 +4,28 @@ python benchmarks/copy_decode.py [--model smollm2] [--dtype bfloat16] [--only kn
 
 *Known*: each prompt has the edit that it asks for (:data:`EDITS`); a program that a diff finds is decoded, and every
 choice that a model would have to make is made for it. The same edited text is decoded one token a forward (``none``)
-and with lookup (``sam``), with every token decided as well. *Model*: the model writes the program under the automaton.
+and with lookup (``sam``), with every token decided as well. *Model*: the model writes the program itself under the
+automaton; beside it its own answer without one. ``copy-decode alone`` drafts nothing but what the program decides.
 
-``tokens`` are those of the edited text, ``program`` what the program has beside them. ``per forward`` counts tokens of
-the edited text. K/V is what was committed after the prompt, in KiB; ``in spans``: by forwards that committed a copied
-span. Seconds are those after the first token. Where every token is decided, forwards of sixteen tokens and more compute
-no logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head more.
+``tokens`` are those of the text that is shown: the edited text, or a whole answer. ``directives`` are tokens that a
+program has beside them, ``copied`` those of copied lines. ``per forward`` counts tokens of the text. K/V is what was
+committed, in KiB: of the answer, of its copied lines, and of the prompt, which with copy-decode has the text's lines a
+second time. Seconds are those after the first token. Where every token is decided, forwards of sixteen tokens and more
+compute no logits at all; a model needs those of the last row to go on, so its forwards take one row of the LM head
+more. ``exact``: the code is that of the known edit. ``alike``: the share of lines in common with it.
+
 *Spans*: milliseconds of one forward over a span, with the logits of all rows and with those of the last one alone.
+
+With ``--json`` every answer is kept as it comes, and a run that is started again goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -29,6 +37,7 @@ import outpace
 from outpace.constraints.copy_program import CopyProgram, lines_of
 from outpace.constraints.edit_oracle import Rehearsed, edit_steps, program_tokens, worthwhile
 from outpace.core.constraint import Bits, ConstraintState, bits_of
+from outpace.core.files import write_atomically
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.engine.decoder import Decoder
@@ -36,15 +45,33 @@ from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.prompts.questions import load_prompts
 
-SPAN = 8
-"""Tokens that a forward commits at least where it counts as a copied span."""
+Figures = dict[str, Any]
+
 EDITS: dict[str, str] = json.loads((Path(__file__).parent / "copy_decode_edits.json").read_text(encoding="utf-8"))
 """The edited code, by the prompt's id."""
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "copy-decode": ("copy-decode", {}),
+    "copy-decode with auto": ("copy-decode", {"parts": ["auto"]}),
+    "copy-decode alone": ("copy-decode", {"parts": []}),
+    "none": ("none", {}),
+    "sam": ("sam", {}),
+    "auto": ("auto", {}),
+}
+"""Methods and their settings. ``auto`` knows what a grammar forces, and so every token of a known edit."""
+KNOWN = ("copy-decode", "copy-decode alone", "none", "sam")
+WRITTEN = ("copy-decode", "copy-decode alone", "none", "sam")
+_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def code_of(prompt: str) -> str:
     """The code that a prompt shows."""
     return prompt.split("```python\n")[1].partition("```")[0]
+
+
+def code_in(answer: str) -> str:
+    """The code of an answer: its first fenced block, or all of it."""
+    found = _FENCED.search(answer)
+    return found[1] if found else answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,64 +103,63 @@ class Exactly:
 
 
 def decoded(model: outpace.Model, prompt: Sequence[int], method: Method, constraint: Any, length: int) -> Generation:
-    """A greedy answer, with its rounds."""
+    """A greedy answer."""
     decoder = Decoder(model.target, model.tokenizer)
     params = SamplingParams(constraint=constraint)
-    generation = decoder.submit(Request(tuple(prompt), method, params, length, model.eos_ids, trace=True))
+    generation = decoder.submit(Request(tuple(prompt), method, params, length, model.eos_ids))
     decoder.run()
     generation.raise_error()
     return generation
 
 
-def figures(model: outpace.Model, one: Generation, text_tokens: int) -> dict[str, Any]:
-    """What a decoded edit took."""
-    spans = sum(len(each.committed) for each in one.rounds if len(each.committed) > SPAN)
+def figures(model: outpace.Model, one: Generation, program: CopyProgram | None) -> Figures:
+    """What an answer took. ``program``: whose program it is, if it is one."""
+    role: Callable[[int], str] = (lambda _: "new") if program is None else program.roles()
+    roles = Counter(map(role, one.tokens))
     kib = model.target.kv_bytes_per_token / 1024
+    text = roles["copied"] + roles["new"]
     return {
-        "tokens": text_tokens,
-        "program": len(one.tokens) - text_tokens,
+        "tokens": text,
+        "directives": roles["directive"],
+        "copied": roles["copied"],
         "forwards": one.metrics.rounds,
-        "per_forward": text_tokens / one.metrics.rounds,
+        "per_forward": text / one.metrics.rounds,
         "kv_kib": kib * len(one.tokens),
-        "kv_kib_in_spans": kib * spans,
+        "kv_kib_copied": kib * roles["copied"],
+        "kv_kib_prompt": kib * one.metrics.prompt_tokens,
         "seconds": one.metrics.seconds - (one.metrics.first_token_seconds or 0.0),
     }
 
 
-def known(model: outpace.Model, name: str, prompt: str) -> dict[str, dict[str, Any]]:
-    """The known edit of a prompt: as a program, token by token, and with lookup."""
-    before = code_of(prompt)
+def known(model: outpace.Model, way: str, name: str, prompt: str) -> Figures:
+    """The known edit of a prompt: as a program, or token by token, or with lookup."""
     after = EDITS[name]
     ids = model.tokenizer.chat([{"role": "user", "content": prompt}])
-    program = CopyProgram(before, model.tokenizer)
-    tokens = program_tokens(program, worthwhile(edit_steps(before, after), program))
-    method = replace(model.method("copy-decode"), prepare=None)
+    program = CopyProgram(code_of(prompt), model.tokenizer)
+    method = replace(model.method(*WAYS[way]), prepare=None)
+    if method.name != "copy-decode":
+        text = program.spelled(after)
+        return figures(model, decoded(model, ids, method, Exactly(text), len(text) + 1), None)
+    tokens = program_tokens(program, worthwhile(edit_steps(code_of(prompt), after), program))
     found = decoded(model, ids, method, Rehearsed(program, tokens), len(tokens) + 1)
     assert found.text == after, "the program must write the edit exactly"
-    text = program.spelled(after)
-    shows = program.shown()
-    rows = {"copy-decode": figures(model, found, sum(map(shows, tokens)))}
-    for other in ("none", "sam"):
-        one = decoded(model, ids, model.method(other), Exactly(text), len(text) + 1)
-        rows[other] = figures(model, one, len(text))
-    return rows
+    return figures(model, found, program)
 
 
-def written(model: outpace.Model, name: str, prompt: str, length: int) -> dict[str, dict[str, Any]]:
-    """The model's own program, and its own answer without one."""
-    before = code_of(prompt)
-    after = EDITS[name]
+def written(model: outpace.Model, way: str, name: str, prompt: str, length: int) -> Figures:
+    """The model's own program, or its own answer without one."""
+    method = model.method(*WAYS[way])
     ids = model.tokenizer.chat([{"role": "user", "content": prompt}])
-    rows = {}
-    for label in ("copy-decode", "none"):
-        found = decoded(model, ids, model.method(label), None, length)
-        shown = len(CopyProgram(before, model.tokenizer).spelled(found.text)) if found.text else 0
-        rows[label] = figures(model, found, shown) | {
-            "finished": found.finish_reason == "stop",
-            "exact": found.text.strip() == after.strip(),
-            "similarity": SequenceMatcher(None, lines_of(found.text), lines_of(after), autojunk=False).ratio(),
-        }
-    return rows
+    found = decoded(model, ids, method, None, length)
+    is_program = method.name == "copy-decode"
+    code = found.text if is_program else code_in(found.text)
+    after = EDITS[name]
+    return figures(model, found, CopyProgram(code_of(prompt), model.tokenizer) if is_program else None) | {
+        "finished": found.finish_reason == "stop",
+        "exact": code.strip() == after.strip(),
+        "alike": SequenceMatcher(None, lines_of(code), lines_of(after), autojunk=False).ratio(),
+        "answer": model.tokenizer.decode(found.tokens),
+    }
 
 
 def spans(
@@ -157,55 +183,93 @@ def spans(
     return found
 
 
-def table(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Totals over prompts, a row for each method."""
-    lines = ["| | tokens | program | forwards | per forward | K/V KiB | in spans | seconds |", "|" + "---|" * 8]
-    for label in next(iter(rows.values())):
-        ones = [row[label] for row in rows.values()]
-        total = {key: sum(one[key] for one in ones) for key in ("tokens", "program", "forwards", "kv_kib", "seconds")}
-        spans = sum(one["kv_kib_in_spans"] for one in ones)
-        lines.append(
-            f"| `{label}` | {total['tokens']} | {total['program']} | {total['forwards']} | "
-            f"{total['tokens'] / total['forwards']:.2f} | {total['kv_kib']:.0f} | {spans:.0f} | "
-            f"{total['seconds']:.2f} |"
-        )
+HEADS = (
+    ("tokens", "tokens"),
+    ("directives", "directives"),
+    ("copied", "copied"),
+    ("forwards", "forwards"),
+    ("K/V KiB", "kv_kib"),
+    ("of copied lines", "kv_kib_copied"),
+    ("of the prompt", "kv_kib_prompt"),
+)
+
+
+def table(rows: dict[str, dict[str, Figures]], judged: bool) -> str:
+    """Totals over prompts, a row for each way."""
+    more = ("finished", "exact", "alike") if judged else ()
+    heads = ["", *(head for head, _ in HEADS), "tokens per forward", "seconds", *more]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for way in next(iter(rows.values())):
+        ones = [row[way] for row in rows.values() if way in row]
+        cells = [f"{sum(one[key] for one in ones):.0f}" for _, key in HEADS]
+        cells.append(f"{sum(one['tokens'] for one in ones) / sum(one['forwards'] for one in ones):.2f}")
+        cells.append(f"{sum(one['seconds'] for one in ones):.1f}")
+        if judged:
+            cells += [f"{sum(one[key] for one in ones)} of {len(ones)}" for key in ("finished", "exact")]
+            cells.append(f"{sum(one['alike'] for one in ones) / len(ones):.2f}")
+        lines.append(f"| `{way}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
     """Decode, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--only", choices=("known", "model", "spans"))
+    parser.add_argument("--ways", help=f"comma-separated, of: {', '.join(WAYS)}")
+    parser.add_argument("--limit", type=int, help="how many of the prompts")
     parser.add_argument("--max-new-tokens", type=int, default=480)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    ways = asked.ways.split(",") if asked.ways else None
+    if stray := [way for way in ways or () if way not in WAYS]:
+        parser.error(f"unknown way '{stray[0]}'; there are: {', '.join(WAYS)}")
     model = outpace.load(asked.model, dtype=asked.dtype)
-    prompts = load_prompts("code-editing")
-    result: dict[str, Any] = {"model": asked.model, "dtype": str(model.info["dtype"])}
+    settings = {"model": asked.model, "dtype": str(model.info["dtype"]), "max_new_tokens": asked.max_new_tokens}
+    result: dict[str, Any] = {"settings": settings, "known": {}, "model": {}}
+    if asked.json and asked.json.exists():
+        result = json.loads(asked.json.read_text(encoding="utf-8"))
+        if result["settings"] != settings:
+            parser.error(f"{asked.json} was measured with other settings: {result['settings']}")
+    prompts = load_prompts("code-editing", asked.limit)
+
+    def run(part: str, chosen: Sequence[str], make: Callable[[str, Any], Figures]) -> None:
+        warm = False
+        for prompt in prompts:
+            for way in chosen:
+                row = result[part].setdefault(prompt.id, {})
+                if way in row:
+                    continue
+                if not warm:
+                    make(way, prompt)
+                    warm = True
+                row[way] = make(way, prompt)
+                if asked.json:
+                    asked.json.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(asked.json, json.dumps(result, indent=1).encode())
+        print(f"{part}, {settings['model']}, {settings['dtype']}\n\n{table(result[part], part == 'model')}\n")
+
     if asked.only in (None, "known"):
-        known(model, prompts[0].id, prompts[0].text)  # warms up
-        result["known"] = {one.id: known(model, one.id, one.text) for one in prompts}
-        print(f"known edits, {result['dtype']}\n\n{table(result['known'])}\n")
+        run("known", ways or KNOWN, lambda way, prompt: known(model, way, prompt.id, prompt.text))
     if asked.only in (None, "spans"):
-        result["spans"] = spans(model)
         print("span of tokens, ms with all logits, with those of the last row")
-        for row in result["spans"]:
-            print(f"{row[0]:5} {row[1]:8.1f} {row[2]:8.1f}")
+        for length, whole, last in spans(model):
+            print(f"{length:5} {whole:8.1f} {last:8.1f}")
     if asked.only in (None, "model"):
-        result["model"] = {one.id: written(model, one.id, one.text, asked.max_new_tokens) for one in prompts}
-        print(f"written by the model, {result['dtype']}\n\n{table(result['model'])}\n")
+        run(
+            "model",
+            ways or WRITTEN,
+            lambda way, prompt: written(model, way, prompt.id, prompt.text, asked.max_new_tokens),
+        )
         for name, rows in result["model"].items():
             said = ", ".join(
-                f"{label}: finished {row['finished']}, exact {row['exact']}, lines alike {row['similarity']:.2f}"
-                for label, row in rows.items()
+                f"{way}: finished {row['finished']}, exact {row['exact']}, lines alike {row['alike']:.2f}"
+                for way, row in rows.items()
             )
             print(f"{name}: {said}")
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,13 +1,16 @@
 """Microseconds that a grammar takes at a node: one step and one mask, p50 and p99, along answers to several schemas.
 
-python benchmarks/grammar_masks.py [--model smollm2]
+python benchmarks/grammar_masks.py [--model smollm2] [--cases FILE]
 
-The first answer of a grammar builds parts of its tables; ``later`` is the same answer again.
+The first answer of a grammar builds parts of its tables; ``later`` is the same answer again. ``--cases`` writes the
+grammars, the vocabulary and the answers for ``xgrammar_masks.py``, which measures another engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +20,7 @@ import outpace
 from outpace.constraints import Grammar, compiled
 from outpace.constraints.token_trie import token_trie
 from outpace.core.constraint import ConstraintState
+from structured_peers import gbnf
 
 ITEM = {
     "type": "object",
@@ -54,10 +58,34 @@ def microseconds(grammar: Grammar, text: str, model: Any) -> list[float]:
     return found
 
 
+def cases(model: Any) -> dict[str, Any]:
+    """What another engine needs to do the same: tokens as text of one character a byte."""
+    known = range(len(model.tokenizer))
+    return {
+        "size": model.target.vocab_size,
+        "stop_ids": sorted(model.eos_ids),
+        "vocabulary": [(model.tokenizer.token_bytes(token) or b"").decode("latin-1") for token in known],
+        "cases": {
+            name: {
+                "kind": grammar.kind,
+                "source": grammar.source,
+                "gbnf": gbnf(grammar.source) if grammar.kind == "lark" else "",
+                "tokens": model.tokenizer.encode_batch([text])[0],
+            }
+            for name, (grammar, text) in CASES.items()
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    model = outpace.load(parser.parse_args().model)
+    parser.add_argument("--cases", type=Path)
+    asked = parser.parse_args()
+    model = outpace.load(asked.model)
+    if asked.cases:
+        asked.cases.parent.mkdir(parents=True, exist_ok=True)
+        asked.cases.write_text(json.dumps(cases(model)), encoding="utf-8")
     began = perf_counter()
     token_trie(model.tokenizer)
     print(f"vocabulary of {len(model.tokenizer):,} tokens, read in {perf_counter() - began:.2f} s")

@@ -48,11 +48,15 @@ class Case:
     tests: list[tuple[Any, bool]] = field(default_factory=list)
 
 
-def cases(path: Path) -> Iterator[Case]:
-    """All schemas of a file or a folder. Raises BadInput for what is no JSON."""
+def cases(path: Path, broken: list[str]) -> Iterator[Case]:
+    """All schemas of a file or a folder. Raises BadInput for a file that is no JSON; such files of a folder are
+    ``broken``."""
     if path.is_dir():
         for one in sorted(path.rglob("*.json*")):
-            yield from cases(one)
+            try:
+                yield from cases(one, broken)
+            except BadInput as error:
+                broken.append(str(error))
         return
     try:
         lines = path.read_text(encoding="utf-8").split("\n") if path.suffix == ".jsonl" else [path.read_text("utf-8")]
@@ -176,16 +180,21 @@ def main() -> int:
         return 2
     warnings.simplefilter("ignore")
     began = perf_counter()
+    broken: list[str] = []
     try:
         limits = GrammarLimits(seconds=asked.seconds)
-        chosen = [case for path in asked.paths for case in cases(path)][asked.every - 1 :: asked.every][: asked.limit]
+        found = [case for path in asked.paths for case in cases(path, broken)]
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    chosen = found[asked.every - 1 :: asked.every][: asked.limit]
+    for line in broken:
+        print(f"left out: {line}", file=sys.stderr)
     model = outpace.load(asked.model)
     walker = Walker(model, seed=0)
     results = [check(case, model, walker, asked.walks, limits) for case in chosen]
     outcomes = Counter(one["outcome"] for one in results)
+    print(f"{len(found)} schemas, {len(broken)} files that are no JSON")
     print(f"{len(results)} schemas in {perf_counter() - began:.0f} s: {dict(outcomes)}")
     times = [one["ms"] for one in results if one["ms"] is not None]
     if times:

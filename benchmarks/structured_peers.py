@@ -2,15 +2,20 @@
 
 python benchmarks/structured_peers.py --json runs/structured.json [--kinds extraction,sql] [--limit 10]
 
+``make structured-peers`` installs the other libraries and asks all sixty prompts.
+
 Every library answers a prompt in turn, in an order that rotates, each in a process of its own with its own masks:
 outpace (``none``, which does not speculate, and ``auto``) in bfloat16 and int4, llama.cpp through llama-cpp-python with
 GBNF in bfloat16 and in 4-bit formats, vLLM's CPU build with xgrammar in bfloat16. All get the same token ids, greedy,
-and end where the grammar does. ``make peers`` installs the others.
+and end where the grammar does.
 
-The JSON file is written after every answer. Started again with the same file, the run goes on where it was; with
-``--table`` it only prints. Rates are tokens after the first by seconds after the first, in total over prompts. Ratios
-are of these, outpace's ``auto`` in the same precision to each row, with a 95 % interval (paired bootstrap over
-prompts). A finished answer is *valid* where outpace's constraint accepts it, whatever its white space.
+The JSON file is written whole after every answer. Started again with the same file the run goes on where it was, also
+after a kill, and asks again what ended with an error; ``--max-minutes`` ends it in between. With ``--table`` it only
+prints. Rates are tokens after the first by seconds after the first, in total over prompts. Ratios are of these,
+outpace's ``auto`` in the same precision to each row, with a 95 % interval (paired bootstrap over prompts). A finished
+answer is *valid* where outpace's constraint accepts it, whatever its white space, and the package jsonschema does where
+it is installed. ``as none``: how many answers of another method of outpace have the tokens of the one without
+speculation.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +33,31 @@ from outpace.bench.peers.comparison import encode
 from outpace.bench.peers.entries import Entry
 from outpace.bench.peers.gguf_formats import OWN
 from outpace.bench.peers.launcher import Launcher
-from outpace.bench.peers.processes import WORKERS, Job, WorkerProcess, context_for
+from outpace.bench.peers.processes import Job, WorkerProcess, context_for, worker_command
 from outpace.bench.peers.stopping import TimeLimit
 from outpace.bench.peers.weights import find
 from outpace.bench.peers.worker import Worker, WorkerError
 from outpace.bench.statistics import Rate, speedup, speedup_interval, total_rate
 from outpace.core import machine
 from outpace.core.errors import OutpaceError
+from outpace.core.files import write_atomically
 from outpace.core.machine import usable_cpus
 from outpace.core.version import __version__
 from outpace.prompts.questions import load_prompts, stratified
+from schema_suite import Judge
 
-HERE = Path(__file__).parent / "structured_workers"
 LLAMA_FORMATS = ("BF16", OWN, "Q4_0")
 SAME = {"bfloat16": "bfloat16", "BF16": "bfloat16"}
 """Precisions that are compared with one another; every other is a 4-bit one."""
+VLLM_ENGINE = {
+    "skip_tokenizer_init": False,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 
 
 @dataclass(slots=True)
 class Library:
-    """One process, its rows, and the answers by row and prompt."""
+    """One process and its rows."""
 
     name: str
     process: WorkerProcess
@@ -54,7 +65,8 @@ class Library:
     rows: tuple[str, ...]
     error: str = ""
     worker: Worker | None = None
-    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    warm: set[str] = field(default_factory=set)
+    """Rows that have answered in this run."""
 
 
 def gbnf(lark: str) -> str:
@@ -78,25 +90,23 @@ def _classes(pattern: str) -> str:
 
 def libraries(asked: argparse.Namespace, job: Job, stop_ids: list[int]) -> list[Library]:
     """The processes that are wanted and can be started here."""
-    serve = str(WORKERS / "serve.py")
 
-    def process(name: str, python: str, file: str, dtype: str, **more: Any) -> WorkerProcess:
-        settings = job.settings({row: {} for row in more.pop("rows", ("grammar",))}, dtype) | {"stop_ids": stop_ids}
-        return WorkerProcess([Entry(name, "grammar", ours=False)], [python, serve, str(HERE / file)], settings, **more)
+    def process(name: str, python: str, worker: str, dtype: str, **more: Any) -> WorkerProcess:
+        settings = job.settings({row: {} for row in more.pop("rows", ("grammar",))}, dtype)
+        settings |= {"stop_ids": stop_ids, "engine": more.pop("engine", {})}
+        return WorkerProcess([Entry(name, "grammar", ours=False)], worker_command(python, worker), settings, **more)
 
     found = []
     for dtype in asked.dtypes.split(","):
         rows = tuple(asked.methods.split(","))
-        found.append(
-            Library("outpace", process("outpace", sys.executable, "by_outpace.py", dtype, rows=rows), dtype, rows)
-        )
+        found.append(Library("outpace", process("outpace", sys.executable, "ours.py", dtype, rows=rows), dtype, rows))
     if job.weights.gguf and "llama.cpp" in asked.peers:
         for format_ in LLAMA_FORMATS:
             requantize = None if format_ == OWN else format_
-            one = process("llama.cpp", sys.executable, "by_llama_cpp.py", "bfloat16", requantize=requantize)
+            one = process("llama.cpp", sys.executable, "llama_cpp.py", "bfloat16", requantize=requantize)
             found.append(Library("llama.cpp", one, format_, ("GBNF",)))
     if "vllm" in asked.peers:
-        one = process("vllm", asked.vllm_python, "by_vllm.py", "bfloat16", foreign=True)
+        one = process("vllm", asked.vllm_python, "vllm.py", "bfloat16", foreign=True, engine=VLLM_ENGINE)
         found.append(Library("vllm", one, "bfloat16", ("xgrammar",)))
     return found
 
@@ -120,15 +130,16 @@ def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
         for number, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
             assert prompt.grammar is not None
             grammar = prompt.grammar
-            told = {"tokens": list(question.tokens), "kind": grammar.kind, "source": grammar.source}
-            told["gbnf"] = gbnf(grammar.source) if grammar.kind == "lark" else ""
+            masks = {"kind": grammar.kind, "source": grammar.source}
+            masks["gbnf"] = gbnf(grammar.source) if grammar.kind == "lark" else ""
+            told = {"prompt": list(question.tokens), "grammar": masks, "length": asked.max_new_tokens}
             turns = [(one, row) for one in found for row in one.rows]
             shift = number % len(turns)
             for one, row in (*turns[shift:], *turns[:shift]):
                 answers = result["answers"].setdefault(f"{one.name} {row} {one.precision}", {})
-                if one.worker is not None and prompt.id not in answers:
-                    answers[prompt.id] = _answer(one, row, told, asked.max_new_tokens, first=not answers)
-                    asked.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+                if one.worker is not None and "tokens" not in answers.get(prompt.id, {}):
+                    answers[prompt.id] = _answer(one, row, told)
+                    save(asked.json, result)
             limit.check()
     finally:
         launcher.close(now=True)
@@ -142,14 +153,19 @@ def _start(one: Library, launcher: Launcher) -> None:
         print(f"{one.name} {one.precision}: {error}", file=sys.stderr)
 
 
-def _answer(one: Library, row: str, prompt: dict[str, Any], length: int, *, first: bool) -> dict[str, Any]:
-    """One answer; before a library's first, the same once more, so that it has warmed up."""
+def save(path: Path, result: dict[str, Any]) -> None:
+    """All of the file, or what was there before: a run that is killed can go on."""
+    write_atomically(path, json.dumps(result, indent=1).encode())
+
+
+def _answer(one: Library, row: str, told: dict[str, Any]) -> dict[str, Any]:
+    """One answer; before a row's first of this run the same once more, so that it has warmed up."""
     assert one.worker is not None
-    config = row if one.name == "outpace" else "grammar"
-    request = {"do": "answer", "config": config, "prompt": prompt, "length": length}
+    request = {"do": "answer", "config": row if one.name == "outpace" else "grammar", **told}
     try:
-        if first:
+        if row not in one.warm:
             one.worker.ask(request)
+            one.warm.add(row)
         reply = one.worker.ask(request)
     except WorkerError as error:
         if error.fatal:
@@ -165,29 +181,33 @@ def _stop_ids(model: str) -> list[int]:
 
 
 def valid(result: dict[str, Any], model: Any) -> None:
-    """Note of every answer whether the constraint accepts it. JSON is laid out as the constraint has it first."""
+    """Note of every answer whether it is valid. JSON is laid out as the constraint has it first."""
     from outpace.constraints import compiled
 
+    judged = find_spec("jsonschema") is not None
     grammars = {one.id: one.grammar for one in load_prompts("structured")}
     for answers in result["answers"].values():
         for name, one in answers.items():
             grammar = grammars[name]
             if "tokens" not in one or grammar is None:
                 continue
-            text = model.tokenizer.decode(one["tokens"])
+            text, right = model.tokenizer.decode(one["tokens"]), True
             if grammar.kind == "schema":
                 try:
-                    text = json.dumps(json.loads(text), ensure_ascii=False)
+                    value = json.loads(text)
                 except ValueError:
                     text = ""
-            one["valid"] = compiled(grammar, model.tokenizer).accepts(text)
+                else:
+                    text = json.dumps(value, ensure_ascii=False)
+                    right = not judged or Judge(json.loads(grammar.source)).valid(value) is not False
+            one["valid"] = right and compiled(grammar, model.tokenizer).accepts(text)
 
 
 def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
     """Rows by precision and rate; of the prompts that all rows of a precision have answered."""
     lines = [
-        "| library | precision | prompts | tokens/s | `auto` beside it | valid of finished | cut |",
-        "|" + "---|" * 7,
+        "| library | precision | prompts | tokens/s | `auto` beside it | valid of finished | cut | as `none` |",
+        "|" + "---|" * 8,
     ]
     rows = {name: one for name, one in result["answers"].items() if any("tokens" in each for each in one.values())}
     chosen = lambda name: name.split("-")[1] in kinds  # noqa: E731
@@ -206,7 +226,7 @@ def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
             rate = total_rate(rates(one, ids)) or 0.0
             lines.append(
                 f"| {library} `{row}` | {format_} | {len(ids)} | {rate:.0f} | {ratio} | {good} of {len(finished)} | "
-                f"{len(ids) - len(finished)} |"
+                f"{len(ids) - len(finished)} | {_as_none(name, mine, ids)} |"
             )
     return "\n".join(lines)
 
@@ -214,6 +234,15 @@ def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
 def rates(answers: dict[str, dict[str, Any]], ids: list[str]) -> list[Rate]:
     """(tokens, seconds) after the first token of each answer."""
     return [(len(answers[id_]["tokens"]) - 1, answers[id_]["seconds"]) for id_ in ids]
+
+
+def _as_none(name: str, rows: dict[str, dict[str, dict[str, Any]]], ids: list[str]) -> str:
+    """How many answers of a row of outpace have the tokens of the one that does not speculate; "" for other rows."""
+    library, row, precision = name.rsplit(" ", 2)
+    plain = rows.get(f"{library} none {precision}")
+    if library != "outpace" or row == "none" or plain is None:
+        return ""
+    return f"{sum(rows[name][id_]['tokens'] == plain[id_]['tokens'] for id_ in ids)} of {len(ids)}"
 
 
 def _ratio(mine: list[Rate], auto: list[Rate] | None) -> str:
@@ -265,7 +294,7 @@ def main() -> int:
     import outpace
 
     valid(result, outpace.load(asked.model))
-    asked.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    save(asked.json, result)
     kinds = asked.kinds.split(",")
     for group in (kinds, *([kind] for kind in kinds if len(kinds) > 1)):
         print(f"\n{', '.join(group)}\n\n{table(result, asked.max_new_tokens, group)}")

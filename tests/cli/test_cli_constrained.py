@@ -94,3 +94,59 @@ def test_a_prompt_file_may_name_grammars(tmp_path: Path) -> None:
         file.write_text(json.dumps({"prompt": "a", **wrong}))
         with pytest.raises(BadInput, match=r"line 1: '?(schema|grammar)"):
             read_prompts(file)
+
+
+SELF = '{"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}'
+LARGE = json.dumps({"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(200)}})
+EXPLODING = "(((a{1,300}){1,300}){1,300}){1,300}"
+NEVER_COMPILES = [
+    (["--schema", '{"type": "integer", "minimum": 5, "maximum": 4}'], "the schema cannot be used"),
+    (["--schema", SELF], "the schema is unsatisfiable: every instance would have to contain another"),
+    (["--schema", LARGE, "--grammar-bytes", "1000"], "bytes, and the limit is 1,000"),
+    (["--schema", LARGE, "--grammar-seconds", "0.000001"], "too complex to compile within 1e-06 s"),
+    (["--regex", "[a-f]{1,200}", "--grammar-seconds", "0.000001"], "too complex to compile within 1e-06 s"),
+    (["--regex", "a(b"], "the regular expression cannot be used"),
+    (["--regex", "Z"], "no token of this model can begin one"),
+]
+"""What a grammar can be refused for before anything is decoded, and words of the line that says so."""
+ENDS_ANSWERS = [
+    (["--regex", EXPLODING, "--ignore-eos"], "the grammar is too complex to go on"),
+    (["--regex", "aZ"], "none of the vocabulary's tokens goes on as the grammar demands"),
+    (["--choice", "ba", "--choice", "bb", "--stop", "a", "--stop", "bb"], "cut the answer before it was complete"),
+]
+"""What turns out in the middle of an answer."""
+FORCED_STOP = (["--choice", "abc", "--stop", "b"], "the stop string 'b' is in the text that the grammar demands")
+
+
+@pytest.mark.parametrize(("given", "said"), [*NEVER_COMPILES, FORCED_STOP])
+def test_bad_grammars_are_refused_before_anything_is_printed(cli: Run, given: list[str], said: str) -> None:
+    refused(cli("generate", "abc", "--model", "toy", *given), said)
+
+
+@pytest.mark.parametrize(("given", "said"), NEVER_COMPILES)
+def test_a_chat_under_a_bad_grammar_does_not_begin(cli: Run, given: list[str], said: str) -> None:
+    refused(cli("chat", "--model", "toy", *given, stdin=""), said)
+
+
+@pytest.mark.parametrize(("given", "said"), NEVER_COMPILES)
+def test_a_bench_with_a_bad_grammar_leaves_nothing_behind(
+    cli: Run, tmp_path: Path, given: list[str], said: str
+) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.json"
+    prompts.write_text("abc")
+    asked = ("--model", "toy", "--prompts", str(prompts), "--methods", "none", "-n", "4", "--json", str(out))
+    refused(cli("bench", *asked, *given), said)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("given", "said"), ENDS_ANSWERS)
+def test_grammars_that_fail_in_the_middle_of_an_answer_end_it_in_one_line(
+    cli: Run, given: list[str], said: str
+) -> None:
+    asked = ("generate", "abc", "--model", "toy", "-n", "300", *given)
+    refused(cli(*asked, "--json"), said)  # no half of an object
+    streamed = cli(*asked)
+    assert streamed.code == 2
+    assert set(streamed.out) <= set("ab\n"), "the answer so far, which was streamed"
+    assert streamed.err.splitlines()[-1].startswith("error: ") and said in streamed.err.splitlines()[-1]
+    assert "Traceback" not in streamed.err

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import outpace
+from outpace.certify.distributions import Arrivals, autoregressive_distribution, distance, enumerated_distribution
+from outpace.certify.exact import tiny_context
 from outpace.cli import main
 from outpace.constraints.copy_program import MOST_LINES, CopyProgram, lines_of
 from outpace.constraints.edit_oracle import Copy, Generate, Rehearsed, edit_steps, program_tokens, worthwhile
@@ -20,9 +23,12 @@ from outpace.core.constraint import ConstraintState, tokens_of
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
+from outpace.engine.certain_rows import FEWEST
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Generation, Request
+from outpace.methods.registry import build
 from outpace.prompts.questions import load_prompts
+from outpace.targets.table import TableTarget
 
 
 class Letters:
@@ -95,6 +101,21 @@ def test_exactly_the_lines_that_there_are_can_be_copied() -> None:
     assert walk(program, [*program.copy, *program.to]) is None
 
 
+def test_spans_keep_the_order_of_the_text_unless_lines_may_be_moved() -> None:
+    for ordered in (True, False):
+        program = CopyProgram(TEXT, Letters(), ordered=ordered)
+        start = program_tokens(program, [Copy(2, 4), Generate("new\n")])
+        for first in range(1, 13):
+            more = program_tokens(program, [Copy(first, 12)])
+            for before in (start, start[: -len(program_tokens(program, [Generate("new\n")]))]):
+                assert (walk(program, [*before, *more]) is not None) == (first > 4 or not ordered)
+        whole = program_tokens(program, [Copy(1, 12)])
+        end = walk(program, whole)
+        assert end is not None and end.complete
+        assert (walk(program, [*whole, *program.copy]) is None) == ordered
+        assert walk(program, [*whole, *program_tokens(program, [Generate("new\n")])]) is not None
+
+
 def test_a_span_is_decided_by_the_program() -> None:
     program = CopyProgram(TEXT, Letters())
     start = [*program.copy, *Letters().encode("3"), *program.to, *Letters().encode("4")]
@@ -126,6 +147,21 @@ def test_answers_end_and_directives_begin_where_a_line_begins() -> None:
     assert walk(program, [*program.generate, *Letters().encode("new\n@@ delete")]) is None
 
 
+def test_steps_that_say_nothing_are_not_allowed() -> None:
+    """A model that repeats itself would write them without end."""
+    program = CopyProgram(TEXT, Letters())
+    begun = walk(program, program.generate)
+    assert begun is not None and not begun.complete
+    assert walk(program, [*program.generate, *program.copy]) is None
+    new = [*program.generate, *Letters().encode("new\n")]
+    assert walk(program, [*new, *program.generate]) is None
+    assert walk(program, [*new, *program_tokens(program, [Copy(1, 12)]), *new]) is not None
+    whole = [*program_tokens(program, [Copy(1, 12)]), *new]
+    assert walk(program, [*whole, *program.copy]) is None
+    end = walk(program, [*whole, *new[len(program.generate) :]])
+    assert end is not None and end.complete
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_known_edit_is_written_exactly(seed: int) -> None:
     chance = random.Random(seed)
@@ -145,6 +181,19 @@ def test_a_known_edit_is_written_exactly(seed: int) -> None:
             assert shown(program, tokens) == after
 
 
+def test_every_token_of_a_program_has_a_role() -> None:
+    program = CopyProgram(TEXT, Letters())
+    tokens = program_tokens(program, [Generate("new\n"), Copy(3, 4), Generate("@@ x\n")])
+    role = program.roles()
+    found = [(role(token), token) for token in tokens]
+    text = {kind: program.tokenizer.decode([one for of, one in found if of == kind]) for kind, _ in found}
+    assert text == {
+        "directive": "@@ generate\n@@ copy(3-4)\n@@ generate\n",
+        "new": "new\n@@ x\n",
+        "copied": "line 3 ab\nline 4 ab\n",
+    }
+
+
 def test_spans_that_are_shorter_than_their_directive_are_written() -> None:
     program = CopyProgram("ab 1\n" * 12, Letters())
     assert worthwhile([Copy(2, 2), Generate("x\n"), Copy(4, 12)], program) == [Generate("ab 1\nx\n"), Copy(4, 12)]
@@ -159,6 +208,42 @@ def test_what_cannot_be_copied_is_refused() -> None:
         CopyProgram(TEXT, Spaced())
     with pytest.raises(BadInput, match="lines 3-13 cannot be copied: the text has 12"):
         program_tokens(CopyProgram(TEXT, Letters()), [Copy(3, 13)])
+
+
+# ------------------------------------------------------------------------------------------- drafts, by enumeration
+
+PIECES = ("@@ copy(", "@@ generate\n", "1", "2", "-", ")\n", "a\n", "b\n", *"ifxy=: \n", None)
+LENGTH = 6  # a directive and the line that it copies
+PARTS: dict[tuple[str, ...], dict[str, dict[str, int]]] = {
+    (): {},
+    ("pld",): {"pld": {"num_draft_tokens": 2}},
+    ("draft-model",): {"draft-model": {"num_draft_tokens": 1}},
+    ("pld", "draft-model"): {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}},
+}
+
+
+@pytest.mark.parametrize("parts", PARTS, ids="+".join)
+def test_answers_have_the_distribution_of_autoregressive_decoding_under_the_program(parts: tuple[str, ...]) -> None:
+    """Whatever drafts in new lines: copied spans are decided by the program, all else by the target."""
+    size, prompt = len(PIECES), (0, 1, 2, 0, 1)
+    context = tiny_context(size, 3, PIECES)
+    assert context.tokenizer is not None
+    program = CopyProgram("a\nb\n", context.tokenizer)
+    params = SamplingParams(temperature=1.0, top_k=2, constraint=program)
+    stops = frozenset({size - 1})
+
+    def batch() -> Arrivals:
+        context = tiny_context(size, 3, PIECES)
+        method = build("copy-decode", context, {"parts": parts, "settings": PARTS[parts]})
+        asked = Request(prompt, replace(method, prepare=None), params, max_new_tokens=LENGTH, stop_ids=stops)
+        return context.target, [asked], 0
+
+    assert isinstance(context.target, TableTarget)
+    plain = autoregressive_distribution(context.target.table, size, params, prompt, LENGTH, stops)
+    found, _ = enumerated_distribution(batch)
+    assert distance(found, plain) < 1e-6
+    roles = [[role(token) for token in output] for output in found for role in [program.roles()]]
+    assert any("copied" in one for one in roles) and any("new" in one for one in roles)
 
 
 # ------------------------------------------------------------------------------------------------ the embedded model
@@ -176,11 +261,13 @@ def code(prompt: str) -> str:
     return prompt.split("```python\n")[1].partition("```")[0]
 
 
-def rehearse(model: outpace.Model, before: str, after: str, temperature: float = 0.0) -> tuple[Generation, CopyProgram]:
+def rehearse(
+    model: outpace.Model, before: str, after: str, temperature: float = 0.0, parts: Sequence[str] = ()
+) -> tuple[Generation, CopyProgram]:
     """The known edit, decoded with ``copy-decode``; its K/V stays open."""
     program = CopyProgram(before, model.tokenizer)
     tokens = program_tokens(program, worthwhile(edit_steps(before, after), program))
-    method = replace(model.method("copydec"), prepare=None)
+    method = replace(model.method("copydec", {"parts": parts}), prepare=None)
     prompt = tuple(model.tokenizer.chat([{"role": "user", "content": f"Edit this.\n{before}"}]))
     sampling = SamplingParams(temperature, constraint=Rehearsed(program, tokens), seed=3)
     decoder = Decoder(model.target, model.tokenizer)
@@ -208,6 +295,75 @@ def test_a_rehearsed_edit_is_exact_and_a_span_takes_one_forward(model: outpace.M
     figures = generation.metrics
     spans = sum(len(program.spelled("".join(part))) for part in (lines_of(before)[:10], lines_of(before)[-10:]))
     assert len(generation.tokens) > spans > 3 * figures.rounds
+
+
+def rewritten(before: str) -> str:
+    """An edit of every third line: what new lines hold stands nearly so in the text."""
+    lines = lines_of(before)
+    for at in range(0, len(lines), 3):
+        lines[at : at + 1] = [*lines[at : at + 1], "# " + lines[at].lstrip()]
+    return "".join(lines)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_other_methods_draft_inside_new_lines(model: outpace.Model, temperature: float) -> None:
+    before = code(EDITS[1].text)
+    after = rewritten(before)
+    alone, _ = rehearse(model, before, after, temperature=temperature)
+    with_sam, _ = rehearse(model, before, after, temperature=temperature, parts=("sam",))
+    assert with_sam.text == alone.text == after
+    assert with_sam.metrics.rounds < 0.8 * alone.metrics.rounds
+    assert with_sam.metrics.parts["sam"] > 0 and with_sam.metrics.parts["copy-decode"] > 0
+    assert set(alone.metrics.parts) == {"copy-decode"}
+
+
+@pytest.mark.model
+def test_spans_stay_whole_in_a_batch_and_tell_nothing_of_what_rounds_cost(
+    model: outpace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    costs: Any = type(model.target.costs)
+    monkeypatch.setattr(costs, "took", lambda self, count, *given, **more: rows.append(count))
+    method = replace(model.method("copydec"), prepare=None)
+    decoder, running = Decoder(model.target, model.tokenizer), []
+    for prompt in EDITS[:3]:
+        before = code(prompt.text)
+        program = CopyProgram(before, model.tokenizer)
+        tokens = program_tokens(program, [Copy(1, len(program.lines))])
+        ids = tuple(model.tokenizer.chat([{"role": "user", "content": prompt.text}]))
+        params = SamplingParams(constraint=Rehearsed(program, tokens))
+        running.append(decoder.submit(Request(ids, method, params, len(tokens) + 9, model.eos_ids, trace=True)))
+    decoder.run()
+    for one, prompt in zip(running, EDITS, strict=False):
+        one.raise_error()
+        assert one.text == code(prompt.text)
+        span = len(model.tokenizer.encode(code(prompt.text)))
+        assert max(len(each.committed) for each in one.rounds) > 0.9 * min(span, 512)
+    assert rows and max(rows) <= 3 * FEWEST, "forwards without an LM head say nothing of others"
+
+
+@pytest.mark.model
+def test_parts_and_controllers_are_those_of_other_methods(model: outpace.Model) -> None:
+    for parts, said in ((["copydec"], "no part of another method"), (["plx"], "plx"), (["sam", "sam"], "twice")):
+        with pytest.raises(BadInput, match=said):
+            model.method("copydec", {"parts": parts})
+    chosen = model.method("copydec", controller="gamma-star")
+    assert chosen.prepare is not None and "no bound" in str(chosen.lossy)
+    before = "first = 1\nsecond = 2\n"
+    ways = (chosen, model.method("copydec"))
+    one, other = (model.generate("Add a third line.", method=way, references=before, max_new_tokens=40) for way in ways)
+    assert one.tokens == other.tokens
+    assert walk(CopyProgram(before, model.tokenizer), one.tokens) is not None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("parts", [["auto"], ["sam", "recycling"]])
+def test_programs_are_the_same_whoever_drafts_in_them(model: outpace.Model, parts: list[str]) -> None:
+    alone, drafting = (model.method("copydec", {"parts": one}) for one in ([], parts))
+    plain = model.generate(EDITS[0].text, method=alone, max_new_tokens=120)
+    drafted = model.generate(EDITS[0].text, method=drafting, max_new_tokens=120)
+    assert drafted.tokens == plain.tokens
 
 
 @pytest.mark.model

@@ -182,3 +182,18 @@ def test_patterns_of_schemas_know_the_white_space_of_ecma_262() -> None:
     quoted = Grammar.schema({"const": {"pattern": r"\s"}})
     assert json.loads(quoted.source)["const"] == {"pattern": r"\s"}
     assert compiled(quoted, BYTES).accepts('{"pattern": "\\\\s"}')
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grammar.schema(_long(50)),
+        lambda: Grammar.regex("(a|b){3}c*"),
+        lambda: Grammar.lark('start: "(" start ")" | "x"'),
+        lambda: Grammar.choice(["ab", "ba"]),
+    ],
+)
+def test_compiling_stops_at_the_limit_that_the_user_sets(make: Any) -> None:
+    compiled(make(), BYTES)
+    with pytest.raises(BadInput, match=r"too complex to compile within 1e-06 s; make it simpler, or raise the limit"):
+        compiled(make(), BYTES, GrammarLimits(seconds=1e-6))

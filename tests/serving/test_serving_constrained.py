@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving_support import CHAT, COMPLETE, USER, client, refused, service
+from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
 from test_serving_tools import asked, calls, model
 
 SCHEMA = {
@@ -122,3 +122,27 @@ def test_text_without_a_call_is_allowed_beside_strict_tools() -> None:
 def test_strict_tools_and_a_schema_contradict_each_other() -> None:
     with client(service(model("hermes", "x"))) as to:
         refused(to, 400, "contradict each other", tools=STRICT, guided_json=SCHEMA)
+
+
+SELF = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+EXPLODING = "(((a{1,300}){1,300}){1,300}){1,300}"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 4}}, "schema cannot be used"),
+        ({"guided_json": SELF}, "schema is unsatisfiable"),
+        ({"guided_json": {"description": "x" * 2_000_000}}, "and the limit is 1,000,000"),
+        ({"guided_regex": "\u00e9"}, "no answer at all"),
+        ({"guided_regex": EXPLODING, "max_tokens": 300, "ignore_eos": True}, "too complex to go on"),
+        ({"guided_regex": "a\u00e9"}, "none of the vocabulary's tokens goes on"),
+        ({"guided_choice": ["abc"], "stop": "b"}, "the stop string 'b' is in the text that the grammar demands"),
+        ({"guided_choice": ["ba", "bb"], "stop": ["a", "bb"]}, "cut the answer before it was complete"),
+    ],
+)
+def test_bad_grammars_end_in_one_line(body: dict[str, Any], words: str) -> None:
+    with client(service(model("hermes", "x"))) as to:
+        error = refused(to, 400, words, temperature=0, **body)
+        assert "\n" not in error["message"]
+        assert chat(to, guided_choice=["yes"])["choices"][0]["message"]["content"] == "yes", "the server goes on"

@@ -13,6 +13,7 @@ from outpace.api.options import GenerateOptions, with_options
 from outpace.api.requests import LoadedModel, build_method, build_request, read_references
 from outpace.api.result import Result
 from outpace.api.streams import Stream
+from outpace.constraints.compiler import compiled
 from outpace.core.errors import BadInput, shown
 from outpace.core.text import check_text
 from outpace.core.turns import ROUNDS
@@ -43,6 +44,8 @@ class Conversation:
         chosen = choose(options)
         if chosen.raw:
             raise BadInput("raw continues a text; a conversation needs the chat template: leave out raw")
+        if chosen.grammar is not None:  # refused before the first turn; compiled grammars are kept
+            compiled(chosen.grammar, model.tokenizer, chosen.grammar_limits)
         self._model = model
         self._own_namespace = "namespace" not in options or options["namespace"] is None
         self._chosen = chosen

@@ -111,7 +111,7 @@ def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
     if not wrong:
         return matcher
     line = shortened(wrong)
-    if "fuel" in line or "too large" in line or "grammar size" in line:
+    if any(words in line for words in ("fuel", "too large", "too big", "grammar size")):
         raise BadInput(f"{_too_slow(grammar, limits)} ({line})")
     raise BadInput(f"the {grammar.name} cannot be used: {line}")
 

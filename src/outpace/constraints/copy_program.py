@@ -18,10 +18,10 @@ is shown: what is shown is the edited text, of which every line ends with a newl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
+from outpace.constraints.copy_automaton import Boundary, Number, Role, State
 from outpace.core.constraint import Bits, ConstraintState, bits_of
 from outpace.core.errors import BadInput
 from outpace.core.lru import Lru
@@ -30,14 +30,10 @@ from outpace.models.base import ChatTokenizer
 MOST_LINES = 9999
 """Lines of a text that can be copied from: each number is spelled once when the automaton is made."""
 COPY, TO, CLOSE, GENERATE = "@@ copy(", "-", ")\n", "@@ generate\n"
-_NEWLINE = b"\n"
 _JOINED = "if x:\n", "    y = 2\n"
 
 _TEXTS: Lru[tuple[str, int], Bits] = Lru(4)
 """The tokens that add to a text, by the tokenizer's fingerprint and the vocabulary's size."""
-
-State: TypeAlias = "_Place"
-Then: TypeAlias = Callable[[], "_Place"]
 
 
 def lines_of(text: str) -> list[str]:
@@ -46,25 +42,17 @@ def lines_of(text: str) -> list[str]:
     return [f"{line}\n" for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
-@dataclass(slots=True)
-class _Number:
-    """A beginning of line numbers' spellings: the tokens that go on, the number that ends here (0: none), the largest
-    number that begins so."""
-
-    more: dict[int, _Number] = field(default_factory=dict)
-    value: int = 0
-    largest: int = 0
-
-
 class CopyProgram:
     """Programs over the lines of ``text``: a :class:`~outpace.core.constraint.Constraint`.
+
+    ``ordered``: each span begins behind the one before, as in every edit that moves and repeats no lines.
 
     Raises BadInput for a text without lines or of more than :data:`MOST_LINES`, and for a tokenizer that does not
     write texts back as they were.
     """
 
-    def __init__(self, text: str, tokenizer: ChatTokenizer) -> None:
-        self.lines = lines_of(text)
+    def __init__(self, text: str, tokenizer: ChatTokenizer, *, ordered: bool = True) -> None:
+        self.lines, self.ordered = lines_of(text), ordered
         if not self.lines:
             raise BadInput("there are no lines to copy from: the text to edit is empty")
         if len(self.lines) > MOST_LINES:
@@ -82,22 +70,36 @@ class CopyProgram:
         return f"CopyProgram({len(self.lines)} lines)"
 
     def begin(self) -> ConstraintState:
-        return _Boundary(self, whole=False)
+        return Boundary(self, whole=False)
 
     def accepts(self, text: str) -> bool:
         """Whether a program can have ``text`` as its edited text."""
         return not text or text.endswith("\n")
 
-    def shown(self) -> Callable[[int], bool]:
-        """Told each token of an answer in turn: whether it is part of the edited text."""
-        at: State | None = _Boundary(self, whole=False)
+    def roles(self) -> Callable[[int], Role]:
+        """For one answer: told each of its tokens in turn, what it is."""
+        at: State | None = Boundary(self, whole=False)
 
-        def tell(token: int) -> bool:
+        def tell(token: int) -> Role:
             nonlocal at
             before, at = at, None if at is None else at.advance(token)
-            return before is not None and before.holds_text(token)
+            return "directive" if before is None else before.role(token)
 
         return tell
+
+    def shown(self) -> Callable[[int], bool]:
+        """For one answer: told each of its tokens in turn, whether it is part of the edited text."""
+        role = self.roles()
+        return lambda token: role(token) != "directive"
+
+    def behind(self, copied: int) -> int:
+        """The line behind which the next span begins, where ``copied`` is the last line that was copied; 0: none."""
+        return copied if self.ordered else 0
+
+    def directives(self, copied: int, *, generating: bool = False) -> tuple[tuple[int, ...], ...]:
+        """The directives that may follow; ``generating``: behind new lines, which no further ones follow."""
+        copies = (self.copy,) if self.behind(copied) < len(self.lines) else ()
+        return copies if generating else (*copies, self.generate)
 
     def spelled(self, text: str) -> tuple[int, ...]:
         """The usual tokens of a text. Raises BadInput where they do not spell it."""
@@ -125,13 +127,13 @@ class CopyProgram:
         return "".join(f"{number}|{line}" for number, line in enumerate(self.lines, 1))
 
     @cached_property
-    def numbers(self) -> _Number:
+    def numbers(self) -> Number:
         """The spellings of all line numbers."""
-        root = _Number(largest=len(self.lines))
+        root = Number(largest=len(self.lines))
         for number in range(1, len(self.lines) + 1):
             at = root
             for token in self.spelled(str(number)):
-                at = at.more.setdefault(token, _Number())
+                at = at.more.setdefault(token, Number())
                 at.largest = max(at.largest, number)
             at.value = number
         return root
@@ -153,182 +155,12 @@ class CopyProgram:
             _TEXTS.put(key, found)
         return found
 
+    def line_beginnings(self, size: int, directives: frozenset[int]) -> Bits:
+        """The set of all tokens that may begin a new line, and of those directives that may begin there."""
+        return self.any_text(size) & ~self.mask(sorted(self.begins_directive - directives), size)
+
     def _check_tokenizer(self) -> None:
         """Texts of several spans are joined: raise BadInput for a tokenizer that adds to the beginning of a text."""
         one, other = _JOINED
         if self.tokenizer.decode([*self.spelled(one), *self.spelled(other)]) != one + other:
             raise BadInput("copying needs a tokenizer whose tokens' texts can be joined, such as a byte-level one")
-
-
-class _Place:
-    """A state of the automaton."""
-
-    __slots__ = ("program",)
-    complete = False
-
-    def __init__(self, program: CopyProgram) -> None:
-        self.program = program
-
-    def follows(self) -> tuple[int, ...] | None:
-        """The tokens that may follow; None: any text."""
-        raise NotImplementedError
-
-    def advance(self, token: int) -> State | None:
-        raise NotImplementedError
-
-    def holds_text(self, token: int) -> bool:
-        """Whether ``token``, which follows, is part of the edited text."""
-        return False
-
-    def allowed(self, size: int) -> Bits:
-        found = self.follows()
-        return self.program.any_text(size) if found is None else self.program.mask(found, size)
-
-    def forced(self) -> Sequence[int]:
-        found: list[int] = []
-        at: State | None = self
-        while at is not None and not at.complete:
-            if isinstance(at, _Words):
-                found += at.tokens[at.at :]
-                at = at.then()
-                continue
-            only = at.follows()
-            if only is None or len(only) != 1:
-                break
-            found += only
-            at = at.advance(only[0])
-        return found
-
-
-class _Words(_Place):
-    """``tokens`` follow from index ``at`` on, one after the other, and then another state. ``text``: they are shown."""
-
-    __slots__ = ("at", "text", "then", "tokens")
-
-    def __init__(self, program: CopyProgram, tokens: Sequence[int], at: int, then: Then, *, text: bool = False) -> None:
-        super().__init__(program)
-        self.tokens, self.at, self.then, self.text = tokens, at, then, text
-
-    def follows(self) -> tuple[int, ...]:
-        return (self.tokens[self.at],)
-
-    def advance(self, token: int) -> State | None:
-        if token != self.tokens[self.at]:
-            return None
-        return _after(self.program, self.tokens, self.at + 1, self.then, text=self.text)
-
-    def holds_text(self, token: int) -> bool:
-        return self.text
-
-
-def _after(program: CopyProgram, tokens: Sequence[int], at: int, then: Then, *, text: bool = False) -> State:
-    return _Words(program, tokens, at, then, text=text) if at < len(tokens) else then()
-
-
-class _Boundary(_Place):
-    """Between two directives: at the beginning, and behind a copied span. ``whole``: the answer may end here."""
-
-    __slots__ = ("complete",)
-
-    def __init__(self, program: CopyProgram, *, whole: bool) -> None:
-        super().__init__(program)
-        self.complete = whole
-
-    def follows(self) -> tuple[int, ...] | None:
-        return tuple(sorted(self.program.begins_directive))
-
-    def advance(self, token: int) -> State | None:
-        return _directive(self.program, token)
-
-
-class _NewLines(_Place):
-    """In generated text. ``start``: at the beginning of a line, where the answer may end and a directive may begin."""
-
-    __slots__ = ("complete",)
-
-    def __init__(self, program: CopyProgram, *, start: bool) -> None:
-        super().__init__(program)
-        self.complete = start
-
-    def follows(self) -> tuple[int, ...] | None:
-        return None
-
-    def advance(self, token: int) -> State | None:
-        if self.complete and token in self.program.begins_directive:
-            return _directive(self.program, token)
-        known = 0 <= token < len(self.program.tokenizer)
-        added = self.program.tokenizer.token_bytes(token) if known else None
-        return _NewLines(self.program, start=added.endswith(_NEWLINE)) if added else None
-
-    def holds_text(self, token: int) -> bool:
-        return not (self.complete and token in self.program.begins_directive)
-
-
-class _Choice(_Place):
-    """In a directive, where ``copy`` and ``generate`` begin with the same ``at`` tokens."""
-
-    __slots__ = ("at",)
-
-    def __init__(self, program: CopyProgram, at: int) -> None:
-        super().__init__(program)
-        self.at = at
-
-    def follows(self) -> tuple[int, ...]:
-        return tuple(sorted({self.program.copy[self.at], self.program.generate[self.at]}))
-
-    def advance(self, token: int) -> State | None:
-        return _directive(self.program, token, self.at)
-
-
-class _LineNumber(_Place):
-    """In a number of a copy: ``number`` is its beginning, ``first`` the span's first line once that is known."""
-
-    __slots__ = ("first", "number")
-
-    def __init__(self, program: CopyProgram, number: _Number, first: int = 0) -> None:
-        super().__init__(program)
-        self.number, self.first = number, first
-
-    def follows(self) -> tuple[int, ...]:
-        found = [token for token, one in self.number.more.items() if one.largest >= self.first]
-        if self._may_end:
-            found.append(self._end[0])
-        return tuple(sorted(found))
-
-    @property
-    def _may_end(self) -> bool:
-        return self.number.value >= max(self.first, 1)
-
-    @property
-    def _end(self) -> tuple[int, ...]:
-        return self.program.close if self.first else self.program.to
-
-    def advance(self, token: int) -> State | None:
-        longer = self.number.more.get(token)
-        if longer is not None and longer.largest >= self.first:
-            return _LineNumber(self.program, longer, self.first)
-        if not self._may_end or token != self._end[0]:
-            return None
-        program, first, number = self.program, self.first, self.number.value
-
-        def then() -> State:
-            if first:
-                return _after(
-                    program, program.span(first, number), 0, lambda: _Boundary(program, whole=True), text=True
-                )
-            return _LineNumber(program, program.numbers, number)
-
-        return _after(program, self._end, 1, then)
-
-
-def _directive(program: CopyProgram, token: int, at: int = 0) -> State | None:
-    """The state after the token of index ``at`` of a directive."""
-    copies = program.copy[at : at + 1] == (token,)
-    generates = program.generate[at : at + 1] == (token,)
-    if copies and generates:
-        return _Choice(program, at + 1)
-    if copies:
-        return _after(program, program.copy, at + 1, lambda: _LineNumber(program, program.numbers))
-    if generates:
-        return _after(program, program.generate, at + 1, lambda: _NewLines(program, start=True))
-    return None

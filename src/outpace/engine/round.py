@@ -59,7 +59,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
         payoff.saw(committed / len(active), perf_counter() - began, drafting)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
-    elif reusable is None and not looked_ahead:
+    elif reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
         _compare_costs(target, active, trees, split, perf_counter() - began)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from outpace.controllers.named import NamedController, Setup
@@ -48,7 +49,7 @@ def controlled(label: str, parts: Parts, context: Context, choice: ControllerCho
     companion = Companion(_companion(kind, context, getattr(settings, "companion", ""))) if kind.companion else None
     if companion is not None or controller.policy(controller.memory(), sampled=False) is not None:
         drafter = ControlledDrafter(drafter, controller, companion)
-    return Parts(drafter, controller, parts.rule)
+    return replace(parts, drafter=drafter, controller=controller)
 
 
 def draft_costs(label: str, parts: Parts, context: Context) -> DraftCosts:

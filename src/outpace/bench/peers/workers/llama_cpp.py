@@ -1,4 +1,7 @@
-"""llama.cpp through llama-cpp-python: plain, and with its prompt lookup."""
+"""llama.cpp through llama-cpp-python: plain, with its prompt lookup, and with its grammars.
+
+A JSON schema becomes GBNF by the library's own converter.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 class LlamaCpp:
     """One context for the one configuration of this process."""
+
+    takes_grammars = True
 
     def __init__(self, settings: dict[str, Any]) -> None:
         [options] = settings["configs"].values()
@@ -27,13 +32,29 @@ class LlamaCpp:
             verbose=False,
         )
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
+    def answer(
+        self,
+        config: str,
+        prompt: list[int],
+        length: int,
+        emit: Callable[[list[int]], None],
+        grammar: dict[str, Any] | None = None,
+    ) -> None:
         """``generate`` knows no end of sequence; after ``reset`` it finds no common beginning to keep."""
+        masks = None if grammar is None else _masks(grammar)
         self.llama.reset()
-        for count, token in enumerate(self.llama.generate(prompt, temp=0.0), 1):
+        for count, token in enumerate(self.llama.generate(prompt, temp=0.0, grammar=masks), 1):
+            if masks is not None and llama_cpp.llama_vocab_is_eog(self.llama._model.vocab, token):
+                break
             emit([token])
             if count == length:
                 break
+
+
+def _masks(grammar: dict[str, Any]) -> Any:
+    if grammar["kind"] == "schema":
+        return llama_cpp.LlamaGrammar.from_json_schema(grammar["source"], verbose=False)
+    return llama_cpp.LlamaGrammar.from_string(grammar["gbnf"], verbose=False)
 
 
 load = LlamaCpp

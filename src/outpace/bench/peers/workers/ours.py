@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from outpace import loading
+from outpace.constraints import Grammar, compiled
 from outpace.core.errors import OutpaceError
+from outpace.core.sampling import SamplingParams
 from outpace.core.version import __version__
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
@@ -23,6 +25,8 @@ def load(settings: dict[str, Any]) -> Ours:
 
 class Ours:
     """One model, and a method for every configuration."""
+
+    takes_grammars = True
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.version = __version__
@@ -41,10 +45,22 @@ class Ours:
             except OutpaceError as error:  # one that needs a draft model, say; the others can run
                 self.failed[name] = str(error)
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Callable[[list[int]], None]) -> None:
-        """Round by round, as a stream would read it. No stop token: every answer has its full length."""
+    def answer(
+        self,
+        config: str,
+        prompt: list[int],
+        length: int,
+        emit: Callable[[list[int]], None],
+        grammar: dict[str, Any] | None = None,
+    ) -> None:
+        """Round by round, as a stream would read it. Without a grammar no token ends an answer: it has its full
+        length."""
+        params, stop_ids = SamplingParams(), frozenset[int]()
+        if grammar is not None:
+            constraint = compiled(Grammar(grammar["kind"], grammar["source"]), self.model.tokenizer)
+            params, stop_ids = SamplingParams(constraint=constraint), self.model.eos_ids
         decoder = Decoder(self.model.target)
-        generation = decoder.submit(Request(tuple(prompt), self.methods[config], max_new_tokens=length))
+        generation = decoder.submit(Request(tuple(prompt), self.methods[config], params, length, stop_ids))
         told, more = 0, True
         while more:
             more = decoder.step()

@@ -5,6 +5,9 @@
     {"do": "load", "settings": {...}}                               {"version", "precision", "failed": {config: why}}
     {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}   {"ttft_ms", "seconds", "tokens", "memory_mb"}
 
+A request may have a "grammar" beside its prompt: {"kind": "schema" or "lark", "source": text, "gbnf": text}. Its answer
+ends where the grammar does; every other answer has its full length.
+
 Any reply may be ``{"error": "one line"}`` instead. The end of the input ends the process, also in the middle of an
 answer: nothing of it outlives a runner that was killed. LIBRARY.py has a function ``load(settings)`` that returns an
 :class:`Engine`.
@@ -35,14 +38,21 @@ _GRACE = 1.0  # seconds in which an idle process ends by itself
 
 
 class Engine(Protocol):
-    """A loaded library. ``failed``: configurations that it cannot run, and why, in one line each."""
+    """A loaded library. ``failed``: configurations that it cannot run, and why, in one line each.
+
+    One that can be asked with a grammar says so by a true attribute ``takes_grammars``.
+    """
 
     version: str
     precision: str
     failed: dict[str, str]
 
-    def answer(self, config: str, prompt: list[int], length: int, emit: Emit) -> None:
-        """Decode greedily, past any end-of-sequence token, and ``emit`` tokens as they come."""
+    def answer(self, config: str, prompt: list[int], length: int, emit: Emit, *grammar: dict[str, Any]) -> None:
+        """Decode greedily, past any end-of-sequence token, and ``emit`` tokens as they come.
+
+        Under a ``grammar``, the last argument of a request that has one, an answer ends where the model ends it and the
+        grammar lets it; tokens that only end an answer are not put out.
+        """
         ...
 
 
@@ -97,8 +107,11 @@ def main(path: str) -> None:
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
     _reset_peak_memory()
+    grammar = (request["grammar"],) if "grammar" in request else ()
+    if grammar and not getattr(engine, "takes_grammars", False):
+        raise ValueError("this library's worker takes no grammars")
     clock = Clock(request["length"])
-    engine.answer(request["config"], request["prompt"], request["length"], clock.emit)
+    engine.answer(request["config"], request["prompt"], request["length"], clock.emit, *grammar)
     return clock.reply() | {"memory_mb": _peak_memory_mb()}
 
 
