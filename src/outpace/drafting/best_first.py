@@ -13,6 +13,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -82,6 +83,26 @@ def grow(root: Any, rated: Callable[[Any], Rated], depth: int, nodes: int, floor
     return Grown(tree, kinds)
 
 
+Likeliest = tuple[float, Successor]
+"""A successor with its acceptance rate."""
+
+
+def grow_path(root: Any, likeliest: Callable[[Any], Likeliest | None], nodes: int, floor: float) -> Grown:
+    """The path of at most ``nodes`` tokens that takes the likeliest successor of every place, as long as its
+    probability is not below ``floor``: what :func:`grow` makes of these successors alone."""
+    tokens, probs, kinds = list[int](), list[float](), list[Kind]()
+    place, prob = root, 1.0
+    while len(tokens) < nodes and (found := likeliest(place)) is not None:
+        rate, (token, kind, place) = found
+        prob *= rate
+        if prob < floor:
+            break
+        tokens.append(token)
+        probs.append(prob)
+        kinds.append(kind)
+    return Grown(TokenTree.chain(tokens, path_acceptance_probs=probs), kinds)
+
+
 @dataclass(slots=True)
 class CandidateState(DraftState):
     """What a drafter with calibrated candidates keeps of one request."""
@@ -93,8 +114,13 @@ class CandidateState(DraftState):
     def draft(self, grown: Grown, budget: Budget) -> TokenTree:
         """Keep the candidates for :meth:`learn`; the tree of as many of them as are best to draft."""
         self.grown = grown
-        count = budget.best_draft_size(grown.tree.path_acceptance_probs)
-        return grown.tree if count == len(grown.tree) else grown.tree.first(count)
+        tree, probs = grown.tree, grown.tree.path_acceptance_probs
+        count = budget.best_draft_size(probs)
+        if count == len(tree):
+            return tree
+        if tree.is_chain:  # what ``first`` would build, more quickly
+            return TokenTree.chain(tree.tokens[:count], path_acceptance_probs=probs[:count])
+        return tree.first(count)
 
     def learn(self, verdict: Verdict) -> None:
         """The round is over: all candidates teach, drafted or not."""
@@ -135,15 +161,27 @@ class BestFirst(Drafter[S], ABC):
     def successors(self, state: S, place: Any) -> Iterable[Successor]:
         """What may follow a place; of candidates with equal rates the first is preferred."""
 
+    def likeliest(self, state: S, place: Any) -> Likeliest | None:
+        """The successor with the highest rate, of equal rates the first; None where nothing may follow.
+
+        Paths ask for this one alone. A drafter that has many successors overrides it, so that no others are built.
+        """
+        rate = state.calibration.rate
+        found = [(rate(one.kind), one) for one in self.successors(state, place)]
+        return max(found, key=itemgetter(0), default=None)
+
     def propose(self, state: S, budget: Budget) -> TokenTree:
         place, rate = self.root(state), state.calibration.rate
         state.grown = None
         if place is None or budget.depth <= 0 or budget.max_nodes <= 0:
             return TokenTree()
 
+        if self.single_path:
+            most = min(budget.depth, budget.max_nodes)
+            return state.draft(grow_path(place, partial(self.likeliest, state), most, FLOOR), budget)
+
         def rated(place: Any) -> Rated:
-            found = [(rate(one.kind), one) for one in self.successors(state, place)]
-            return [max(found, key=itemgetter(0))] if self.single_path and found else found
+            return [(rate(one.kind), one) for one in self.successors(state, place)]
 
         return state.draft(grow(place, rated, budget.depth, budget.max_nodes, FLOOR), budget)
 
