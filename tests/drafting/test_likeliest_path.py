@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from outpace.controllers.base import Budget
+from outpace.core.tree import TokenTree
 from outpace.drafting.best_first import FLOOR, BestFirst, grow, grow_path
+from outpace.drafting.calibration import Calibration
 from outpace.methods.lookup.recycling import Recycling, RecyclingState
 from outpace.targets.table import TableTarget
 from test_calibration import TARGET, Tabled, candidate_trees
@@ -26,9 +28,9 @@ def test_it_is_the_tree_of_the_best_successors(candidates: Tabled, depth: int, n
 
     tree, kinds = grow((), best, depth, nodes, FLOOR)  # type: ignore[arg-type]
     path = grow_path((), lambda place: candidates.likeliest(state, place), min(depth, nodes), FLOOR)
-    assert (path.tree.tokens, path.kinds) == (tree.tokens, kinds)
-    assert path.tree.path_acceptance_probs == pytest.approx(tree.path_acceptance_probs)
-    assert path.tree.parents == tree.parents
+    assert (path.tokens, path.kinds) == (tree.tokens, kinds)
+    assert path.path_acceptance_probs == pytest.approx(tree.path_acceptance_probs)
+    assert tree.is_chain
 
 
 @given(candidate_trees(), st.floats(0.01, 0.8))
@@ -40,8 +42,20 @@ def test_as_much_of_it_is_drafted_as_gains_and_all_of_it_teaches(candidates: Tab
     drafted = candidates.propose(state, budget)
     assert drafted.tokens == whole.tokens[: budget.best_draft_size(whole.path_acceptance_probs)]
     assert drafted.is_chain
-    assert state.grown is not None
-    assert state.grown.tree.tokens == whole.tokens
+    assert state.path is not None
+    assert state.path.tokens == whole.tokens
+
+
+@given(candidate_trees(), st.lists(st.integers(0, 2), max_size=5))
+def test_it_teaches_as_a_tree_would(candidates: Tabled, committed: list[int]) -> None:
+    kinds = [kind for entries in candidates.edges.values() for _, kind in entries]
+    state = candidates.begin(TARGET.sequence([1, 2]))
+    tokens, probs, found = grow_path((), lambda place: candidates.likeliest(state, place), 4, FLOOR)
+    prior = dict(enumerate(map(candidates.rates.rate, range(5))))
+    one, other = Calibration(prior.__getitem__), Calibration(prior.__getitem__)
+    one.learn_path(tokens, found, committed)
+    other.learn_tree(TokenTree.chain(tokens, path_acceptance_probs=probs), found, committed)
+    assert [one.rate(kind) for kind in kinds] == [other.rate(kind) for kind in kinds]
 
 
 @st.composite

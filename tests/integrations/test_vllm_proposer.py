@@ -7,8 +7,10 @@ import random
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from outpace.controllers.base import Budget
@@ -266,7 +268,7 @@ def test_rows_are_told_by_their_tokens() -> None:
 def test_rows_of_wider_numbers_are_told_as_well() -> None:
     requests = RunningRequests(4)
     requests.began_call()
-    tokens = np.array([1, 2, 3, 4], np.int64)
+    tokens: npt.NDArray[Any] = np.array([1, 2, 3, 4], np.int64)
     one = Running(None, None, known_tokens(tokens, 3), 3, 0)  # type: ignore[arg-type]
     requests.add("a", one)
     for count in (3, 4, 200):

@@ -87,10 +87,18 @@ Likeliest = tuple[float, Successor]
 """A successor with its acceptance rate."""
 
 
-def grow_path(root: Any, likeliest: Callable[[Any], Likeliest | None], nodes: int, floor: float) -> Grown:
+class GrownPath(NamedTuple):
+    """The likeliest path of one round: its tokens, how likely the path to each is accepted, and their kinds."""
+
+    tokens: list[int]
+    path_acceptance_probs: list[float]
+    kinds: list[Kind]
+
+
+def grow_path(root: Any, likeliest: Callable[[Any], Likeliest | None], nodes: int, floor: float) -> GrownPath:
     """The path of at most ``nodes`` tokens that takes the likeliest successor of every place, as long as its
     probability is not below ``floor``: what :func:`grow` makes of these successors alone."""
-    tokens, probs, kinds = list[int](), list[float](), list[Kind]()
+    path = tokens, probs, kinds = GrownPath([], [], [])
     place, prob = root, 1.0
     while len(tokens) < nodes and (found := likeliest(place)) is not None:
         rate, (token, kind, place) = found
@@ -100,7 +108,7 @@ def grow_path(root: Any, likeliest: Callable[[Any], Likeliest | None], nodes: in
         tokens.append(token)
         probs.append(prob)
         kinds.append(kind)
-    return Grown(TokenTree.chain(tokens, path_acceptance_probs=probs), kinds)
+    return path
 
 
 @dataclass(slots=True)
@@ -110,23 +118,30 @@ class CandidateState(DraftState):
     calibration: Calibration
     grown: Grown | None = None
     """The candidates of this round; None where nothing was proposed."""
+    path: GrownPath | None = None
+    """The same where only the likeliest path is drafted."""
 
     def draft(self, grown: Grown, budget: Budget) -> TokenTree:
         """Keep the candidates for :meth:`learn`; the tree of as many of them as are best to draft."""
         self.grown = grown
-        tree, probs = grown.tree, grown.tree.path_acceptance_probs
-        count = budget.best_draft_size(probs)
-        if count == len(tree):
-            return tree
-        if tree.is_chain:  # what ``first`` would build, more quickly
-            return TokenTree.chain(tree.tokens[:count], path_acceptance_probs=probs[:count])
-        return tree.first(count)
+        count = budget.best_draft_size(grown.tree.path_acceptance_probs)
+        return grown.tree if count == len(grown.tree) else grown.tree.first(count)
+
+    def draft_path(self, path: GrownPath, budget: Budget) -> TokenTree:
+        """:meth:`draft` for a path."""
+        self.path = path
+        tokens, probs, _ = path
+        count = budget.best_draft_size(probs) if tokens else 0
+        return TokenTree.chain(tokens[:count], path_acceptance_probs=probs[:count]) if count else TokenTree()
 
     def learn(self, verdict: Verdict) -> None:
         """The round is over: all candidates teach, drafted or not."""
-        grown, self.grown = self.grown, None
+        grown, path = self.grown, self.path
+        self.grown = self.path = None
         if grown is not None:
             self.calibration.learn_tree(grown.tree, grown.kinds, verdict.committed)
+        if path is not None:
+            self.calibration.learn_path(path.tokens, path.kinds, verdict.committed)
 
 
 MaxNodes = Annotated[
@@ -172,13 +187,13 @@ class BestFirst(Drafter[S], ABC):
 
     def propose(self, state: S, budget: Budget) -> TokenTree:
         place, rate = self.root(state), state.calibration.rate
-        state.grown = None
+        state.grown = state.path = None
         if place is None or budget.depth <= 0 or budget.max_nodes <= 0:
             return TokenTree()
 
         if self.single_path:
             most = min(budget.depth, budget.max_nodes)
-            return state.draft(grow_path(place, partial(self.likeliest, state), most, FLOOR), budget)
+            return state.draft_path(grow_path(place, partial(self.likeliest, state), most, FLOOR), budget)
 
         def rated(place: Any) -> Rated:
             return [(rate(one.kind), one) for one in self.successors(state, place)]

@@ -124,6 +124,8 @@ class Recycling(BestFirst[RecyclingState]):
                         continue  # it follows a longer key, at that one's rate
                     best, found = one, (token, (order, certainty))
                 tried = certainty
+                if row[-1][1] == certainty:
+                    break  # certainties descend: all that follow have this one
             longer.append(row)
         if found is None:
             return None
