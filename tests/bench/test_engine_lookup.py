@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -74,3 +76,41 @@ def test_bad_options_start_nothing(
     with pytest.raises(SystemExit, match="2"):
         engine_lookup.main()
     assert said in capsys.readouterr().err
+
+
+class Streaming(BaseHTTPRequestHandler):
+    """As vLLM streams a chat: a chunk of the role without tokens, one of a token, one of two, and the usage alone."""
+
+    chunks = ((("", 0), ("one", 1), (" two three", 3)), 3)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["vllm_xargs"] == {"namespace": "team"} and asked["max_tokens"] == 8
+        self.send_response(200)
+        self.end_headers()
+        parts, total = self.chunks
+        lines = [
+            {"choices": [{"delta": {"content": text}}], "usage": {"completion_tokens": count}} for text, count in parts
+        ]
+        for line in (*lines, {"choices": [], "usage": {"completion_tokens": total}}):
+            self.wfile.write(f"data: {json.dumps(line)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 5.0\n# HELP nothing\n')
+
+    def log_message(self, *about: object) -> None:
+        pass
+
+
+def test_an_answer_is_timed_from_its_first_chunk_with_tokens() -> None:
+    with HTTPServer(("127.0.0.1", 0), Streaming) as listening:
+        threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        server = Server(f"http://127.0.0.1:{listening.server_port}")
+        [found] = server.ask_together(["hello"], 8, ["team"])
+        assert (found.text, found.tokens) == ("one two three", 2)
+        assert found.last >= found.first > 0.0
+        assert server.accepted() == 5.0
+        listening.shutdown()
