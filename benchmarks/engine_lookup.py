@@ -1,14 +1,17 @@
 """Lookup methods inside vLLM: outpace's Proposer beside vLLM's own n-gram and suffix decoding.
 
     python benchmarks/engine_lookup.py --json out/engine_lookup.json
-    python benchmarks/engine_lookup.py --only ngram,suffix,sam --tokens 64
+    python benchmarks/engine_lookup.py --eager --only ngram,suffix,recycling,merge,cacheback --loads copy,code
+    python benchmarks/engine_lookup.py --batch 4 --only suffix,sam --tokens 64
 
 All servers run at the same time on one thread each and take turns: every prompt goes to each of them, in an order that
-rotates, one request at a time, greedy. Loads: ``copy`` (a passage to be repeated with changes), ``code`` (a function to
-be rewritten), ``again`` (the second of two requests that ask for the same in other words, in one namespace). Shown are
-decoded tokens per second as a ratio to vLLM without speculation (the median over prompts), tokens per forward, and how
-many answers are identical to those without speculation. ``plain`` is vLLM as it comes; ``custom_class`` runs on its V1
-model runner without asynchronous scheduling, and is charged for that.
+rotates, greedy, one request at a time or ``--batch`` of them together. Models are compiled, as vLLM does by default;
+``--eager`` leaves that out, and servers start a minute earlier. Loads: ``copy`` (a passage to be repeated), ``code`` (a
+function to be rewritten), ``again`` (the second of two requests that ask for the same in other words, in one
+namespace). Shown are decoded tokens per second as a ratio to vLLM without speculation (the median over prompts, or over
+batches), tokens per forward of a row, and how many answers are identical to those without speculation. ``plain`` is
+vLLM as it comes. ``custom_class`` runs on its V1 model runner without asynchronous scheduling, and is charged for that
+where vLLM has anything else, on GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ import re
 import statistics
 import sys
 import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,8 +47,12 @@ ROWS: dict[str, tuple[dict[str, Any] | None, ProposerOptions | None]] = {
     "sam": (OURS, ProposerOptions(method="sam")),
     "cascade": (OURS, ProposerOptions(method="cascade", settings={"parts": ["sam", "cacheback"]})),
     "cacheback": (OURS, ProposerOptions(method="cacheback")),
+    "recycling": (OURS, ProposerOptions(method="recycling")),
+    "merge": (OURS, ProposerOptions(method="merge")),
 }
 LOADS = ("copy", "code", "again")
+BATCHES = (1, 2, 4)
+"""A load has four prompts; one that is sent twice would be copied from its own answer."""
 TIMED = 24
 """Answers with fewer tokens after their first chunk are not timed: a chunk may hold most of them."""
 
@@ -90,14 +100,29 @@ def asked(load: str) -> list[list[str]]:
     return [list(pair) for pair in QUESTIONS]
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A streamed answer: its text, the tokens after its first chunk, and when the first and the last chunk came."""
+
+    text: str
+    tokens: int
+    first: float
+    last: float
+
+
 class Server:
-    """A running server: its answers, with the time between their first token and their last."""
+    """A running server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def ask(self, text: str, tokens: int, namespace: str) -> tuple[str, int, float]:
-        """The answer, the tokens after the first chunk, and the seconds that they took."""
+    def ask_together(self, texts: Sequence[str], tokens: int, namespaces: Sequence[str]) -> list[Answer]:
+        """The answers to requests that run at the same time."""
+        with ThreadPoolExecutor(len(texts)) as pool:
+            return list(pool.map(self.ask, texts, [tokens] * len(texts), namespaces))
+
+    def ask(self, text: str, tokens: int, namespace: str) -> Answer:
+        """The answer to one request."""
         body = {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],
@@ -110,7 +135,8 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        said, first, last, begun, done = "", 0.0, 0.0, 0, 0
+        first: float | None = None
+        said, last, begun, done = "", 0.0, 0, 0
         with urllib.request.urlopen(request, timeout=600) as reply:
             for raw in reply:
                 line = raw.decode().strip()
@@ -120,10 +146,10 @@ class Server:
                 if not chunk["choices"] or chunk["usage"]["completion_tokens"] == 0:
                     continue
                 last, done = perf_counter(), chunk["usage"]["completion_tokens"]
-                if not first:
+                if first is None:
                     first, begun = last, done
                 said += chunk["choices"][0]["delta"].get("content") or ""
-        return said, done - begun, last - first
+        return Answer(said, done - begun, last if first is None else first, last)
 
     def accepted(self) -> float:
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as reply:
@@ -131,30 +157,35 @@ class Server:
         return sum(map(float, re.findall(r"^vllm:spec_decode_num_accepted_tokens_total(?:\{.*\})? (\S+)", text, re.M)))
 
 
-def measure(servers: dict[str, Server], load: str, tokens: int, passes: int) -> dict[str, dict[str, Any]]:
-    """All prompts of one load, by turns."""
+def measure(servers: dict[str, Server], load: str, tokens: int, passes: int, batch: int) -> dict[str, dict[str, Any]]:
+    """All prompts of one load, by turns, ``batch`` at a time."""
     rates: dict[str, list[list[float]]] = {name: [] for name in servers}
     answers: dict[str, list[str]] = {name: [] for name in servers}
     counted = {name: [0, 0.0] for name in servers}
     order = list(servers)
-    for number, texts in enumerate(asked(load)):
+    prompts = asked(load)
+    for start in range(0, len(prompts), batch):
+        together = list(zip(*prompts[start : start + batch], strict=True))
         for name in servers:
             rates[name].append([])
         for turn in range(passes):
             order = order[1:] + order[:1]
             for name in order:
-                server, namespace = servers[name], f"{load}{number}.{turn}.{random.random()}"
-                for text in texts[:-1]:
-                    server.ask(text, tokens, namespace)
+                server = servers[name]
+                namespaces = [f"{load}{start + at}.{turn}.{random.random()}" for at in range(len(together[0]))]
+                for texts in together[:-1]:
+                    server.ask_together(texts, tokens, namespaces)
                 before = server.accepted()
-                said, count, seconds = server.ask(texts[-1], tokens, namespace)
+                said = server.ask_together(together[-1], tokens, namespaces)
                 accepted = server.accepted() - before
-                if count >= TIMED:
+                count = sum(one.tokens for one in said)
+                if count >= TIMED * len(said):
+                    seconds = max(one.last for one in said) - min(one.first for one in said)
                     rates[name][-1].append(count / seconds)
                 counted[name][0] += count
                 counted[name][1] += accepted
                 if turn == 0:
-                    answers[name].append(said)
+                    answers[name] += [one.text for one in said]
     found = {}
     for name in servers:
         pairs = zip(rates[name], rates["plain"], strict=True)
@@ -184,12 +215,17 @@ def main() -> int:
         help="the best of so many counts; from the second on, vLLM's suffix decoding has seen its own answer, which no "
         "namespace keeps from it; default: %(default)s",
     )
+    parser.add_argument("--batch", type=int, default=1, choices=BATCHES, help="requests at once; default: %(default)s")
     parser.add_argument("--eager", action="store_true", help="do not compile the model: servers start a minute earlier")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--vllm-python", default=None)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    names = dict.fromkeys(("plain", *given.only.split(",")))
+    names, loads = dict.fromkeys(("plain", *given.only.split(","))), given.loads.split(",")
+    for kind, chosen, known in (("--only", names, ROWS), ("--loads", loads, LOADS)):
+        for one in chosen:
+            if one not in known:
+                parser.error(f"{kind}: there is no '{one}'; there are {', '.join(known)}")
     results: dict[str, Any] = {}
     with ExitStack() as stack:
         servers = {}
@@ -202,14 +238,14 @@ def main() -> int:
                 python=given.vllm_python,
                 proposer=proposer,
                 threads=1,
-                max_num_seqs=1,
+                max_num_seqs=given.batch,
                 eager=given.eager,
             )
             servers[name] = Server(stack.enter_context(running))
-            servers[name].ask("Hello", 8, "")
+            servers[name].ask_together(["Hello"] * given.batch, 8, [""] * given.batch)
             print(f"{name}: ready", file=sys.stderr, flush=True)
-        for load in given.loads.split(","):
-            results[load] = measure(servers, load, given.tokens, given.passes)
+        for load in loads:
+            results[load] = measure(servers, load, given.tokens, given.passes, given.batch)
             for name, row in results[load].items():
                 print(f"{load:6} {name:10} {json.dumps(row)}", flush=True)
             if given.json:

@@ -1,4 +1,4 @@
-"""The table of docs/engines.md, from what ``make engines`` has found.
+"""The tables of docs/engines.md, from what ``make engines`` has found, and a summary of them.
 
     python benchmarks/engines_table.py out/engines.json
 
@@ -46,6 +46,23 @@ def certificates(found: Mapping[str, Any]) -> list[str]:
     return table
 
 
+def summary(found: Mapping[str, Any]) -> list[str]:
+    """What the tables show, a line an engine and question."""
+    told = []
+    for engine, about in found.items():
+        name, methods = f"{engine} {about['version']}", about.get("methods", {})
+        same = sum(row["identical"] == row["prompts"] for row in methods.values())
+        told.append(f"{name}: greedy answers identical to those without speculation: {same} of {len(methods)} methods")
+        apart = [abs(row["mean_acceptance_length"] - row["outpace"]) for row in methods.values() if row["outpace"]]
+        if apart:
+            told.append(f"{name}: accepted lengths at most {max(apart):.3f} from outpace's own ({len(apart)} methods)")
+        told += [
+            f"{name}: {configuration}: {VERDICTS[row['lossless']]}"
+            for configuration, row in about.get("certificates", {}).items()
+        ]
+    return told
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
@@ -63,10 +80,10 @@ def main() -> int:
     try:
         found = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    except (OSError, ValueError, IndexError) as error:
-        print(f"error: {error}; run make engines first", file=sys.stderr)
+    except (OSError, ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        print(f"error: {type(error).__name__}: {error}; run make engines first", file=sys.stderr)
         return 2
-    print("\n".join((*lines(found), "", *certificates(found))))
+    print("\n".join((*lines(found), "", *certificates(found), "", *summary(found), f"written to {PAGE}")))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ Json = dict[str, Any]
 @dataclass
 class Planted:
     """``bias``: how often a token after the first is the most likely one, unasked. ``wrong``: at which position greedy
-    answers go wrong. ``forgets``: log-probabilities after the first token are of a prefix without the prompt."""
+    answers go wrong. ``forgets``: log-probabilities after the first token are of a prefix without the prompt.
+    ``delay``: seconds before an answer; ``drips``: before each twenty bytes of it."""
 
     weights: int = 3
     bias: float = 0.0
@@ -35,6 +37,7 @@ class Planted:
     choices: bool = True
     extensions: bool = True
     delay: float = 0.0
+    drips: float = 0.0
     cut_streams: bool = False
     cut_bodies: bool = False
     key: str | None = None
@@ -118,6 +121,16 @@ class Planted:
         return {"choices": choices, "usage": {"prompt_tokens": len(ids)}}
 
 
+class Listening(ThreadingHTTPServer):
+    """Says nothing of clients that have left."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def planted(**about: Any) -> Iterator[str]:
     """The address of a server with these defects."""
@@ -162,13 +175,17 @@ def running(server: Planted) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data) + 50 * server.cut_bodies))
             self.end_headers()
-            self.wfile.write(data)
+            dripping = server.drips and self.command == "POST"
+            for at in range(0, len(data), step := 20 if dripping else len(data)):
+                self.wfile.write(data[at : at + step])
+                if dripping:
+                    self.wfile.flush()
+                    time.sleep(server.drips)
 
         def log_message(self, *about: Any) -> None:
             pass
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.daemon_threads = True
+    listening = Listening(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -241,6 +241,7 @@ def test_a_server_that_drafted_nothing_is_not_called_lossless(honest: str) -> No
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "slow": ({"delay": 1.0}, "did not answer within 0.2 s"),
+    "slow in pieces": ({"drips": 0.05}, "did not answer within 0.2 s"),
     "cut streams": ({"cut_streams": True}, "cut a stream after 1 events"),
     "cut bodies": ({"cut_bodies": True}, "cut its answer"),
     "key": ({"key": "secret"}, "refused a request without a key"),
@@ -254,7 +255,36 @@ def test_bad_servers(about: str) -> None:
     defects, said = BAD[about]
     with planted(**defects) as address, pytest.raises(BadInput, match=said):
         plan = Plan(TEXTS, SamplingParams(temperature=1.0), 1500, 3)
-        certify_engine(Server(address, "toy", time_limit=0.2 if about == "slow" else 20.0), plan)
+        certify_engine(Server(address, "toy", time_limit=0.2 if about.startswith("slow") else 20.0), plan)
+
+
+COMMANDS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "slow": ({"delay": 1.0}, ("--time-limit", "0.2"), ("did not answer within 0.2 s", "--time-limit")),
+    "slow in pieces": ({"drips": 0.05}, ("--time-limit", "0.2"), ("did not answer within 0.2 s",)),
+    "cut streams": ({"cut_streams": True}, (), ("cut a stream after 1 events",)),
+    "cut bodies": ({"cut_bodies": True}, (), ("cut its answer short",)),
+    "no log-probabilities": ({"logprobs": 0}, (), ("no log-probabilities", "--baseline", "--target-model")),
+    "another tokenizer": ({}, ("--target-model", "letters"), ("tokenizer of --target-model is not that of",)),
+}
+
+
+@pytest.mark.parametrize("about", COMMANDS)
+def test_bad_servers_end_the_command_in_one_line(about: str, cli: Run) -> None:
+    """The target that stands for every model here, a toy, has another alphabet than the planted server."""
+    defects, options, said = COMMANDS[about]
+    with planted(**defects) as address:
+        refused(cli("certify", "--model", "toy", "--endpoint", address, "--limit", "2", *options, "--json"), *said)
+
+
+def test_without_log_probabilities_the_certificate_says_what_remained(honest: str) -> None:
+    with planted(logprobs=0) as address:
+        found = certified(address, honest)
+    assert found.lossless is True, found.verdict
+    assert {one.name.partition(",")[0] for one in found.checks if one.passed is not None} >= {"token 2", "token 3"}
+    assert not any("log-probabilities" in one.name for one in found.checks)
+    said = " ".join(found.remarks)
+    for test in ("whether both servers have the same weights", "no prefix was rescored", "own log-probabilities"):
+        assert test in said
 
 
 def test_bad_references(honest: str) -> None:

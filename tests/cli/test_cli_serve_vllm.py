@@ -6,17 +6,22 @@ import json
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import outpace.loading
 from cli_support import Run, refused, runner
+from layouts_support import head_of, written
 from outpace.cli import main
+from outpace.heads.checkpoint import save
 from outpace.integrations.vllm import interpreter
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.model import Model
 from outpace.models.gguf_cache import cache_dir
+from outpace.targets.hf import HFTarget
+from target_suite import tiny_model
 
 
 @pytest.fixture
@@ -196,6 +201,25 @@ def test_a_port_in_use(run: Run, folder: str, monkeypatch: pytest.MonkeyPatch) -
         port = str(other.getsockname()[1])
         serve = ("serve", "--engine", "vllm", "--model", folder, "--method", "none", "--port", port)
         refused(run(*serve), f"port {port}", "in use", "--port")
+
+
+@pytest.mark.parametrize("layout", ["own", "speculators"])
+def test_a_head_for_another_target(
+    layout: str, run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has("0.32.0", monkeypatch)
+    place, head = tmp_path / "head", head_of("eagle3", 50)
+    if layout == "own":
+        place.mkdir()
+        save(head, place, {})
+    else:
+        written(head, layout, place)
+    other = SimpleNamespace(name="other", target=HFTarget(tiny_model("llama", seed=8)))
+    monkeypatch.setattr(outpace.loading, "load", lambda name, **_: other)
+    serve = ("serve", "--engine", "vllm", "--print", "--model", folder, "--head", str(place))
+    refused(run(*serve), str(place), "was made for other weights than this model's")
+    heads = cache_dir() / "vllm" / "heads"
+    assert not heads.exists() or not list(heads.iterdir())
 
 
 @pytest.mark.model

@@ -8,15 +8,36 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
+
+from outpace.core.files import write_atomically
+
+FILE, RUNS = "OUTPACE_ENGINES", "OUTPACE_ENGINE_RUNS"
+
+
+def wanted(label: str) -> bool:
+    """Whether a run is to be done: all are, unless OUTPACE_ENGINE_RUNS names some, "eagle3;Proposer: sam"."""
+    only = os.environ.get(RUNS)
+    return not only or label in only.split(";")
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip a test whose engine is not installed; under ``make engines``, which installs it, that is a failure."""
+    if os.environ.get(FILE):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 def keep(engine: str, found: dict[str, Any]) -> None:
-    """Add what one run has found of an engine."""
-    if place := os.environ.get("OUTPACE_ENGINES"):
+    """Add what one run has found of an engine, if it found any."""
+    place = os.environ.get(FILE)
+    if place and found.get("version"):
         file = Path(place)
         kept = json.loads(file.read_text()) if file.is_file() else {}
-        file.write_text(json.dumps({**kept, engine: merged(kept.get(engine, {}), found)}, indent=1))
+        now = {**kept, engine: merged(kept.get(engine, {}), found)}
+        write_atomically(file, json.dumps(now, indent=1).encode())
 
 
 def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     make engines
 
 One configuration after the other, in float32, with what ``outpace serve --engine vllm`` writes. OUTPACE_ENGINE_RUNS
-names some of them alone, "eagle3;Proposer: sam". What was found is written
-to the file that OUTPACE_ENGINES names; ``benchmarks/engines_table.py`` makes the table of docs/engines.md of it.
+names some of them alone, by their labels, "eagle3;Proposer: sam"; "server" and "certificates" are the tests of the
+server and of ``test_certificate.py``. What was found is written to the file that OUTPACE_ENGINES names;
+``benchmarks/engines_table.py`` makes the tables of docs/engines.md of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from engine_results import keep
+from engine_results import RUNS, keep, missing, wanted
 from outpace.bench.peers.weights import find as find_weights
 from outpace.bench.peers.worker import environment
 from outpace.controllers.fixed import Fixed
@@ -72,8 +73,8 @@ def written() -> Iterator[None]:
 def vllm() -> Interpreter:
     try:
         one = find_interpreter(os.environ.get("OUTPACE_VLLM_PYTHON"))
-    except BadInput as missing:
-        pytest.skip(str(missing))
+    except BadInput as error:
+        missing(str(error))
     assert one.version is not None
     found["version"] = one.version
     return one
@@ -152,13 +153,14 @@ def runs(vllm: Interpreter, model: Model, datastore: Path) -> Iterator[dict[str,
 def engine(vllm: Interpreter, smollm2_float32: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
     """All configurations by label, run in one process of vLLM's interpreter; vLLM's own lookup in another for each, as
     no engine starts in a process that has loaded numba for it."""
-    only = os.environ.get("OUTPACE_ENGINE_RUNS")
     datastore = tmp_path_factory.mktemp("engines") / "answers"
     tokenizer = smollm2_float32.tokenizer
     texts = (TokenPiece(one, True) for one in shipped_answers(tokenizer, 100_000))
     build_datastore(datastore, texts, tokenizer.fingerprint)
     configured = runs(vllm, smollm2_float32, datastore)
-    chosen = [run for run in configured if not only or run["label"] in {"plain", *only.split(";")}]
+    chosen = [run for run in configured if run["label"] == "plain" or wanted(run["label"])]
+    if len(chosen) == 1:
+        return {}
     folder = find_weights(MODEL, "float32").folder
     plan = {"folder": folder, "dtype": "float32", "context": 1024, "length": LENGTH}
     alone = [run for run in chosen if run["label"].startswith("own")]
@@ -180,7 +182,7 @@ def engine(vllm: Interpreter, smollm2_float32: Model, tmp_path_factory: pytest.T
 
 def of(engine: dict[str, Answered], label: str) -> Answered:
     if label not in engine:
-        pytest.skip("not among OUTPACE_ENGINE_RUNS")
+        pytest.skip(f"not among {RUNS}")
     return engine[label]
 
 
@@ -240,6 +242,8 @@ def test_temperatures_of_builds_for_cpus(engine: dict[str, Answered]) -> None:
 
 def test_the_server(vllm: Interpreter) -> None:
     """As ``outpace serve --engine vllm`` starts it: it answers, drafts, and refuses min_p and logit_bias."""
+    if not wanted("server"):
+        pytest.skip(f"not among {RUNS}")
     config = {"method": "custom_class", "model": CUSTOM_CLASS, "num_speculative_tokens": MOST}
     with running_server(MODEL, config, python=vllm.path, threads=1, proposer=ProposerOptions(method="pld")) as url:
         client = Client(url, MODEL)

@@ -7,8 +7,10 @@ import random
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from outpace.controllers.base import Budget
@@ -261,6 +263,18 @@ def test_rows_are_told_by_their_tokens() -> None:
     requests.began_call()
     assert requests.find(None, 0, np.array([9, 2, 3, 7], np.int32), 4) is None
     assert len(requests) == 2
+
+
+def test_rows_of_wider_numbers_are_told_as_well() -> None:
+    requests = RunningRequests(4)
+    requests.began_call()
+    tokens: npt.NDArray[Any] = np.array([1, 2, 3, 4], np.int64)
+    one = Running(None, None, known_tokens(tokens, 3), 3, 0)  # type: ignore[arg-type]
+    requests.add("a", one)
+    for count in (3, 4, 200):
+        tokens = np.resize(tokens, max(count, 4))
+        assert requests.find("a", 0, tokens, count) is one
+        one.take(tokens, count)
 
 
 def test_an_id_that_is_used_again_for_another_prompt() -> None:

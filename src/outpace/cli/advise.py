@@ -41,7 +41,7 @@ def advise(
     minutes: Annotated[float, option(value="M", text="Time limit, loading left out.")] = 5.0,
     max_new_tokens: opt.MaxNewTokens = 64,
     vllm_python: Annotated[
-        str | None, option(value="PATH", text="Interpreter that has vLLM. [dim]\\[default: that of make peers][/]")
+        str | None, option(value="PATH", text="Interpreter that has vLLM. [dim]\\[default: that of make vllm][/]")
     ] = None,
     json: opt.Json = False,
     html: Annotated[Path | None, option(value="FILE", text="Write the table behind the advice as a page.")] = None,

@@ -51,7 +51,7 @@ class EngineOptions:
         option(
             value="PATH",
             panel=ENGINE,
-            text="Python interpreter that has vLLM. [dim]\\[default: that of make peers, or the running one][/]",
+            text="Python interpreter that has vLLM. [dim]\\[default: that of make vllm, or the running one][/]",
         ),
     ] = None
     engine_arg: Annotated[

@@ -37,7 +37,7 @@ class Engine:
         option(
             value="PATH",
             panel=ENGINE,
-            text="Python interpreter that has vLLM. [dim]\\[default: that of make peers, or the running one][/]",
+            text="Python interpreter that has vLLM. [dim]\\[default: that of make vllm, or the running one][/]",
         ),
     ] = None
     print_only: Annotated[

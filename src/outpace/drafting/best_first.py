@@ -13,6 +13,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -82,6 +83,34 @@ def grow(root: Any, rated: Callable[[Any], Rated], depth: int, nodes: int, floor
     return Grown(tree, kinds)
 
 
+Likeliest = tuple[float, Successor]
+"""A successor with its acceptance rate."""
+
+
+class GrownPath(NamedTuple):
+    """The likeliest path of one round: its tokens, how likely the path to each is accepted, and their kinds."""
+
+    tokens: list[int]
+    path_acceptance_probs: list[float]
+    kinds: list[Kind]
+
+
+def grow_path(root: Any, likeliest: Callable[[Any], Likeliest | None], nodes: int, floor: float) -> GrownPath:
+    """The path of at most ``nodes`` tokens that takes the likeliest successor of every place, as long as its
+    probability is not below ``floor``: what :func:`grow` makes of these successors alone."""
+    path = tokens, probs, kinds = GrownPath([], [], [])
+    place, prob = root, 1.0
+    while len(tokens) < nodes and (found := likeliest(place)) is not None:
+        rate, (token, kind, place) = found
+        prob *= rate
+        if prob < floor:
+            break
+        tokens.append(token)
+        probs.append(prob)
+        kinds.append(kind)
+    return path
+
+
 @dataclass(slots=True)
 class CandidateState(DraftState):
     """What a drafter with calibrated candidates keeps of one request."""
@@ -89,6 +118,8 @@ class CandidateState(DraftState):
     calibration: Calibration
     grown: Grown | None = None
     """The candidates of this round; None where nothing was proposed."""
+    path: GrownPath | None = None
+    """The same where only the likeliest path is drafted."""
 
     def draft(self, grown: Grown, budget: Budget) -> TokenTree:
         """Keep the candidates for :meth:`learn`; the tree of as many of them as are best to draft."""
@@ -96,11 +127,21 @@ class CandidateState(DraftState):
         count = budget.best_draft_size(grown.tree.path_acceptance_probs)
         return grown.tree if count == len(grown.tree) else grown.tree.first(count)
 
+    def draft_path(self, path: GrownPath, budget: Budget) -> TokenTree:
+        """:meth:`draft` for a path."""
+        self.path = path
+        tokens, probs, _ = path
+        count = budget.best_draft_size(probs) if tokens else 0
+        return TokenTree.chain(tokens[:count], path_acceptance_probs=probs[:count]) if count else TokenTree()
+
     def learn(self, verdict: Verdict) -> None:
         """The round is over: all candidates teach, drafted or not."""
-        grown, self.grown = self.grown, None
+        grown, path = self.grown, self.path
+        self.grown = self.path = None
         if grown is not None:
             self.calibration.learn_tree(grown.tree, grown.kinds, verdict.committed)
+        if path is not None:
+            self.calibration.learn_path(path.tokens, path.kinds, verdict.committed)
 
 
 MaxNodes = Annotated[
@@ -135,15 +176,27 @@ class BestFirst(Drafter[S], ABC):
     def successors(self, state: S, place: Any) -> Iterable[Successor]:
         """What may follow a place; of candidates with equal rates the first is preferred."""
 
+    def likeliest(self, state: S, place: Any) -> Likeliest | None:
+        """The successor with the highest rate, of equal rates the first; None where nothing may follow.
+
+        Paths ask for this one alone. A drafter that has many successors overrides it, so that no others are built.
+        """
+        rate = state.calibration.rate
+        found = [(rate(one.kind), one) for one in self.successors(state, place)]
+        return max(found, key=itemgetter(0), default=None)
+
     def propose(self, state: S, budget: Budget) -> TokenTree:
         place, rate = self.root(state), state.calibration.rate
-        state.grown = None
+        state.grown = state.path = None
         if place is None or budget.depth <= 0 or budget.max_nodes <= 0:
             return TokenTree()
 
+        if self.single_path:
+            most = min(budget.depth, budget.max_nodes)
+            return state.draft_path(grow_path(place, partial(self.likeliest, state), most, FLOOR), budget)
+
         def rated(place: Any) -> Rated:
-            found = [(rate(one.kind), one) for one in self.successors(state, place)]
-            return [max(found, key=itemgetter(0))] if self.single_path and found else found
+            return [(rate(one.kind), one) for one in self.successors(state, place)]
 
         return state.draft(grow(place, rated, budget.depth, budget.max_nodes, FLOOR), budget)
 

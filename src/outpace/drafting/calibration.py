@@ -71,6 +71,13 @@ class Calibration:
                 return
             node = right
 
+    def learn_path(self, tokens: Iterable[int], kinds: Iterable[Kind], committed: Iterable[int]) -> None:
+        """:meth:`learn_tree` for a path: its tokens and their kinds."""
+        for token, kind, right in zip(tokens, kinds, committed, strict=False):
+            self.learn(kind, token == right)
+            if token != right:
+                return
+
 
 class PooledCalibration(Calibration):
     """The same where kinds differ less than texts do: what one kind shows counts for all of its pool.

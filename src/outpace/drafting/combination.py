@@ -156,10 +156,10 @@ class Combined(Drafter[C], ABC):
         wanted = [at for at, budget in enumerate(budgets) if budget.depth > 0]
         if not wanted:
             return [TokenTree() for _ in states]
+        if len(wanted) == len(states):
+            return self.parts[index].propose_batch([state.parts[index] for state in states], budgets)
         asked = [states[at].parts[index] for at in wanted]
         proposed = iter(self.parts[index].propose_batch(asked, [budgets[at] for at in wanted]))
-        if len(wanted) == len(states):
-            return list(proposed)
         return [next(proposed) if budget.depth > 0 else TokenTree() for budget in budgets]
 
 

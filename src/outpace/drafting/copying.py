@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Annotated, NamedTuple, TypeVar
@@ -39,9 +40,8 @@ def continuation(text: Seq[int], start: int, count: int, *, periodic: bool) -> l
     copied. The match shows that the text repeats itself at that distance, so a loop is drafted to any length.
     """
     copied = list(text[start : start + count])
-    for index, token in enumerate(copied):
-        if token < 0:
-            return copied[:index]
+    if copied and min(copied) < 0:
+        return copied[: next(index for index, token in enumerate(copied) if token < 0)]
     if periodic and copied:
         period = len(copied)
         copied.extend(copied[index % period] for index in range(count - period))
@@ -148,8 +148,7 @@ class CopyDrafter(Drafter[S], ABC):
             state.copied = [(first, token) for token in continuation(match.text, match.start, 1, periodic=False)]
             return TokenTree()
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
-        kinds = [first] if tokens else []
-        kinds += [CopyKind(match.origin, min(match.length + index, LONGEST)) for index in range(1, len(tokens))]
+        kinds = _kinds(first, len(tokens))
         state.copied = list(zip(kinds, tokens, strict=True))
         path_acceptance_probs = list(accumulate(map(state.calibration.rate, kinds), mul))
         size = budget.best_draft_size(path_acceptance_probs)
@@ -169,3 +168,10 @@ class CopyDrafter(Drafter[S], ABC):
 def _first_kind(match: Match) -> CopyKind:
     rivals = None if match.rivals is None else min(match.rivals, len(SHARES) - 1)
     return CopyKind(match.origin, min(match.length, LONGEST), rivals)
+
+
+@lru_cache(maxsize=1024)
+def _kinds(first: CopyKind, count: int) -> tuple[CopyKind, ...]:
+    """The kinds of ``count`` tokens that are copied after one match; ``first``: that of the first of them."""
+    later = (CopyKind(first.origin, min(first.length + index, LONGEST)) for index in range(1, count))
+    return (first, *later)[:count]

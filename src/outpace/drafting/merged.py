@@ -23,7 +23,9 @@ def cut(tree: TokenTree, budget: Budget) -> TokenTree:
 
 def contributed(part: TokenTree, whole: TokenTree) -> bool:
     """Whether anything of a part's tree is in the tree that was made of several."""
-    return bool(part.tokens) and any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
+    if not part.tokens or part is whole:
+        return bool(part.tokens)
+    return any(whole.child(ROOT, part.tokens[node]) is not None for node in part.children(ROOT))
 
 
 NO_DRAFT = TokenTree()
@@ -45,7 +47,8 @@ class MergedTrees(Combined[M], ABC):
     """United trees. Deterministic parts are united first and cut; they stand where the first of them stands."""
 
     single_path: bool = False
-    """Whether every part drafts one path, and the best of them alone is wanted: for engines that verify no more."""
+    """Whether every part drafts one deterministic path, and the best of them alone is wanted: for engines that verify
+    no more."""
 
     def __init__(self, parts: Seq[Drafter[Any]], names: Seq[str]) -> None:
         super().__init__(parts, names, union_of([part.proposal for part in parts]))
@@ -61,11 +64,11 @@ class MergedTrees(Combined[M], ABC):
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         """The trees of the parts as one: deterministic ones cut to what is expected to gain, sampled ones whole."""
+        if self.single_path:
+            return max(trees, key=_expected_tokens)
         certain = [index for index, tree in enumerate(trees) if self.parts[index].may_be_cut(tree, greedy=greedy)]
         if not certain:
             return TokenTree.merge(trees)
-        if self.single_path and len(certain) == len(trees):
-            return max(trees, key=_expected_tokens)
         whole = cut(TokenTree.merge(trees[index] for index in certain), budget)
         if len(certain) == len(trees):
             return whole

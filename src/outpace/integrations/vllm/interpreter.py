@@ -1,4 +1,4 @@
-"""The Python interpreter that runs vLLM: the environment of ``make peers``, the running one, or the one that is named.
+"""The Python interpreter that runs vLLM: the environment of ``make vllm``, the running one, or the one that is named.
 
 vLLM asks for versions of torch and transformers of its own, so it usually lives in another environment than outpace.
 """
@@ -15,7 +15,7 @@ from outpace.bench.peers.processes import VLLM_PYTHON
 from outpace.core.errors import BadInput
 from outpace.integrations.vllm.versions import REQUIREMENT, check_version
 
-INSTALL = f"install it (pip install '{REQUIREMENT}'; for a CPU: make peers) or name its interpreter: --vllm-python PATH"
+INSTALL = f"install it (pip install '{REQUIREMENT}'; for a CPU: make vllm) or name its interpreter: --vllm-python PATH"
 _PATIENCE = 60  # seconds for an interpreter to answer
 _ASK = """
 import importlib.util, json, pathlib, re
@@ -69,7 +69,7 @@ def find_interpreter(named: str | None, *, must_have_vllm: bool = True) -> Inter
 
 
 def _made_by_make() -> list[Path]:
-    """The interpreter of ``make peers``, beside the current folder or in outpace's checkout."""
+    """The interpreter of ``make vllm``, beside the current folder or in outpace's checkout."""
     checkout = Path(__file__).resolve().parents[4]
     places = dict.fromkeys((VLLM_PYTHON.absolute(), checkout / VLLM_PYTHON))
     return [path for path in places if path.is_file()]

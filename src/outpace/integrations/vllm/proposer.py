@@ -60,6 +60,8 @@ class Proposer:
         self.earlier = EarlierAnswers(options.remember)
         self.runner: Any = None
         """vLLM's model runner, which knows the requests' ids; None where it is not shown."""
+        self._budgets: dict[tuple[int, int], Budget] = {}
+        """By the draft tokens that there is room for, and the rows of the step; until costs are renewed."""
         self._calls = 0
         self._returned: float | None = None
         self._rows = 0
@@ -160,14 +162,19 @@ class Proposer:
 
     def _budget(self, length: int, others: int) -> Budget:
         depth = max(0, min(self.most, self.context - length - 1))
-        costs = self.costs.relative(others, depth) if self.options.adaptive else ()
-        return Budget(depth, max_nodes=depth, relative_costs=costs, base_tokens=float(others))
+        found = self._budgets.get((depth, others))
+        if found is None:
+            costs = self.costs.relative(others, depth) if self.options.adaptive else ()
+            found = Budget(depth, max_nodes=depth, relative_costs=costs, base_tokens=float(others))
+            self._budgets[depth, others] = found
+        return found
 
     def _learn_costs(self, now: float, sampled: Seq[Seq[int]]) -> None:
         """The step that has just ended, unless it read prompts or there was nothing to do before it."""
         self._calls += 1
         if self._calls % _RENEW == 0:
             self.costs.renew()
+            self._budgets.clear()
         if self._returned is not None and self._rows and all(map(len, sampled)):
             self.costs.saw(self._rows, now - self._returned)
 
@@ -185,9 +192,9 @@ def _verdict(drafted: TokenTree, before: int, fresh: Seq[int]) -> Verdict:
 
 def best_path(tree: TokenTree, budget: Budget) -> list[int]:
     """The tokens of the path of a tree with the most expected tokens, as far as they gain."""
-    if not len(tree):
-        return []
     parents, probs = tree.parents, tree.path_acceptance_probs
+    if tree.is_chain:
+        return tree.tokens[: budget.best_draft_size(probs)]
     value, best = list(probs), [-1] * len(tree)
     top, first = 0.0, -1
     for node in range(len(tree) - 1, -1, -1):

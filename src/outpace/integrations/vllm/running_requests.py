@@ -6,7 +6,7 @@ there is none, a row continues the request whose tokens it begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class Running:
             or row[self.length - 1] != self.known[self.length - 1]
         ):
             return False
-        return bool(np.array_equal(row[: self.length], self.known[: self.length]))
+        return row[: self.length].tobytes() == self.known[: self.length].tobytes()
 
 
 class RunningRequests:
@@ -109,8 +109,8 @@ class RunningRequests:
         return left
 
 
-def known_tokens(row: Seq[int] | Tokens, count: int) -> Tokens:
-    """A copy of a row's tokens with room to grow."""
-    found = np.zeros(max(64, count + count // 2 + 64), np.int32)
+def known_tokens(row: Tokens, count: int) -> Tokens:
+    """A copy of a row's tokens, of the row's type, with room to grow."""
+    found = np.zeros(max(64, count + count // 2 + 64), row.dtype)
     found[:count] = row[:count]
     return found

@@ -23,7 +23,7 @@ from outpace.core.lru import Lru
 from outpace.core.metrics import CacheUse
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
-from outpace.drafting.best_first import BestFirst, CandidateState, MaxNodes, Successor, tree_controller
+from outpace.drafting.best_first import BestFirst, CandidateState, Likeliest, MaxNodes, Successor, tree_controller
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.namespaces import Namespaces
 from outpace.methods.registry import Context, Parts, register
@@ -84,7 +84,7 @@ class Recycling(BestFirst[RecyclingState]):
                 if row is None:
                     rows.put(key, [read])
                 elif row[0] != read:
-                    rows.put(key, [read, *(one for one in row if one[0] != token)][: self.topk])
+                    rows.put(key, [read, *[one for one in row if one[0] != token][: self.topk - 1]])
 
     def _keys(self, tail: Seq[int]) -> list[Key]:
         """Keys that end a text, the longest first."""
@@ -103,6 +103,34 @@ class Recycling(BestFirst[RecyclingState]):
                     seen.add(token)
                     found.append(Successor(token, (len(key), certainty), (*place, token)[-self.context :]))
         return found
+
+    def likeliest(self, state: RecyclingState, place: Key) -> Likeliest | None:
+        """Tokens of one certainty in a row have one rate, so that only the first of them can be it."""
+        rate = state.calibration.rate
+        best = 0.0
+        found: tuple[int, tuple[int, int]] | None = None
+        longer: list[Row] = []
+        for start in range(len(place)):
+            row = state.rows.get(place[start:])
+            if row is None:
+                continue
+            order, tried = len(place) - start, -1
+            for token, certainty in row:
+                if certainty == tried:
+                    continue
+                one = rate((order, certainty))
+                if one > best:
+                    if any(token == known for before in longer for known, _ in before):
+                        continue  # it follows a longer key, at that one's rate
+                    best, found = one, (token, (order, certainty))
+                tried = certainty
+                if row[-1][1] == certainty:
+                    break  # certainties descend: all that follow have this one
+            longer.append(row)
+        if found is None:
+            return None
+        token, kind = found
+        return best, Successor(token, kind, (*place, token)[-self.context :])
 
     def observe(self, state: RecyclingState, verdict: Verdict) -> None:
         """Replace the rows of every token that was scored, the rejected draft tokens included."""
