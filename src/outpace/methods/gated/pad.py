@@ -45,8 +45,8 @@ class PadSettings(StrictModel):
     needs=("draft model", "gate"),
     lossless=False,
     summary="A draft token that the target would reject stands unless a gate takes it for a pivot. Approximate.",
-    when_to_use="Tasks with one right answer and many ways to word it, with a gate that was trained on such tasks. "
-    "Measure the score first (outpace bench --quality).",
+    when_to_use="Tasks with one right answer and many ways to word it, with a gate that was trained on such tasks: on "
+    "other text it spoils answers. Measure the score first (outpace bench --quality).",
     aliases=("pivot-aware",),
     tiny={"gate": "random", "threshold": 0.0, "num_draft_tokens": 2},
 )

@@ -22,7 +22,6 @@ from outpace.acceptance.gated import Gated, vouched
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
-from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.core.validation import StrictModel
 from outpace.drafting.model_drafter import DraftModel
@@ -60,9 +59,6 @@ class GatedChainBuilder(ChainBuilder):
 
     def _run_last(self) -> bool:
         return self._goes_on and super()._run_last()
-
-    def proposal(self) -> TokenTree:
-        return self._chain
 
 
 class SprinterSettings(StrictModel):
