@@ -37,6 +37,7 @@ SWEEPS: dict[str, tuple[str, ...]] = {
     "top-beta": tuple(f"tau={one:g}" for one in (0.25, 0.5, 1.0, 2.0)),
     "cactus": tuple(f"delta={one:g}" for one in (0.01, 0.03, 0.1, 0.3, 1.0)),
     "margin": tuple(f"theta={one:g}" for one in (0.98, 0.95, 0.9, 0.8)),
+    "rollback": tuple(f"distance={one:g}" for one in (0.5, 1.0, 2.0, 4.0)),
     "fly": tuple(f"entropy={one:g},window={window}" for one, window in ((0.3, 6), (0.1, 6), (0.1, 3), (0.1, 1))),
     "lantern": tuple(f"cap={one:g}" for one in (0.05, 0.1, 0.3)),
     "grouped": tuple(f"size={one}" for one in (2, 3, 10)),
@@ -44,7 +45,7 @@ SWEEPS: dict[str, tuple[str, ...]] = {
     "target-first": tuple(f"candidates={one}" for one in (2, 4)),
 }
 """Settings of every rule, from careful to generous."""
-GREEDY = ("top-beta", "margin", "fly")
+GREEDY = ("top-beta", "margin", "rollback", "fly")
 """Rules that change answers at temperature 0; the others' are then those of greedy decoding."""
 SCORED = (
     "draft-model",

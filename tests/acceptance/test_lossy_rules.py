@@ -39,11 +39,23 @@ from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
 from support import Q, certain_tree, method, round_error, sampled_chain, sampled_tree
 
-LOSSY = ("typical", "top-beta", "cactus", "margin", "fly", "lantern", "grouped", "importance", "target-first")
+LOSSY = (
+    "typical",
+    "top-beta",
+    "cactus",
+    "margin",
+    "rollback",
+    "fly",
+    "lantern",
+    "grouped",
+    "importance",
+    "target-first",
+)
 EXACT: dict[str, dict[str, Any]] = {
     "top-beta": {"tau": 0.0},
     "cactus": {"delta": 0.0},
     "margin": {"theta": 1.0},
+    "rollback": {"distance": 0.0},
     "fly": {"entropy": 1.0},
     "lantern": {"cap": 0.0},
     "grouped": {"size": 1},
@@ -133,7 +145,7 @@ def test_every_lossy_rule_is_here_and_says_what_it_is() -> None:
     assert listed["fly"]["bound"] is None
     assert listed["rejection"]["bound"] == {"measure": "total variation", "limit": "0", "at_temperature_0": "0"}
     assert listed["cactus"]["bound"]["limit"] == "delta"
-    keys = {"tas", "specdec", "cactus", "marsm", "fly", "lantern", "gsd", "dsd", "imcsd"}
+    keys = {"tas", "specdec", "cactus", "marsm", "bild", "fly", "lantern", "gsd", "dsd", "imcsd"}
     assert keys <= {key for entry in listed.values() for key in (entry["name"], *entry["aliases"])}
 
 
@@ -186,6 +198,7 @@ def test_a_token_that_the_request_excludes_is_never_committed(name: str, tempera
         "top-beta": {"criterion": "distance", "distance": 5},
         "cactus": {"delta": 100.0, "divergence": "tv"},
         "margin": {"theta": 0.0},
+        "rollback": {"distance": 100.0},
         "fly": {"entropy": 0.0, "window": 0},
         "lantern": {"cap": 1.0},
         "grouped": {"size": 100, "ratio": 0.0},
@@ -550,3 +563,16 @@ def test_a_rule_keeps_nothing_between_requests() -> None:
     for name in LOSSY:
         rule = find_rule(name)
         assert committed(rule, rows, chain(1, 1)) == committed(rule, rows, chain(1, 1)), name
+
+
+def test_rollback_keeps_what_differs_little_and_the_token_that_the_target_would_have_chosen() -> None:
+    rows = {(): [0.6, 0.3, 0.1], (1,): [0.2, 0.7, 0.1]}
+    near, far = find_rule("rollback", {"distance": 1.3}), find_rule("rollback", {"distance": 1.1})
+    assert -math.log(0.3) == pytest.approx(1.204, abs=1e-3)
+    assert committed(near, rows, chain(1), GREEDY) == {(1, 1): 1.0}
+    assert committed(far, rows, chain(1), GREEDY) == {(0,): 1.0}
+    strict = find_rule("rollback", {"distance": 0.01})
+    assert committed(strict, rows, chain(0), GREEDY) == {(0, 0): 1.0}
+    # Sampled: beyond the distance the draft token is accepted with its own probability, as ever.
+    assert float(first(committed(far, rows, chain(1)), 3)[1]) == pytest.approx(0.3)
+    assert float(first(committed(near, rows, chain(1)), 3)[1]) == pytest.approx(1.0)

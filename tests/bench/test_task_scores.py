@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.quality.final_answer import final_answer, is_right
 from outpace.bench.quality.program import program_of
 from outpace.bench.quality.sandbox import can_confine, run_tests
 from outpace.bench.quality.task_scores import check_tasks, score
 from outpace.core.errors import BadInput
+from outpace.prompts.final_answer import final_answer, is_right
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.reader import prompt_of
 from outpace.prompts.task import CodeTests, ExactAnswer

@@ -18,7 +18,7 @@ from outpace.methods.registry import build, find
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BOUNDED = ("typical", "top-beta", "cactus", "margin", "lantern", "grouped", "importance", "target-first")
+BOUNDED = ("typical", "top-beta", "cactus", "margin", "rollback", "lantern", "grouped", "importance", "target-first")
 
 
 @pytest.mark.parametrize("name", BOUNDED)

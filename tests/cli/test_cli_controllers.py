@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli_support import Run
 
-NAMES = {"smart", "sv", "gamma-star", "entropy", "acceptance-ema", "learned-stop", "oracle"}
+NAMES = {"smart", "sv", "gamma-star", "entropy", "acceptance-ema", "fallback", "learned-stop", "oracle"}
 
 
 def test_the_list_names_them_all(cli: Run) -> None:

@@ -30,7 +30,7 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Request
@@ -38,7 +38,7 @@ from outpace.methods.registry import build
 from outpace.targets.costs import FixedCosts
 from test_draft_length import flat
 
-NAMES = {"smart", "sv", "gamma-star", "entropy", "acceptance-ema", "learned-stop", "oracle"}
+NAMES = {"smart", "sv", "gamma-star", "entropy", "acceptance-ema", "fallback", "learned-stop", "oracle"}
 
 
 def test_all_are_found_by_name_and_alias() -> None:
@@ -237,3 +237,35 @@ def test_every_controller_says_what_it_is() -> None:
         public = kind.public()
         assert public["summary"].endswith(".") and public["fits"] and public["paper"]
         assert all(one["meaning"] for one in public["settings"].values())
+
+
+def test_fallback_ends_a_draft_by_its_whole_probability_and_follows_what_was_accepted() -> None:
+    kind = find_controller("llmcad")
+    asking = replace(setup(Fixed(16, max_nodes=16)), asks_policy=True)
+    controller = kind(asking, kind.Settings.model_validate({"threshold": 0.3}))
+    policy = controller.policy(controller.memory(), sampled=False)
+    assert policy is not None
+    for broad in (0.1, 0.9):  # the first token is drafted whatever it is
+        policy.budget(controller.budget(RequestMetrics(), 1))
+        assert policy.draws(ROOT, None, 1, RankedRow([broad]))
+    assert policy.draws(0, ROOT, 2, RankedRow([0.5]))  # 0.45
+    assert not policy.draws(1, 0, 3, RankedRow([0.6]))  # 0.27
+    tree = TokenTree.chain([5, 6])
+
+    def threshold(committed: tuple[int, ...], drafted: TokenTree = tree) -> float:
+        policy.learn(drafted, committed)
+        return float(policy.threshold)  # type: ignore[attr-defined]
+
+    assert threshold((5, 6, 7)) == pytest.approx(0.15)
+    assert threshold((5, 9)) == pytest.approx(0.15 / 0.5**0.5)
+    assert threshold((3,), TokenTree()) == pytest.approx(0.15 / 0.5**0.5)
+    for _ in range(20):
+        threshold((9,))
+    assert threshold((9,)) == 0.95
+
+
+def test_fallback_drafts_less_with_a_higher_threshold() -> None:
+    bold = run(made("fallback", {"threshold": 0.01, "factor": 1}))
+    careful = run(made("fallback", {"threshold": 0.9, "factor": 1}))
+    assert bold.tokens == careful.tokens
+    assert 0 < careful.metrics.drafted < bold.metrics.drafted

@@ -85,7 +85,7 @@ def test_plain_decoding_comes_first_and_every_method_is_described() -> None:
         }  # fmt: skip
         described = ("name", "family", "paper", "summary", "when_to_use")
         assert all(public[key] for key in described if info.name != "toy"), info
-        assert set(public["needs"]) <= {"draft model", "head", "datastore", "reference"}
+        assert set(public["needs"]) <= {"draft model", "head", "datastore", "reference", "gate"}
         assert ("head" in public["needs"]) == public["trained"]
         assert not any("\n" in text for text in (info.paper, info.summary, info.when_to_use))
         assert info.settings.model_fields.keys() >= set(info.tiny)

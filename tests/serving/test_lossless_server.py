@@ -17,3 +17,16 @@ def test_a_lossy_rule_is_refused(wish: dict[str, str]) -> None:
         strict.method(Speculation.model_validate(wish))
     [other] = Service([toy()], defaults=Defaults("pld")).offered.values()
     assert other.method(Speculation.model_validate(wish)).lossy == "margin(theta=0.9)"
+
+
+@pytest.mark.parametrize("gate", ["random", "/etc"])
+@pytest.mark.parametrize("method", ["sprinter", "pad", "bild"])
+def test_a_request_does_not_name_files_of_the_server(method: str, gate: str) -> None:
+    [served] = Service([toy()], defaults=Defaults("pld")).offered.values()
+    with pytest.raises(ApiError, match=f"method '{method}', setting 'gate': it names a folder of the server"):
+        served.method(Speculation.model_validate({"method": method, "params": {"gate": gate}}))
+
+
+def test_methods_that_need_a_gate_are_not_offered() -> None:
+    [served] = Service([toy()], defaults=Defaults("pld")).offered.values()
+    assert not {"sprinter", "pad"} & set(served.methods)

@@ -84,6 +84,8 @@ class AcceptanceRule(ABC):
     by_node: Literal["", "chains", "trees"] = ""
     """Where what it commits after a node depends on the target's scores and the draws there alone, whatever was drafted
     below: on chains, on all trees, or nowhere. There the committed token's distribution can be computed."""
+    aux_hidden_state_layers: tuple[int, ...] = ()
+    """Target layers whose hidden states it reads of the scores, counted as drafters count them."""
     keeps_greedy: bool = False
     """Of a lossy rule: whether requests at temperature 0 are answered as in greedy decoding."""
     Settings: type[BaseModel] = StrictModel

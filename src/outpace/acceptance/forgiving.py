@@ -1,4 +1,4 @@
-"""Rules that accept the draft tokens of a set outright, and judge all others exactly."""
+"""Rules that accept some draft tokens outright, and judge all others exactly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,43 @@ from outpace.core.chance import Chance
 from outpace.core.tree import Draw
 from outpace.targets.base import TreeScores
 
+Stands = Callable[[Draw], bool]
+"""Whether a draft token is accepted outright."""
 
-class Forgiving(NodeByNode[S]):
-    """Accepts what :meth:`accepted` names. Other draws are judged by recursive rejection, at temperature 0 by the
-    greedy walk, so that only tokens of the set become more probable than they are under p."""
+
+class Outright(NodeByNode[S]):
+    """Accepts the draws that :meth:`standing` names. Others are judged by recursive rejection, at temperature 0 by the
+    greedy walk."""
+
+    @abstractmethod
+    def standing(self, scores: TreeScores, node: int) -> Stands:
+        """Which draws after ``node`` are accepted outright: never one of a token that the request's sampling parameters
+        exclude. Not asked where the settings mean lossless."""
+
+    def choose(self, scores: TreeScores, node: int, draws: Seq[Draw], chance: Chance) -> Draw | int:
+        greedy = scores.sequence.params.greedy
+        token = scores.argmax(node) if greedy else -1
+        if greedy:
+            best = next((draw for draw in draws if draw.token == token), None)
+            if best is not None or self.exact or scores.distribution.failure(node) is not None:
+                return token if best is None else best
+        stands: Stands = (lambda _: False) if self.exact else self.standing(scores, node)
+        if greedy:
+            return next((draw for draw in draws if stands(draw)), token)
+        p = scores.distribution.at(node)
+        for index, draw in enumerate(draws):
+            if stands(draw):
+                return draw
+            q = drawn_from(scores.tree, draws[:index], draw, p)
+            if chance.bernoulli(p.acceptance(q, draw.token)):
+                return draw
+            p, _ = left_by(p, q, draw.token)
+        return chance.categorical(p)
+
+
+class Forgiving(Outright[S]):
+    """Accepts what :meth:`accepted` names, so that only tokens of that set become more probable than they are under
+    p."""
 
     @abstractmethod
     def accepted(self, node: NodeView) -> Callable[[int], bool]:
@@ -32,30 +65,7 @@ class Forgiving(NodeByNode[S]):
     def greedy_limit(self, node: NodeView) -> float:
         return 0.0 if self.exact else math.log(node.highest / self.least(node))
 
-    def choose(self, scores: TreeScores, node: int, draws: Seq[Draw], chance: Chance) -> Draw | int:
-        greedy = scores.sequence.params.greedy
-        token = scores.argmax(node) if greedy else -1
-        if greedy:
-            best = next((draw for draw in draws if draw.token == token), None)
-            if best is not None or self.exact or scores.distribution.failure(node) is not None:
-                return token if best is None else best
-        forgiven = self._forgiven(scores, node)
-        if greedy:
-            return next((draw for draw in draws if forgiven(draw.token)), token)
-        p = scores.distribution.at(node)
-        for index, draw in enumerate(draws):
-            if forgiven(draw.token):
-                return draw
-            q = drawn_from(scores.tree, draws[:index], draw, p)
-            if chance.bernoulli(p.acceptance(q, draw.token)):
-                return draw
-            p, _ = left_by(p, q, draw.token)
-        return chance.categorical(p)
-
-    def _forgiven(self, scores: TreeScores, node: int) -> Callable[[int], bool]:
-        """:meth:`accepted`, without tokens that the request's sampling parameters exclude."""
-        if self.exact:
-            return lambda _: False
+    def standing(self, scores: TreeScores, node: int) -> Stands:
         seen = view(scores, node)
         accepted = self.accepted(seen)
-        return lambda token: float(seen.probs[token]) > 0.0 and accepted(token)
+        return lambda draw: float(seen.probs[draw.token]) > 0.0 and accepted(draw.token)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence as Seq
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -67,7 +67,7 @@ class NodeByNode(LossyRule[S]):
     """A lossy rule that walks down from the root and decides at every node by what is known there."""
 
     takes_unverified_draws = True
-    by_node = "trees"
+    by_node: Literal["", "chains", "trees"] = "trees"
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)

@@ -81,7 +81,7 @@ def certify(
 
         if is_population(method, settings):
             return certify_population(method, settings, most=cells, on_progress=on_progress)
-    check_method(method)
+    check_method(method, level, settings, rule)
     if level == "bound":
         return _bound(method, settings, rule, params, cells, on_progress)
     if level == "exact":
@@ -153,25 +153,36 @@ def check_options(level: str, samples: int, alpha: float, cells: int | None) -> 
 
 
 def check_rule(level: str, rule: str | AcceptanceRule | None) -> None:
-    """Raise BadInput for a lossy rule at a level that tests whether the output distribution is unchanged."""
+    """Raise BadInput for a rule that is lossy with its settings, at a level that tests whether the output distribution
+    is unchanged."""
     if isinstance(rule, str):
         from outpace.acceptance.registry import find_rule
 
         rule = find_rule(rule)
-    if rule is not None and not rule.lossless and level != "bound":
+    if rule is not None and not rule.exact and level != "bound":
         raise BadInput(
             f"rule '{rule.name}' is lossy, and level '{level}' tests whether a method is lossless; use --level bound, "
             "which tests what the rule promises"
         )
 
 
-def check_method(method: str) -> None:
-    """Raise BadInput for a method that is lossy whatever its rule: it promises nothing that could be tested."""
-    from outpace.methods.registry import find
+def check_method(
+    method: str, level: str, settings: Mapping[str, Any] | None = None, rule: str | AcceptanceRule | None = None
+) -> None:
+    """Raise BadInput for a lossy method, unless its settings mean lossless (level 'exact'), or its rule states a bound
+    (level 'bound'): it promises nothing that could be tested."""
+    from outpace.certify.exact import tiny_context
+    from outpace.methods.registry import build, find
 
     info = find(method)
-    if not info.lossless:
-        raise BadInput(f"method '{info.name}' is lossy and states no bound: there is nothing to certify")
+    if info.lossless:
+        return
+    if level in TOYS:
+        built = build(method, tiny_context(3, 0), {**info.tiny, **(settings or {})}, rule)
+        promises = built.rule.exact or (level == "bound" and built.rule.bound is not None)
+        if promises and not built.departs and built.population is None:
+            return
+    raise BadInput(f"method '{info.name}' is lossy and states no bound: there is nothing to certify")
 
 
 def check_params(level: str, params: SamplingParams | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from outpace.cli.grouping import grouped
 from outpace.cli.interrupt import Interrupted, deferred
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
-from outpace.cli.session import Machine
+from outpace.cli.session import Drafting, Machine
+from outpace.cli.trained_gate import show_gate
+from outpace.core.names import normalised
 from outpace.core.progress import Stage, stage
 
 if TYPE_CHECKING:
@@ -170,38 +173,64 @@ class TrainingOptions:
 def train(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="Kind of head, or a method that uses one: eagle3, medusa, draft-lm, ..."),
+        typer.Argument(
+            metavar="KIND",
+            help="Kind of head, or a method that uses one: eagle3, medusa, draft-lm, ...; or of gate: pad, sprinter, "
+            "bild.",
+        ),
     ],
-    output: Annotated[Path, option("--out", "-o", value="DIR", text="Folder for the trained head.")],
+    output: Annotated[Path, option("--out", "-o", value="DIR", text="Folder for the trained head or gate.")],
     machine: Machine,
     training: TrainingOptions,
+    draft_model: opt.DraftModel = None,
     param: opt.Param = None,
     json: opt.Json = False,
     seed: opt.Seed = 0,
 ) -> None:
-    """Train a head that drafts for a model, on the model's own answers. Ctrl-C keeps the run; --resume continues it."""
-    from outpace.heads.kinds import find_kind
-    from outpace.training.job import kind_and_method
-
-    name, _ = kind_and_method(kind)
-    fields = find_kind(name).Options.model_fields
+    """Train a head that drafts for a model, on its own answers, or a gate. Ctrl-C keeps a head's run for --resume."""
+    name, fields = _kind_and_settings(kind)
     options = opt.settings_by_method(param, {name: {field: field for field in fields}})[name]
     machine.check()
-    if kind != name:
+    drafting = Drafting(draft_model=draft_model)
+    drafting.check()
+    if normalised(kind) != normalised(name):
         err().print(f"[dim]{kind} drafts with a head of kind {name}: training one")
     with _Watch() as watch:
         try:
             made = outpace.train(
-                machine.load, kind, output, **asdict(training), options=options, seed=seed, on_progress=watch
+                machine.load,
+                kind,
+                output,
+                **asdict(training),
+                draft_model=(lambda: drafting.load(machine)["draft_model"]) if draft_model else None,
+                options=options,
+                seed=seed,
+                on_progress=watch,
             )
         except KeyboardInterrupt:
             raise watch.interrupted() from None
     if os.environ.get("RANK", "0") != "0":
         return  # the first of several processes says it
+    gated = "thresholds" in made.provenance
     if json:
-        print_json({"head": str(output), "method": made.method, **made.provenance})
+        what = "gate" if gated else "head"
+        print_json({what: str(output), "method": made.method, **made.provenance})
+    elif gated:
+        show_gate(made, machine.model)
     else:
         _show(made, machine.model)
+
+
+def _kind_and_settings(kind: str) -> tuple[str, Iterable[str]]:
+    """The kind of head or gate that was named, and the settings of its training. Raises BadInput for neither."""
+    from outpace.heads.kinds import find_kind
+    from outpace.training.gates.job import GATES, gate_kind
+    from outpace.training.job import kind_and_method
+
+    if (gate := gate_kind(kind)) is not None:
+        return gate, GATES[gate].options.model_fields
+    name, _ = kind_and_method(kind)
+    return name, find_kind(name).Options.model_fields
 
 
 class _Watch:

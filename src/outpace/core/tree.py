@@ -96,6 +96,8 @@ class TokenTree:
     certain_rows: frozenset[int] = frozenset()
     """Rows (0: the root, i + 1: node i) after which one token alone can follow, whatever the logits there: a target may
     leave these out of its forward until somebody reads them."""
+    vouched: frozenset[int] = frozenset()
+    """Nodes that their drafter vouches for. The rule of its own method accepts them unverified; others do not ask."""
     _children: dict[int, dict[int, int]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -169,6 +171,7 @@ class TokenTree:
         for node in nodes:
             parent, prob = where[self.parents[node]], self.path_acceptance_probs[node]
             where[node] = tree.add(parent, self.tokens[node], path_acceptance_prob=prob)
+        tree.vouched = frozenset(where[node] for node in self.vouched if node in where)
         return tree
 
     def likeliest_first(self) -> tuple[list[int], list[float]]:

@@ -43,7 +43,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     others = draft_groups(groups, split[len(active) :]) if groups else []
 
     with Timed(split, "score"):
-        layers = sorted({layer for one in active for layer in one.drafter.aux_hidden_state_layers})
+        layers = _layers_to_read(active)
         batch = [*((one.sequence, tree) for one, tree in zip(active, trees, strict=True)), *others]
         reusable = None if groups else _reusable_forward(active)
         scores = target.score(batch, layers, resume=reusable)
@@ -79,6 +79,12 @@ def _budget(target: Target, one: Generation, batch: int) -> Budget:
     # A path longer than the room left would be scored in vain; depth is fixed before any draw is made.
     room = min(one.request.max_new_tokens - len(one.tokens), target.context_length - len(one.sequence.tokens))
     return one.request.method.controller.budget(one.metrics, batch, not one.request.params.greedy).limited(room - 1)
+
+
+def _layers_to_read(active: Seq[Generation]) -> list[int]:
+    """The layers whose hidden states drafters and rules read."""
+    readers = (part for one in active for part in (one.drafter, one.rule))
+    return sorted({layer for part in readers for layer in part.aux_hidden_state_layers})
 
 
 def _reusable_forward(active: Seq[Generation]) -> Scores | None:

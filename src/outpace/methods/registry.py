@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from outpace.models.base import ChatTokenizer
     from outpace.targets.base import Target
 
-Need = Literal["draft model", "head", "datastore", "reference"]
-"""``--draft-model``, ``--head``, ``--datastore``, ``--reference``. The first two are shipped for some targets."""
+Need = Literal["draft model", "head", "datastore", "reference", "gate"]
+"""``--draft-model``, ``--head``, ``--datastore``, ``--reference``; the setting ``gate``. The first two are shipped for
+some targets."""
 
 _BOUND = ("draft model", "head")
 """Needs that a binding meets."""
@@ -121,6 +122,8 @@ class Context:
         if rule := split_rule(label)[1]:
             raise BadInput(f"'{label}' is part of a method, which judges by one rule of its own; leave out '@{rule}'")
         info = find(label)
+        if not info.lossless:
+            raise BadInput(f"'{info.name}' is lossy, and no part of another method")
         parts = info.build(replace(self, label=label), configured(info, settings or {}))
         if parts.departs:
             raise BadInput(f"'{info.name}' is lossy whatever its rule, and no part of another method")

@@ -98,7 +98,7 @@ class Offered:
         return [info.name for info in methods() if self._supplied(info)]
 
     def _supplied(self, info: MethodInfo) -> bool:
-        given = {"datastore": self._context.has_datastore, "reference": False}
+        given = {"datastore": self._context.has_datastore, "reference": False, "gate": False}
         return all(given.get(need, True) for need in info.needs) and all(map(self._context.bindings.find, info.kinds))
 
     def method(self, wish: Speculation | None, *, beams: bool = False) -> Method:
@@ -117,6 +117,7 @@ class Offered:
         name = self._defaults.method if wish.method is None else wish.method
         try:
             same = find(name) is find(self._defaults.method)
+            _check_files(name, wish.params)
             settings = {**(self._defaults.settings if same else {}), **wish.params}
             found = self._remembered(name, settings, self._rule(wish))
             self._check_rule(found.rule)
@@ -389,3 +390,14 @@ class Service:
         if given > own:
             raise ApiError(f"'priority' may be {own} at most for this API key", param="priority", code="invalid_value")
         return given
+
+
+def _check_files(method: str, params: Mapping[str, Any]) -> None:
+    """Raise BadInput for a setting that names a file of the server: a client must not choose which are read."""
+    fields = find(method).settings.model_fields
+    for name in params:
+        extra = fields[name].json_schema_extra if name in fields else None
+        if isinstance(extra, dict) and extra.get("file"):
+            raise BadInput(
+                f"method '{method}', setting '{name}': it names a folder of the server, which requests do not choose"
+            )

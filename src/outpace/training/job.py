@@ -17,10 +17,12 @@ from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.core.names import normalised
+from outpace.gates.gate import GateKind
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters
 from outpace.heads.head_config import HeadConfig, TargetFacts
 from outpace.heads.kinds import find_kind, kinds, plan
+from outpace.methods.named_weights import DraftModels
 from outpace.methods.registry import drafting_with, methods
 from outpace.model import Model
 from outpace.prompts.given_passages import GivenPassages
@@ -30,8 +32,9 @@ from outpace.prompts.sources import source
 from outpace.training.collection import TOKENS, collect
 from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
 from outpace.training.data_config import BatchConfig, DataConfig
+from outpace.training.gates.job import TAKES, check_taken, gate_kind, train_gate
 from outpace.training.given_states import GivenStates, opened
-from outpace.training.job_checks import check_amounts, check_folder, check_lengths, check_shares
+from outpace.training.job_checks import check_amounts, check_drafter, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
 from outpace.training.processes import Processes, started_together
 from outpace.training.run import Run, train_to_the_end, written
@@ -47,9 +50,9 @@ VOCABULARY = 8192
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
-    """A head on disk. ``method``: one that drafts with it; ``provenance``: what its ``training.json`` says.
+    """A head or a gate on disk. ``method``: one that drafts with it; ``provenance``: what its ``training.json`` says.
 
-    ``provenance["trial"]["gains"]``: whether the target accepts enough of what it drafts to be worth using.
+    Of a head, ``provenance["trial"]["gains"]``: whether the target accepts enough of what it drafts to be worth using.
     """
 
     kind: str
@@ -88,12 +91,13 @@ def train(
     evaluate_tokens: int = BatchConfig.evaluate_tokens,
     accumulate: int = BatchConfig.accumulate,
     prefetch: int = BatchConfig.prefetch,
+    draft_model: DraftModels | Callable[[], DraftModels] = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
     on_progress: Report = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainedHead:
-    """Train a head that drafts for a model, on the model's own answers to prompts.
+    """Train a head that drafts for a model, on the model's own answers to prompts; or a gate.
 
     ``model``: or what loads it, called after everything else has been checked. ``kind``: of head, or a method that
     drafts with one. ``output``: the folder to write. ``prompts``: files of JSON lines or data sets of the hub; what
@@ -109,13 +113,17 @@ def train(
     is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
     ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
-    ``options``: the kind's own settings. ``on_progress`` is called all along and may raise KeyboardInterrupt.
-    ``clock``: seconds.
+    ``draft_model``: of a gate (``pad``, ``sprinter``, ``bild``; :mod:`outpace.training.gates.job`), or what loads it;
+    None: the shipped one. ``options``: the kind's own settings. ``on_progress`` is called all along and may raise
+    KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
     that ran out.
     """
+    if (gate := gate_kind(kind)) is not None:
+        return _trained_gate(gate, {name: value for name, value in locals().items() if name in _PARAMETERS})
+    check_drafter(draft_model)
     head_kind, method = kind_and_method(kind)
     folder, settings = Path(output), dict(options or {})
     if vocabulary is None:
@@ -263,5 +271,28 @@ def _command(kind: str, flags: Mapping[str, Any]) -> str:
 
 def _changed(**given: Any) -> dict[str, Any]:
     """The flags among parameters of :func:`train` that are not as they are by default."""
-    known = inspect.signature(train).parameters
-    return {name.replace("_", "-"): value for name, value in given.items() if value != known[name].default}
+    return {name.replace("_", "-"): value for name, value in given.items() if value != _PARAMETERS[name].default}
+
+
+_PARAMETERS = inspect.signature(train).parameters
+_OF_ALL = ("model", "kind", "output", "draft_model", "options", "seed", "on_progress", "clock")
+"""Parameters that the training of heads and of gates have in common."""
+
+
+def _trained_gate(kind: GateKind, given: Mapping[str, Any]) -> TrainedHead:
+    """The training of a gate. Raises BadInput for parameters that only heads have."""
+    rest = {name: value for name, value in given.items() if name not in _OF_ALL}
+    check_taken(kind, _changed(**rest))
+    folder = Path(given["output"])
+    about = train_gate(
+        given["model"],
+        kind,
+        folder,
+        draft_model=given["draft_model"],
+        options=given["options"] or {},
+        seed=given["seed"],
+        report=given["on_progress"],
+        clock=given["clock"],
+        **{name: rest[name] for name in TAKES},
+    )
+    return TrainedHead(kind, kind, folder, about)

@@ -56,3 +56,9 @@ def check_lengths(turns: int, prompt_tokens: int, answer_tokens: int) -> None:
     for option, value in (("--turns", turns), ("--prompt-tokens", prompt_tokens), ("--answer-tokens", answer_tokens)):
         if value < 1:
             raise BadInput(f"{option} must be at least 1, not {value}")
+
+
+def check_drafter(draft_model: object) -> None:
+    """Raise BadInput for a draft model in the training of a head."""
+    if draft_model is not None:
+        raise BadInput("--draft-model is for gates (bild, pad, sprinter); a head drafts by itself")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from outpace.bench.quality import sandbox
-from outpace.bench.quality.final_answer import final_answer, is_right
 from outpace.bench.quality.program import program_of, syntax_error
 from outpace.core.errors import BadInput
+from outpace.prompts.final_answer import final_answer, is_right
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.task import CodeTests, Task
 

@@ -1,0 +1,1 @@
+"""Gates: small classifiers that say which draft tokens the target is not asked about."""

@@ -1,0 +1,1 @@
+"""Methods in which a gate decides which draft tokens the target is not asked about. Lossy."""
