@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outpace.acceptance.base import AcceptanceRule
@@ -22,6 +24,7 @@ from outpace.engine.round_records import UNCOUNTED, RoundRecord, record_rounds
 from outpace.engine.teacher_forcing import chain_rounds, likelihood_ratios, path_acceptance
 from outpace.methods.registry import Context, build
 from outpace.model import Model
+from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from support import Toy, autoregressive_distribution, certain_tree
 
@@ -155,3 +158,28 @@ def test_a_batch_keeps_its_size_to_the_end() -> None:
     for number, length in enumerate((2, 7, 3)):
         assert sum(number in one.requests for one in rounds) == length
     assert UNCOUNTED in rounds[-1].requests
+
+
+@pytest.mark.parametrize(("each", "drafting"), [(0.0, True), (5.0, False)])
+def test_whether_batches_draft_in_a_replay_follows_from_what_their_rounds_would_take(
+    each: float, drafting: bool
+) -> None:
+    """A replay runs no forward, so its clock says nothing: drafts that make a round far longer are given up."""
+
+    class Free(ForwardCosts):
+        def _time(self, sequences: object, rows: int) -> float:
+            return 1e-3
+
+    target = TableTarget(12, random_table(12, 8), context_length=600)
+    target.costs = Free(target)
+    method, plain = build("pld", Context(target)), build("none", Context(target))
+    answers = known_answers(target, [Request((at, more, at), plain, max_new_tokens=400) for at in range(1, 11) for more in (2, 3)])
+
+    def verifying(rows: Sequence[int], contexts: Sequence[int]) -> float:
+        assert len(rows) == len(contexts) == 2
+        return 1.0 + each * (sum(rows) - len(rows))
+
+    rounds = replay(target, answers, method, 2, verifying)
+    assert any(one.draft_tokens for one in rounds[:32])
+    later = [one.draft_tokens > 0 for one in rounds[45:56]]
+    assert any(later) is drafting
