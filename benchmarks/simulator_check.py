@@ -9,7 +9,7 @@ come the measured figures (tokens per second of the stretch in which all users w
 to the first token, per further token and to its end) and the simulation's input: the same requests with the same
 rounds, by as many users. Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
 prompts (the cost table), and what rounds take beside them (a second of rounds in this process). Taken from the trace:
-what drafting took in each round. *Fitted*: three numbers that a server adds, on two cells without drafts, of the
+what drafting took in each round. *Fitted*: four numbers that a server adds, on two cells without drafts, of the
 smallest and the largest batch (`simulate/served_rounds.py`); they are left out of the errors. Nothing is fitted to any
 other cell.
 

@@ -211,3 +211,13 @@ def test_a_batch_fits_as_long_as_its_keys_and_values_do() -> None:
 
     assert fits(Known(5), 4, 100, 4000)
     assert not fits(Known(5), 5, 100, 4000)
+
+
+def test_blocks_in_which_the_machine_was_slow_change_no_ratio() -> None:
+    quiet = np.array([1.0, 1.1, 1.2, 1.4])
+    slow = np.outer([1.0, 3.0, 1.0, 2.0, 5.0], quiet)
+    found = RoundCosts(1, [0, 1, 2, 4], slow)
+    assert found.relative_sizes() == pytest.approx(quiet)
+    drawn = found.resampled(np.random.default_rng(0), 50)
+    assert drawn == pytest.approx(np.tile(quiet, (50, 1)))
+    assert list(found.plain_turns()) == [1.0, 3.0, 1.0, 2.0, 5.0], "how slow it was is the machine's noise"

@@ -173,7 +173,8 @@ def test_whether_batches_draft_in_a_replay_follows_from_what_their_rounds_would_
     target = TableTarget(12, random_table(12, 8), context_length=600)
     target.costs = Free(target)
     method, plain = build("pld", Context(target)), build("none", Context(target))
-    answers = known_answers(target, [Request((at, more, at), plain, max_new_tokens=400) for at in range(1, 11) for more in (2, 3)])
+    prompts = [(at, more, at) for at in range(1, 11) for more in (2, 3)]
+    answers = known_answers(target, [Request(one, plain, max_new_tokens=400) for one in prompts])
 
     def verifying(rows: Sequence[int], contexts: Sequence[int]) -> float:
         assert len(rows) == len(contexts) == 2

@@ -37,9 +37,10 @@ def request(count: int, batch: int, gap: float, *, arrival: float = 0.0, reading
 def test_what_a_server_adds_is_found_again_in_its_traces() -> None:
     fixed, each = 0.3, 0.05
     traces = [[request(30, batch, fixed + each * batch) for _ in range(3)] for batch in (1, 8)]
-    found = fit(traces, lambda rows, contexts: 1.6, lambda rows: 0.0)
-    assert found.slow == pytest.approx(2.0 / 1.6)
+    found = fit(traces, lambda rows, contexts: 1.6, lambda rows: 1.5)
+    assert dict(found.slow) == pytest.approx({1: 2.0 / 1.6, 8: 2.0 / 1.6})
     assert (found.fixed, found.each) == pytest.approx((fixed, each))
+    assert found.reading == pytest.approx(3.0 / 1.5), "5 s until the first token, 2 s of them in the first round"
     assert found.seconds(10.0, 4) == pytest.approx(12.5 + 0.3 + 0.2)
 
 
@@ -47,7 +48,7 @@ def test_prompts_of_others_that_were_read_meanwhile_are_no_gap() -> None:
     first = request(30, 2, 0.4, reading=2 * 7.0)
     second = request(20, 2, 0.4, arrival=20.0)
     found = fit([[first, second]], lambda rows, contexts: 1.0, lambda rows: 7.0)
-    assert found.slow == pytest.approx(2.0)
+    assert dict(found.slow) == pytest.approx({2: 2.0})
     assert found.fixed == pytest.approx(0.4)
 
 
@@ -61,12 +62,16 @@ def test_traces_without_times_fit_nothing() -> None:
 def test_a_measured_round_is_its_requests_forward_and_what_lies_beside_it() -> None:
     overhead = RoundOverhead(fixed=0.5, each=0.1, slow=2.0)
     machine = MeasuredMachine(ByContext(), 1, None, overhead)
-    assert machine.round([1, 4], [10, 20]) == pytest.approx([2 * 35 + 0.7])
-    assert machine.chunk(8, 3) == pytest.approx([2 * 7.0])
-    machine.served = ServedRounds(1.5, 0.2, 0.01)
-    assert machine.round([1, 4], [10, 20]) == pytest.approx([1.5 * 70.7 + 0.22])
-    assert machine.chunk(8, 3) == pytest.approx([1.5 * 14.0])
-    assert any("1.50 times" in line for line in machine.public()["fitted"])
+    assert machine.round([1, 1], [10, 20]) == pytest.approx([2 * 32 + 0.7])
+    assert machine.round([1, 4], [10, 20]) == pytest.approx([2 * 32 + 0.7]), "its weights are waited for meanwhile"
+    assert machine.round([1, 94], [10, 20]) == pytest.approx([125 + 0.7])
+    assert machine.chunk(8, 3) == pytest.approx([7.0])
+    machine.served = ServedRounds(((1, 1.0), (3, 2.0)), 0.2, 0.01, 1.2)
+    assert machine.round([1, 4], [10, 20]) == pytest.approx([1.5 * 64.7 + 0.22]), (
+        "linear between the batches of the traces"
+    )
+    assert machine.chunk(8, 3) == pytest.approx([1.2 * 7.0])
+    assert any("2.00 times (batch 3)" in line for line in machine.public()["fitted"])
 
 
 def record(batch: int, forward: float, beside: float) -> RoundRecord:
@@ -84,7 +89,7 @@ def test_overheads_follow_from_rounds_of_one_request_and_of_many() -> None:
 
 def test_overheads_are_measured_on_real_rounds() -> None:
     target = TableTarget(9, context_length=300)
-    target.costs = ForwardCosts(target)  # type: ignore[assignment]
+    target.costs = ForwardCosts(target)
     found = measure_overhead(target)
     assert 0 < found.fixed + found.each < 0.5
     assert found.slow > 0.2

@@ -68,7 +68,8 @@ class Played:
 
 def plain_rounds(answers: Seq[KnownAnswer], records: Seq[RoundRecord], costs: RoundCosts) -> Figures:
     """(N,): autoregressive rounds of each answer after its first one, by weight."""
-    return of_records(answers, records, costs, np.zeros(len(answers))).rounds.sum(axis=1)
+    found: Figures = of_records(answers, records, costs).rounds.sum(axis=1)
+    return found
 
 
 def of_records(

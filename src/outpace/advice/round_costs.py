@@ -77,7 +77,10 @@ class RoundCosts(Costs):
         self.batch = batch
         self.sizes = np.asarray(sizes, float)
         self.blocks = np.asarray(blocks, float)
-        self._usual = _monotone(np.median(self.blocks, axis=0)[None, :])[0]
+        # A machine that is slow for the time of a block makes all its sizes slow.
+        level = np.median(self.blocks / np.median(self.blocks, axis=0), axis=1, keepdims=True)
+        self._steady: Figures = self.blocks / level
+        self._usual = _monotone(np.median(self._steady, axis=0)[None, :])[0]
 
     @property
     def step(self) -> float:
@@ -129,7 +132,7 @@ class RoundCosts(Costs):
     def resampled(self, generator: np.random.Generator, times: int) -> Figures:
         """(times, S): relative costs of blocks that were drawn with replacement."""
         drawn = generator.integers(len(self.blocks), size=(times, len(self.blocks)))
-        usual = _monotone(np.median(self.blocks[drawn], axis=1))
+        usual = _monotone(np.median(self._steady[drawn], axis=1))
         relative: Figures = usual / usual[:, :1]
         return relative
 
@@ -179,7 +182,7 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
 
 
 def _turn(recorder: RoundRecorder, probe: Probe, size: int, run: int, weights_of: ContextWeights) -> float:
-    """Seconds of a round of ``size`` draft tokens and usual contexts: the mean of ``run`` rounds but the first."""
+    """Seconds of a round of ``size`` draft tokens and usual contexts: the median of ``run`` rounds but the first."""
     probe.tokens = size
     found: list[float] = []
     for tried in range(_TRIES * run):
@@ -188,7 +191,7 @@ def _turn(recorder: RoundRecorder, probe: Probe, size: int, run: int, weights_of
             found.append(one.verify_seconds / weights_of.weight(one.rows, one.contexts))
         if len(found) == run - 1:
             break
-    return float(np.mean(found))
+    return float(np.median(found))
 
 
 class Probe(Drafter[DraftState]):

@@ -1,8 +1,9 @@
 """What rounds take beside what the cost table has for their forwards: measured in a second or two of real rounds.
 
 The table has the quickest of a few forwards one after another. In a round tokens are chosen, K/V is committed, requests
-are counted, for each of them; and what runs between two forwards leaves them colder caches. So rounds take
-``slow`` times their forward, ``fixed`` seconds, and ``each`` seconds for every request.
+are counted, for each of them: ``fixed`` seconds, and ``each`` for every request. What runs between two forwards leaves
+them colder caches: a forward with a row for each request takes ``slow`` times what the table has. Additional rows are
+computed while weights are waited for: a forward with many takes what the table has for it, where that is more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _WARM, _TIMED = 6, 40
 @dataclass(frozen=True, slots=True)
 class RoundOverhead:
     """Of rounds beside their forward: ``fixed`` seconds and ``each`` for every request; ``slow``: how many times as
-    long the forward takes as the cost table has it."""
+    long a forward with a row for each request takes as the cost table has it."""
 
     fixed: float = 0.0
     each: float = 0.0
@@ -42,7 +43,10 @@ class RoundOverhead:
 
     def seconds(self, costs: Costs, rows: Seq[int], contexts: Seq[int]) -> float:
         """Of a whole round without its draft: ``rows[i]`` rows of a request with ``contexts[i]`` tokens in its K/V."""
-        return self.slow * costs.forward(rows, contexts) + self.fixed + self.each * len(rows)
+        forward = self.slow * costs.forward([1] * len(rows), contexts)
+        if sum(rows) > len(rows):
+            forward = max(forward, costs.forward(rows, contexts))
+        return forward + self.fixed + self.each * len(rows)
 
 
 class _Nothing(Drafter[None]):

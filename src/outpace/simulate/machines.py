@@ -93,11 +93,11 @@ class MeasuredMachine(Machine):
         return self.overhead.seconds(self.costs, rows, contexts)
 
     def reading(self, rows: int, context: int = 0) -> float:
-        """Reading ``rows`` tokens of a prompt outside of a server."""
-        return self.overhead.slow * self.costs.reading(rows, context)
+        """Reading ``rows`` tokens of a prompt outside of a server: a long forward, in nobody's way."""
+        return self.costs.reading(rows, context)
 
     def chunk(self, rows: int, context: int) -> list[float]:
-        return [self.reading(rows, context) * (1.0 if self.served is None else self.served.slow)]
+        return [self.reading(rows, context) * (1.0 if self.served is None else self.served.reading)]
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         alone = self.alone(rows, contexts)

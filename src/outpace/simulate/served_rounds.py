@@ -2,13 +2,14 @@
 
 A server's rounds share processors with its event loop, with tokens on their way to clients, and on one machine with
 these clients; and between rounds requests are planned and told of. A trace has what each round took, and what each
-request did: the difference is what lies between rounds. Three numbers are fitted: how many times as long rounds take as
-outside of a server, and the seconds between rounds, ``fixed`` and for each request.
+request did: the difference is what lies between rounds. Fitted are: how many times as long rounds take as outside of a
+server, for each size of the batch that the traces have, and prompts to read; and the seconds between rounds, fixed and
+for each request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from outpace.traces.trace_format import TracedRequest
 
 _MOST = 400
 """Requests of a trace that are read."""
+_SHARE = 0.1
+"""Of all rounds; fewer of a batch say little of it."""
 
 Modelled = Callable[[list[int], list[int]], float]
 """Seconds of a round outside of a server, without its draft, from the rows and contexts of its requests."""
@@ -25,24 +28,35 @@ Modelled = Callable[[list[int], list[int]], float]
 
 @dataclass(frozen=True, slots=True)
 class ServedRounds:
-    """``slow``: how many times as long rounds take in the server. Between two of them lie ``fixed`` seconds, and
-    ``each`` for every request."""
+    """``slow``: how many times as long rounds take in the server, by batch, ascending; linear in between.
+    ``reading``: and prompts to read. Between two rounds lie ``fixed`` seconds, and ``each`` for every request."""
 
-    slow: float = 1.0
+    slow: tuple[tuple[int, float], ...] = ((1, 1.0),)
     fixed: float = 0.0
     each: float = 0.0
+    reading: float = 1.0
 
     def seconds(self, alone: float, batch: int) -> float:
         """Of a round of ``batch`` requests that takes ``alone`` outside of the server, until the next one begins."""
-        return self.slow * alone + self.fixed + self.each * batch
+        factor = float(np.interp(batch, [one for one, _ in self.slow], [each for _, each in self.slow]))
+        return factor * alone + self.fixed + self.each * batch
 
     @property
     def words(self) -> str:
         """What was fitted."""
+        slow = ", ".join(f"{factor:.2f} times (batch {batch})" for batch, factor in self.slow)
         return (
-            f"rounds take {self.slow:.2f} times as long in the server, {1e3 * self.fixed:.2f} ms lie between them and "
-            f"{1e3 * self.each:.2f} ms for each request"
+            f"in the server rounds take {slow} as long, and reading a prompt {self.reading:.2f} times; "
+            f"{1e3 * self.fixed:.2f} ms lie between two rounds, and {1e3 * self.each:.2f} ms for each request"
         )
+
+
+class _Round(NamedTuple):
+    """``batch`` requests in it; its seconds without the draft, and those that are modelled."""
+
+    batch: int
+    seconds: float
+    modelled: float
 
 
 class _Decoding(NamedTuple):
@@ -59,45 +73,61 @@ def fit(traces: Iterable[Seq[TracedRequest]], modelled: Modelled, reading: Calla
 
     Traces without times, or with no request of two rounds, fit nothing.
     """
-    taken = expected = 0.0
-    decoded: list[_Decoding] = []
-    for requests in traces:
-        timed = [one for one in requests if len(one.rounds) > 1 and _has_times(one)][:_MOST]
-        for one in timed:
-            spent, wanted = _rounds(one, modelled)
-            taken, expected = taken + spent, expected + wanted
-        slow = taken / expected if expected else 1.0
-        decoded += [_decoding(one, timed, lambda rows, factor=slow: factor * reading(rows)) for one in timed]
-    if not decoded or not expected:
+    known = [[one for one in requests if len(one.rounds) > 1 and _has_times(one)][:_MOST] for requests in traces]
+    slow = _by_batch([each for requests in known for one in requests for each in _rounds(one, modelled)])
+    # A request that nobody ran beside began to be read when it arrived.
+    alone = [one for requests in known for one in requests if max(one.rounds.batch) == 1]
+    first = _ratio(((one.first_token or 0.0) - one.rounds.ms[0] / 1e3, reading(_unread(one))) for one in alone)
+    if not slow:
         return ServedRounds()
+    read = slow[0][1] if first is None else first
+    decoded = [_decoding(one, requests, lambda rows: read * reading(rows)) for requests in known for one in requests]
     fixed, each = _line(decoded)
-    return ServedRounds(taken / expected, fixed, each)
+    return ServedRounds(slow, fixed, each, read)
+
+
+def _by_batch(rounds: Seq[_Round]) -> tuple[tuple[int, float], ...]:
+    """Measured over modelled, for each size of the batch that has a good part of the rounds."""
+    found = []
+    for batch in sorted({one.batch for one in rounds}):
+        alike = [(one.seconds, one.modelled) for one in rounds if one.batch == batch]
+        ratio = _ratio(alike)
+        if len(alike) >= _SHARE * len(rounds) and ratio is not None:
+            found.append((batch, ratio))
+    return tuple(found)
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
+    """Of the sums of what was measured and of what was expected; None where nothing was."""
+    measured = expected = 0.0
+    for one, other in pairs:
+        measured, expected = measured + one, expected + other
+    return measured / expected if expected > 0.0 and measured > 0.0 else None
+
+
+def _unread(one: TracedRequest) -> int:
+    return one.prompt_tokens - one.cached_tokens
 
 
 def _has_times(one: TracedRequest) -> bool:
     return one.arrival is not None and one.first_token is not None and one.seconds is not None
 
 
-def _rounds(one: TracedRequest, modelled: Modelled) -> tuple[float, float]:
-    """Seconds of the rounds after its first one without their drafts: in the trace, and as they are modelled. What the
-    other requests of a round draft, and how long they are, is not in its line: they count as it does."""
-    taken = expected = 0.0
+def _rounds(one: TracedRequest, modelled: Modelled) -> Iterator[_Round]:
+    """The rounds after its first one. What the other requests of a round draft, and how long they are, is not in its
+    line: they count as it does."""
     context = one.prompt_tokens - 1 + one.rounds.committed[0]
     rounds = one.rounds
     columns = (rounds.drafted, rounds.committed, rounds.batch, rounds.ms, rounds.draft_ms)
     for drafted, committed, batch, spent, drafting in list(zip(*columns, strict=True))[1:]:
-        taken += max(0.0, spent - drafting) / 1e3
-        expected += modelled([1 + drafted] * batch, [context] * batch)
+        yield _Round(batch, max(0.0, spent - drafting) / 1e3, modelled([1 + drafted] * batch, [context] * batch))
         context += committed
-    return taken, expected
 
 
 def _decoding(one: TracedRequest, others: Seq[TracedRequest], reading: Callable[[int], float]) -> _Decoding:
     begins, ends = (one.arrival or 0.0) + (one.first_token or 0.0), (one.arrival or 0.0) + (one.seconds or 0.0)
     read = sum(
-        reading(other.prompt_tokens - other.cached_tokens)
-        for other in others
-        if other is not one and begins <= (other.arrival or 0.0) < ends
+        reading(_unread(other)) for other in others if other is not one and begins <= (other.arrival or 0.0) < ends
     )
     between = ends - begins - sum(one.rounds.ms[1:]) / 1e3 - read
     return _Decoding(len(one.rounds) - 1, float(sum(one.rounds.batch[1:])), between)

@@ -28,7 +28,7 @@ _REPEAT, _ENOUGH = 7, 0.4
 _READ = (16, 64, 256)
 """Rows of prompts that are measured."""
 
-Alone = Callable[[int, float], float]
+Alone = Callable[[int, int], float]
 """Seconds of a forward over so many rows of one sequence, after so many tokens."""
 
 
