@@ -48,7 +48,7 @@ def recorded(model: outpace.Model, batch: int, options: argparse.Namespace) -> l
         probe = Probe({one.prompt: one.tokens for one in answers}, model.target.vocab_size)
         method = Method("probe", probe, RecursiveRejection(), Fixed(_MOST, max_nodes=_MOST))
         recorder = RoundRecorder(model.target, [one.request(method) for one in answers], batch)
-        found = []
+        found: list[RoundRecord] = []
         try:
             while len(found) < options.rounds:
                 probe.tokens = chance.choice([0, 0, batch // 2, batch, 2 * batch, 4 * batch])
