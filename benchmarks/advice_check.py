@@ -4,8 +4,9 @@
     python benchmarks/advice_check.py --out advice.jsonl --models MODEL.gguf --draft-model SMALL.gguf
     python benchmarks/advice_check.py --out advice.jsonl --table
 
-Prompts of even number in their category are advised on, those of odd number are measured. A *piece* is a model at a
-temperature and a batch: one advice, and one bench of the methods with the settings that it found best. Each piece is
+Prompts of even number in their category are advised on, those of odd number are measured, all categories mixed: that is
+the traffic that an advice speaks of, where a bench would decode those of one category together. A *piece* is a model at
+a temperature and a batch: one advice, and one bench of the methods with the settings that it found best. Each piece is
 appended to the file as a line when it is complete; pieces that are there already are left out, so that a run that was
 ended goes on. ``--pieces N`` ends after N new ones.
 
@@ -21,6 +22,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +35,7 @@ from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts
+from outpace.prompts.questions import load_prompts, stratified
 
 CLOSE = 0.05
 
@@ -56,6 +58,7 @@ def piece(options: argparse.Namespace, name: str, temperature: float, batch: int
     if draft is not None and draft != "draft-lm" and Path(draft).suffix == ".gguf":
         draft = outpace.load(draft)
     ours, others = halves(load_prompts(options.prompts))
+    others = [replace(one, category="mixed") for one in stratified(others, options.limit or len(others))]
     params = SamplingParams(temperature=temperature, seed=0)
     found = advise(
         model,
@@ -70,7 +73,7 @@ def piece(options: argparse.Namespace, name: str, temperature: float, batch: int
     report = outpace.bench(
         model,
         {row["method"]: row["settings"] for row in rows},
-        others[: options.limit],
+        others,
         max_new_tokens=options.tokens,
         batch_size=batch,
         params=params,

@@ -49,13 +49,16 @@ class MadeUp(ForwardCosts):
     def seconds(self, rows: int, context: int = 0) -> float:
         return 3e-3 + self._row * rows + 1e-6 * context
 
-    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self.seconds(rows, context)
+
+    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
         return self.seconds(rows, context)
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
         return self._draft
 
-    def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:
+    def took(self, rows: int, context: int, seconds: float, *, greedy: bool, batch: int = 1) -> None:
         """Nothing is compared with a clock."""
 
 

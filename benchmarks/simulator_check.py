@@ -7,9 +7,11 @@ A *cell* is a model, a method and a batch. For each, a server is started with ``
 ask it the questions of the prompt file, each the next when the last is answered, and the server ends. From its trace
 come the measured figures (tokens per second of the stretch in which all users were busy, and of each request the times
 to the first token, per further token and to its end) and the simulation's input: the same requests with the same
-rounds, by as many users. What is fitted: seconds of forwards by rows and context (the cost table, measured on this
-machine by forwards alone), and what drafting took in each round. Not fitted: everything else, with it rounds of several
-requests, reading prompts beside them, waiting, and the order of what the server does.
+rounds, by as many users. Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
+prompts (the cost table), and what rounds take beside them (a second of rounds in this process). Taken from the trace:
+what drafting took in each round. *Fitted*: four numbers that a server adds, on two cells without drafts, of the
+smallest and the largest batch (`simulate/served_rounds.py`); they are left out of the errors. Nothing is fitted to any
+other cell.
 
 Each cell is appended to the file as a line when it is complete; cells that are there already are left out, so that a
 run that was ended goes on. ``--cells N`` ends after N new ones. The table shows every cell, and the median error of
@@ -129,15 +131,40 @@ def times_of(requests: Sequence[TracedRequest]) -> list[tuple[float, float, floa
     return found
 
 
-def cell(options: argparse.Namespace, model: Model, method: str, batch: int) -> dict[str, Any]:
+def calibration_file(options: argparse.Namespace, model: str, batch: int) -> Path:
+    """The trace without drafts to which a model's cells are fitted, kept beside the file of cells."""
+    found: Path = options.out.with_suffix(f".{Path(model).stem}-{batch}.trace.jsonl")
+    return found
+
+
+def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> list[Trace]:
+    """Traces of servers without drafts, of the smallest and of the largest batch; measured where there are none."""
+    found = []
+    for batch in sorted({min(batches), max(batches)}):
+        path = calibration_file(options, model, batch)
+        if not path.exists():
+            written = path.with_suffix(".part")
+            written.unlink(missing_ok=True)
+            served(options, model, "none", batch, written)
+            written.rename(path)
+        found.append(measured_part(path, batch))
+    return found
+
+
+def cell(options: argparse.Namespace, model: Model, method: str, batch: int, batches: Sequence[int]) -> dict[str, Any]:
     """Measure and simulate one cell."""
+    calibration = calibrations(options, model.name, batches)
+    fitted = method == "none" and batch in (min(batches), max(batches))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        served(options, model.name, method, batch, path)
+        if fitted:
+            path = calibration_file(options, model.name, batch)
+        else:
+            served(options, model.name, method, batch, path)
         trace = measured_part(path, batch)
     requests = [one for one in trace.requests if len(one.rounds)]
     settings = Settings(users=batch, requests=len(requests), max_batch=batch, prefix_cache=False)
-    report = simulate(trace, "measured", settings, load_model=lambda _: model)
+    report = simulate(trace, "measured", settings, load_model=lambda _: model, calibration=calibration)
     outcome = report.simulated[0]
     predicted = [(one.arrived, one.first_token or 0.0, one.finished or 0.0, one.committed) for one in outcome.answered]
     return {
@@ -145,6 +172,8 @@ def cell(options: argparse.Namespace, model: Model, method: str, batch: int) -> 
         "method": method,
         "batch": batch,
         "requests": len(requests),
+        "fitted": fitted,
+        "machine": report.result["machine"],
         "measured": figures_of(times_of(requests), batch),
         "predicted": figures_of(predicted, batch),
         "version": outpace.__version__,
@@ -156,11 +185,13 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| model | method | batch | " + " | ".join(f"{one}: measured, predicted" for one in FIGURES) + " |"]
     lines.append("|---|---|---|" + "---|" * len(FIGURES))
     for one in cells:
+        name_of = f"{one['method']}{' (fitted)' if one['fitted'] else ''}"
         both = [f"{one['measured'][name]:.1f}, {one['predicted'][name]:.1f}" for name in FIGURES]
-        lines.append(f"| {Path(one['model']).name} | {one['method']} | {one['batch']} | {' | '.join(both)} |")
+        lines.append(f"| {Path(one['model']).name} | {name_of} | {one['batch']} | {' | '.join(both)} |")
     lines += ["", "| figure | median error | within 10 % |", "|---|---|---|"]
-    for name in FIGURES:
-        errors = [abs(one["predicted"][name] / one["measured"][name] - 1.0) for one in cells]
+    others = [one for one in cells if not one["fitted"]]
+    for name in FIGURES if others else ():
+        errors = [abs(one["predicted"][name] / one["measured"][name] - 1.0) for one in others]
         close = sum(error <= CLOSE for error in errors) / len(errors)
         lines.append(f"| {name} | {100 * median(errors):.1f} % | {100 * close:.0f} % of {len(errors)} |")
     return "\n".join(lines)
@@ -185,11 +216,9 @@ def main() -> int:
     options = read_options()
     done = known(options.out)
     there = {(one["model"], one["method"], one["batch"]) for one in done}
+    batches = [int(one) for one in options.batches.split(",")]
     wanted = [
-        (model, method, int(batch))
-        for model in options.models
-        for batch in options.batches.split(",")
-        for method in options.methods.split(",")
+        (model, method, batch) for model in options.models for batch in batches for method in options.methods.split(",")
     ]
     left = [] if options.table else [one for one in wanted if one not in there][: options.cells]
     loaded: dict[str, Model] = {}
@@ -199,10 +228,14 @@ def main() -> int:
 
             torch.set_num_threads(options.threads)
             loaded[name] = outpace.load(name)
-            for context in (16, 256, 1024):  # the cost table, while no server runs
-                loaded[name].target.costs.seconds(128, min(context, loaded[name].target.context_length // 2))
+            costs = loaded[name].target.costs  # the cost table, while no server runs
+            for context in (16, 256, 1024):
+                costs.seconds(128, min(context, loaded[name].target.context_length // 2))
+            for number in batches:
+                costs.even(number, number, 256)
+            costs.reading(512)
         try:
-            found = cell(options, loaded[name], method, batch)
+            found = cell(options, loaded[name], method, batch, batches)
         except (BadInput, NotStarted, RuntimeError) as error:
             print(f"{name} {method} {batch}: {error}", file=sys.stderr)
             continue

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from outpace.advice.candidates import Shape
-from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
+from outpace.advice.prediction import Played, Prediction, machine_noise, of_chains, of_records, plain_rounds, predict
 from outpace.advice.recommendation import Row, acceptance_for, recommend
-from outpace.advice.round_costs import RoundCosts, fits, measure_rounds, probed_sizes
+from outpace.advice.round_costs import ContextWeights, Figures, RoundCosts, fits, measure_rounds, probed_sizes
 from outpace.advice.trial import Trial, run_trial
 from outpace.controllers.predictor import Forecast, Predictor, tokens_per_round
+from outpace.core.sampling import SamplingParams
 from outpace.engine.known_answers import KnownAnswer, known_answers
 from outpace.engine.replay import replay
 from outpace.engine.request import Request
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
 from outpace.methods.registry import Context, build
+from outpace.targets.costs import FixedCosts
 from outpace.targets.table import TableTarget, random_table
 
 LINE = RoundCosts(1, [0, 1, 2, 4], np.array([[1.0, 1.1, 1.2, 1.4]] * 5))
@@ -50,7 +54,7 @@ def test_with_fixed_costs_the_prediction_is_the_sum_over_all_rounds(settings: di
     costs = RoundCosts(at_once, [0, 4], np.array([[1.0, 1.0 + 0.2 * 4 / at_once]] * 3))
     rounds = replay(target, answers, build("pld", Context(target), settings), at_once)
     rounds = [RoundRecord(one.requests, one.drafted, one.committed, 0.05, 0.0) for one in rounds]
-    found = predict(of_records(answers, rounds), costs, None, error=0.0)
+    found = predict(of_records(answers, rounds, costs), costs, None)
     seen: set[int] = set()
     steps = time = 0.0
     for one in rounds:
@@ -68,24 +72,35 @@ def test_with_fixed_costs_the_prediction_is_the_sum_over_all_rounds(settings: di
 
 def test_chains_cost_what_their_rounds_cost() -> None:
     ratios = [[1.0, 1.0, 0.0, 1.0, 1.0, 1.0], [0.0] * 4]
-    played = of_chains(ratios, 2, batch=1)
+    target = TableTarget(12)
+    one, params = target.sequence((1,)), SamplingParams()
+    answers = [KnownAnswer((1,), (1,) * len(each), (1.0,) * len(each), one, params, 9) for each in ratios]
+    played = of_chains(answers, ratios, 2, LINE)
     # After the first round, which is left out: 2 rounds of the first answer; 3 of the second.
     assert played.rounds.sum() == pytest.approx(1.0 + 3.0)
-    found = predict(played, LINE, None, draft_steps=0.1, error=0.0)
+    found = predict(played, LINE, None, draft_steps=0.1)
     each = 1.0 + 0.1 * float(played.sizes[0]) + 0.1
     assert found.speedup == pytest.approx((5 + 3) / (4 * each))
 
 
 def test_the_interval_is_of_prompts_costs_and_trials() -> None:
-    alike = Played(np.full(8, 30.0), np.full((8, 1), 15.0), np.array([2.0]), np.zeros(8), np.array([]))
-    sure = predict(alike, LINE, None, error=0.0)
+    alike = simple(np.full(8, 30.0), np.full(8, 15.0))
+    sure = predict(alike, LINE, None)
     assert sure.interval == pytest.approx((sure.speedup, sure.speedup))
-    differing = Played(alike.steps, np.arange(8.0, 24.0, 2.0)[:, None], alike.sizes, alike.drafting, alike.early)
-    assert width(predict(differing, LINE, None, error=0.0)) > 0.2
+    differing = simple(alike.steps, np.arange(8.0, 24.0, 2.0))
+    assert width(predict(differing, LINE, None)) > 0.2
     generator = np.random.default_rng(1)
     noisy = RoundCosts(1, LINE.sizes.tolist(), LINE.blocks[:1] * generator.normal(1.0, 0.1, (20, 4)))
-    assert width(predict(alike, noisy, None, error=0.0)) > 0.01
-    assert width(predict(alike, LINE, None, error=0.05)) == pytest.approx(2 * 1.645 * 0.05 * sure.speedup, rel=0.1)
+    assert width(predict(alike, noisy, None)) > 0.01
+    of_machine, of_trial = predict(alike, LINE, None, noise=0.1), predict(alike, LINE, None, untried=0.05)
+    assert width(of_machine) == pytest.approx(2 * 1.645 * 0.1 * np.sqrt(2 / 8) * sure.speedup, rel=0.1)
+    assert width(of_trial) == pytest.approx(2 * 1.645 * 0.05 * sure.speedup, rel=0.1)
+
+
+def simple(steps: Figures, rounds: Figures, drafting: float = 0.0, early: int = 0) -> Played:
+    """Rounds with two draft tokens each, of the usual contexts."""
+    spent = np.full(len(steps), drafting)
+    return Played(steps, steps, rounds[:, None], rounds, np.array([2.0]), spent, np.full(early, drafting / 10))
 
 
 def width(one: Prediction) -> float:
@@ -93,9 +108,9 @@ def width(one: Prediction) -> float:
 
 
 def test_a_trial_scales_rounds_and_replayed_drafts() -> None:
-    trial = Trial(np.full(10, 1.0), np.full(10, 2.0), np.full(10, 0.3), np.full(10, 1.2 * 1.1), 0.0)
+    trial = Trial(np.full(10, 1.0), np.full(10, 2.0), np.full(10, 0.3), np.full(10, 1.2 * 1.1), 0.0, np.arange(10) // 5)
     assert trial.excess(LINE) == pytest.approx([1.1])
-    played = Played(np.array([20.0]), np.array([[10.0]]), np.array([2.0]), np.array([1.0]), np.full(10, 0.1))
+    played = simple(np.array([20.0]), np.array([10.0]), drafting=1.0, early=10)
     found = predict(played, LINE, trial)
     # Drafting took 0.1 a round when it was replayed, all of it here, and takes 0.3.
     assert found.speedup == pytest.approx(20.0 / (10.0 * 1.2 * 1.1 + 3.0))
@@ -112,10 +127,45 @@ def test_rounds_are_measured_at_the_sizes_that_are_asked_for() -> None:
 
 def test_a_trial_leaves_out_rounds_in_which_a_request_joins() -> None:
     target, answers = known(3, length=12)
-    context = Context(target)
-    trial = run_trial(target, answers, build("pld", context), build("none", context), 2, 0.01)
+    context, costs = Context(target), RoundCosts(2, [0, 4], np.array([[1.0, 1.2]]))
+    trial = run_trial(target, answers, build("pld", context), build("none", context), costs, 0.01)
     assert len(trial.plain) == len(trial.drafting) >= 6
     assert (trial.plain > 0).all()
+
+
+class ByContext(FixedCosts):
+    """A forward takes 100 s and one for every token in the K/V of its sequences, whatever its rows."""
+
+    def forward(self, rows: Sequence[int], contexts: Sequence[int]) -> float:
+        return 100.0 + sum(contexts)
+
+
+def test_rounds_count_by_their_own_contexts_and_not_by_the_mean_one() -> None:
+    """A draft that is accepted where the context is long saves a longer round than one where it is short."""
+    costs = RoundCosts(1, [0, 1], np.array([[200.0, 200.0]]), ContextWeights(ByContext(), 1, 100))
+    _, answers = known(1, length=5)
+    contexts = [0, 50, 50, 150, 150]
+    plain = [RoundRecord((0,), (0,), (1,), 0.0, 0.0, (context,)) for context in contexts]
+    base = plain_rounds(answers, plain, costs)
+    assert base == pytest.approx([800 / 200])
+    for drafts_at, seconds in ((50, 650), (150, 550)):
+        rounds = list(plain)
+        del rounds[contexts.index(drafts_at)]
+        at = [one.contexts for one in rounds].index((drafts_at,))
+        rounds[at] = RoundRecord((0,), (1,), (2,), 0.0, 0.0, (drafts_at,))
+        played = of_records(answers, rounds, costs, base)
+        found = predict(played, costs, None)
+        assert found.speedup == pytest.approx(800 / seconds)
+        assert found.forecast.speedup == pytest.approx(found.speedup)
+        assert played.tokens_per_round == pytest.approx(4 / 3)
+
+
+def test_a_machine_that_never_changes_has_no_noise_and_one_that_does_has_its_spread() -> None:
+    assert machine_noise([np.full(6, 2.0), np.full(3, 9.0)]) == pytest.approx(0.0)
+    assert machine_noise([np.array([1.0])]) == 0.0
+    generator = np.random.default_rng(4)
+    turns = [scale * np.exp(0.1 * generator.standard_normal(400)) for scale in (1.0, 50.0)]
+    assert machine_noise(turns) == pytest.approx(0.1, rel=0.1)
 
 
 def row(method: str, batch: int, speedup: float, low: float) -> Row:
@@ -161,3 +211,13 @@ def test_a_batch_fits_as_long_as_its_keys_and_values_do() -> None:
 
     assert fits(Known(5), 4, 100, 4000)
     assert not fits(Known(5), 5, 100, 4000)
+
+
+def test_blocks_in_which_the_machine_was_slow_change_no_ratio() -> None:
+    quiet = np.array([1.0, 1.1, 1.2, 1.4])
+    slow = np.outer([1.0, 3.0, 1.0, 2.0, 5.0], quiet)
+    found = RoundCosts(1, [0, 1, 2, 4], slow)
+    assert found.relative_sizes() == pytest.approx(quiet)
+    drawn = found.resampled(np.random.default_rng(0), 50)
+    assert drawn == pytest.approx(np.tile(quiet, (50, 1)))
+    assert list(found.plain_turns()) == [1.0, 3.0, 1.0, 2.0, 5.0], "how slow it was is the machine's noise"

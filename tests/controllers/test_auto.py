@@ -76,6 +76,9 @@ class Costs(ForwardCosts):
     def seconds(self, rows: int, context: int = 0) -> float:
         return self._cost(rows)
 
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._cost(rows)
+
 
 def cheap(rows: int) -> float:
     return 1.0 + 0.02 * rows

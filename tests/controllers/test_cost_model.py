@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from itertools import accumulate
 from operator import mul
 
@@ -27,7 +27,7 @@ class Given(ForwardCosts):
         self._cost = cost
         self.measured: list[int] = []
 
-    def _time(self, sequence: Sequence, rows: int) -> float:
+    def _time(self, sequences: Seq[Sequence], rows: int) -> float:
         self.measured.append(rows)
         return self._cost(rows)
 

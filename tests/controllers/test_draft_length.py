@@ -30,6 +30,9 @@ class Given(ForwardCosts):
     def seconds(self, rows: int, context: int = 0) -> float:
         return self._cost(rows, context)
 
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._cost(rows, context)
+
 
 def flat(seconds: float) -> Given:
     return Given(lambda rows, context: seconds)

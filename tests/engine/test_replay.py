@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outpace.acceptance.base import AcceptanceRule
@@ -22,6 +24,7 @@ from outpace.engine.round_records import UNCOUNTED, RoundRecord, record_rounds
 from outpace.engine.teacher_forcing import chain_rounds, likelihood_ratios, path_acceptance
 from outpace.methods.registry import Context, build
 from outpace.model import Model
+from outpace.targets.costs import ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 from support import Toy, autoregressive_distribution, certain_tree
 
@@ -163,3 +166,29 @@ def test_an_answer_of_a_single_round_is_known() -> None:
     [known] = known_answers(target, [Request((1, 2), method, SAMPLED, max_new_tokens=1)])
     assert len(known.tokens) == len(known.probs) == 1 and 0.0 < known.probs[0] <= 1.0
     close_answers(target, [known])
+
+
+@pytest.mark.parametrize(("each", "drafting"), [(0.0, True), (5.0, False)])
+def test_whether_batches_draft_in_a_replay_follows_from_what_their_rounds_would_take(
+    each: float, drafting: bool
+) -> None:
+    """A replay runs no forward, so its clock says nothing: drafts that make a round far longer are given up."""
+
+    class Free(ForwardCosts):
+        def _time(self, sequences: object, rows: int) -> float:
+            return 1e-3
+
+    target = TableTarget(12, random_table(12, 8), context_length=600)
+    target.costs = Free(target)
+    method, plain = build("pld", Context(target)), build("none", Context(target))
+    prompts = [(at, more, at) for at in range(1, 11) for more in (2, 3)]
+    answers = known_answers(target, [Request(one, plain, max_new_tokens=400) for one in prompts])
+
+    def verifying(rows: Sequence[int], contexts: Sequence[int]) -> float:
+        assert len(rows) == len(contexts) == 2
+        return 1.0 + each * (sum(rows) - len(rows))
+
+    rounds = replay(target, answers, method, 2, verifying)
+    assert any(one.draft_tokens for one in rounds[:32])
+    later = [one.draft_tokens > 0 for one in rounds[45:56]]
+    assert any(later) is drafting

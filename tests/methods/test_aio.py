@@ -74,6 +74,9 @@ class Given(ForwardCosts):
     def seconds(self, rows: int, context: int = 0) -> float:
         return self._given(rows)
 
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._given(rows)
+
 
 # ----------------------------------------------------------------------------------------------------- features
 

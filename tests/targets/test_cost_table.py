@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,10 @@ class Counted(ForwardCosts):
         self._cost = cost
         self.measured: list[tuple[int, int]] = []
 
-    def _time(self, sequence: Sequence, rows: int) -> float:
-        self.measured.append((rows, len(sequence.tokens)))
-        return self._cost(rows, len(sequence.tokens))
+    def _time(self, sequences: Seq[Sequence], rows: int) -> float:
+        context = len(sequences[0].tokens)
+        self.measured.append((rows, context))
+        return self._cost(rows, context)
 
 
 def table(weights: str = "w", precision: str = "float32") -> CostTable:

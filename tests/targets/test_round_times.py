@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ class Busy(ForwardCosts):
     def idle(self, rows: int) -> float:
         return 1e-3 * (4.0 + 0.2 * rows)
 
-    def _time(self, sequence: Sequence, rows: int) -> float:
+    def _time(self, sequences: Seq[Sequence], rows: int) -> float:
         self.measured += 1
         return self.idle(rows) * self.load * (self.uneven if rows >= 8 else 1.0)
 

@@ -41,7 +41,7 @@ from outpace.prompts.questions import prompts_of, stratified, unique
 
 MINUTES = 5.0
 BATCHES = (1, 4, 16)
-PROMPTS = 32
+PROMPTS = 64
 """Most prompts that are answered."""
 _TRIED = 3
 """Draft tokens of the chain by which a draft model's levels are timed."""
@@ -194,10 +194,14 @@ class _Advising:
         time, in autoregressive rounds, is taken over."""
         own, costs = self.work.own[batch], self.work.costs[batch]
         trial = self.work.trial(best.method, batch)
-        if costs is own and self.engine == "outpace":
-            return predict(best.played, costs, trial)
-        steps = None if trial is None else float(trial.draft_steps()[0])
-        return predict(best.played, costs, None, draft_steps=steps)
+        noise, untried = self.work.noise(batch), self.work.untried
+        if costs is not own or self.engine != "outpace":
+            steps = None if trial is None else float(trial.draft_steps()[0])
+            return predict(best.played, costs, None, draft_steps=steps, noise=noise, untried=untried)
+        found = predict(best.played, costs, trial, noise=noise, untried=untried)
+        if trial is not None:
+            self.work.tried(best.guess.speedup, found.speedup)
+        return found
 
     def _played(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
         found: list[_Found] = []
@@ -211,20 +215,22 @@ class _Advising:
                 if not found:
                     self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
                 continue
-            each = of_records(answers, self.work.rounds(answers, method, batch))
+            plain = self.work.plain_rounds(batch)[: len(answers)]
+            each = of_records(answers, self.work.rounds(answers, method, batch), costs, plain)
             how = "replayed" if free else "decoded"
             found.append(_Found(shape, method, each, how, predict(each, costs, None)))
         return found
 
     def _forced(self, one: Candidate, methods: Seq[Method], batch: int) -> list[_Found]:
-        ratios = self.work.ratios(methods[0])
+        ratios, answers = self.work.ratios(methods[0]), self.work.answers
+        costs, plain = self.work.costs[batch], self.work.plain_rounds(batch)
         middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
         trial = self.work.trial(methods[middle], batch)
         level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
         found = []
         for shape, method in zip(one.shapes, methods, strict=True):
-            each = of_chains(ratios, shape.chain, batch)
-            guess = predict(each, self.work.costs[batch], None, draft_steps=level * shape.chain)
+            each = of_chains(answers, ratios, shape.chain, costs, plain)
+            guess = predict(each, costs, None, draft_steps=level * shape.chain)
             found.append(_Found(shape, method, each, "teacher-forced", guess))
         return found
 

@@ -3,12 +3,14 @@ the time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from outpace.advice.round_costs import RoundCosts, measure_rounds
+from outpace.advice.prediction import UNTRIED, machine_noise, plain_rounds
+from outpace.advice.round_costs import Figures, RoundCosts, measure_rounds
 from outpace.advice.trial import Trial, run_trial
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -65,6 +67,10 @@ class Measurements:
         """Those of the engine that is advised on, which are the own where it was not measured."""
         self.notes: list[str] = []
         self._known_ratios: dict[int, list[list[float]]] = {}
+        self._plain: dict[int, Figures] = {}
+        self._turns: dict[int, list[Figures]] = {}
+        """Seconds of turns of autoregressive rounds, by batch."""
+        self._surprises: list[float] = []
 
     def close(self) -> None:
         """Release the answers' K/V."""
@@ -114,16 +120,40 @@ class Measurements:
         """
         share = _ROUNDS * self.timer.whole / len(self.batches)
         with stage(f"measuring rounds, batch {batch}", brief=True):
-            self.own[batch] = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
+            costs = measure_rounds(self.target, self.answers, batch, min(share, _LONGEST))
+        self.own[batch] = costs
+        self._turns[batch] = [costs.plain_turns()]
         self.costs.setdefault(batch, self.own[batch])
 
     def rounds(self, answers: Seq[KnownAnswer], method: Method, batch: int) -> list[RoundRecord]:
         """Its rounds on known answers; again where costs were measured meanwhile, which counts as drafting."""
-        measurements = self.target.costs.measurements
-        found = played(self.target, answers, method, batch)
+        measurements, verifying = self.target.costs.measurements, self.own[batch].of_rows
+        found = played(self.target, answers, method, batch, verifying)
         if self.target.costs.measurements != measurements:
-            found = played(self.target, answers, method, batch)
+            found = played(self.target, answers, method, batch, verifying)
         return found
+
+    def plain_rounds(self, batch: int) -> Figures:
+        """Autoregressive rounds of each answer after its first one, by weight."""
+        if batch not in self._plain:
+            records = played(self.target, self.answers, self.plain, batch)
+            self._plain[batch] = plain_rounds(self.answers, records, self.costs[batch])
+        return self._plain[batch]
+
+    def noise(self, batch: int) -> float:
+        """Of the machine, as this run has seen it."""
+        return machine_noise(self._turns[batch])
+
+    def tried(self, guess: float, found: float) -> None:
+        """A trial has changed an expected speed-up."""
+        self._surprises.append(math.log(found / guess))
+
+    @property
+    def untried(self) -> float:
+        """By how much trials change expected speed-ups: the root mean square of logarithms."""
+        if not self._surprises:
+            return UNTRIED
+        return math.sqrt(sum(one**2 for one in self._surprises) / len(self._surprises))
 
     def ratios(self, method: Method) -> list[list[float]]:
         """Likelihood ratios of the draft model of ``method``."""
@@ -148,4 +178,6 @@ class Measurements:
         if self.timer.left < 0.02 * self.timer.whole:
             return None
         share = min(TRIALS * self.timer.whole / (6 * len(self.batches)), _LONGEST / 3)
-        return run_trial(self.target, self.answers, method, self.plain, batch, share)
+        found = run_trial(self.target, self.answers, method, self.plain, self.own[batch], share)
+        self._turns[batch].append(found.plain_turns())
+        return found

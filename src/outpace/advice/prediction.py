@@ -1,12 +1,15 @@
 """Prediction: from rounds that were played, and what rounds and drafts take, to a speed-up with its interval.
 
 A speed-up is that of ``outpace bench``: both methods give the same tokens, so it is the ratio of their decoding times,
-the round of each request's first token left out, in which its prompt is read. Times are in autoregressive rounds of the
-batch, as those of :mod:`outpace.controllers.predictor`, whose forecast of the mean round gives the same ratio.
+the round of each request's first token left out, in which its prompt is read. Both times are summed over the played
+rounds, each with its own draft tokens and contexts (:mod:`outpace.advice.round_costs`), not taken of a mean round:
+drafts are accepted where contexts are long. Times are in autoregressive rounds of the batch with the usual contexts, as
+those of :mod:`outpace.controllers.predictor`.
 
 The interval is that of the speed-up that is measured on as many other prompts of the same kind. It is a percentile
 bootstrap over everything that was measured: prompts (acceptance; twice, as the others vary too), blocks of rounds (what
-rows cost), rounds of the trial (what drafting costs). :data:`MODEL_ERROR` is added for what none of them contains.
+rows cost), turns of the trial (what drafting costs). The machine's noise, as the turns of autoregressive rounds have
+shown it within the run, is added for the measurement to come (:func:`machine_noise`).
 """
 
 from __future__ import annotations
@@ -26,29 +29,32 @@ from outpace.engine.teacher_forcing import ChainRounds, chain_rounds
 
 LEVEL = 0.9
 RESAMPLES = 2000
-MODEL_ERROR = 0.05
-"""Standard deviation of the logarithm of measured over predicted speed-ups that resampling does not explain
-(``python benchmarks/advice_check.py``)."""
 _INSTANT = 1e-3
 """Autoregressive rounds: answers that end with their first round take no time after it."""
 FREE = 0.03
 """Autoregressive rounds: drafting that takes less in a round is what trials say; its replays are all noise."""
+_ALWAYS = 24
+"""The first rounds of a batch, which draft in any case, as those of a trial do (:mod:`outpace.controllers.payoff`)."""
 UNTRIED = 0.1
-"""The same of a candidate whose drafting was not timed in real rounds."""
+"""Standard deviation of the logarithm of measured over predicted speed-ups of a candidate whose rounds were not tried,
+where no other candidate's were either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """What decoding each of the answers takes, after its first round.
 
-    ``steps`` (N,): autoregressive rounds. ``rounds`` (N, K): rounds with ``sizes`` (K,) draft tokens in the whole
-    batch. ``drafting`` (N,): seconds of drafting in them, as they were replayed; NaN where drafting was not run.
-    ``early``: seconds of drafting of each round in which nobody joined, in their order. ``joins``: requests that join
-    while others decode, where the rounds do not show it.
+    ``steps`` (N,): its tokens, as many autoregressive rounds. ``plain`` (N,): these rounds, each counted by its weight:
+    1 for one with the usual contexts. ``rounds`` (N, K): rounds of the method with ``sizes`` (K,) draft tokens in the
+    whole batch, by weight; ``count`` (N,): their number. ``drafting`` (N,): seconds of drafting in them, as they were
+    replayed; NaN where drafting was not run. ``early``: seconds of drafting of each round in which nobody joined, in
+    their order. ``joins``: requests that join while others decode, where the rounds do not show it.
     """
 
     steps: Figures
+    plain: Figures
     rounds: Figures
+    count: Figures
     sizes: Figures
     drafting: Figures
     early: Figures
@@ -57,44 +63,72 @@ class Played:
     @property
     def tokens_per_round(self) -> float:
         """Of a request."""
-        return float(self.steps.sum() / max(self.rounds.sum(), 1e-9))
+        return float(self.steps.sum() / max(self.count.sum(), 1e-9))
 
 
-def of_records(answers: Seq[KnownAnswer], records: Seq[RoundRecord]) -> Played:
-    """From the rounds of a batch. ``answers``: those that were decoded, in the records' numbers."""
+def plain_rounds(answers: Seq[KnownAnswer], records: Seq[RoundRecord], costs: RoundCosts) -> Figures:
+    """(N,): autoregressive rounds of each answer after its first one, by weight."""
+    found: Figures = of_records(answers, records, costs).rounds.sum(axis=1)
+    return found
+
+
+def of_records(
+    answers: Seq[KnownAnswer], records: Seq[RoundRecord], costs: RoundCosts, plain: Figures | None = None
+) -> Played:
+    """From the rounds of a batch. ``answers``: those that were decoded, in the records' numbers. ``plain``: of
+    :func:`plain_rounds`; None: contexts do not count."""
     sizes = sorted({one.draft_tokens for one in records})
     at = {size: index for index, size in enumerate(sizes)}
-    rounds = np.zeros((len(answers), len(sizes)))
+    rounds, count = np.zeros((len(answers), len(sizes))), np.zeros(len(answers))
     drafting, seen, early = np.zeros(len(answers)), set[int](), list[float]()
     tokens = np.zeros(len(answers))
     for one in records:
         fresh = [number for number in one.requests if number != UNCOUNTED and number not in seen]
         seen.update(fresh)
+        weight = costs.weight(one)
         # A request that only keeps a place joins unnoticed; there are few.
         if not fresh:
             early.append(one.draft_seconds)
-        for number, count in zip(one.requests, one.committed, strict=True):
+        for number, committed in zip(one.requests, one.committed, strict=True):
             if number == UNCOUNTED:
                 continue
-            tokens[number] += count
+            tokens[number] += committed
             if number not in fresh:
-                rounds[number, at[one.draft_tokens]] += 1
+                rounds[number, at[one.draft_tokens]] += weight
+                count[number] += 1
                 drafting[number] += one.draft_seconds
-    return Played(tokens - 1.0, rounds, np.array(sizes, float), drafting, np.array(early))
+    steps = tokens - 1.0
+    return Played(
+        steps, steps if plain is None else plain, rounds, count, np.array(sizes, float), drafting, np.array(early)
+    )
 
 
-def of_chains(ratios: Seq[Seq[float]], length: int, batch: int) -> Played:
+def of_chains(
+    answers: Seq[KnownAnswer], ratios: Seq[Seq[float]], length: int, costs: RoundCosts, plain: Figures | None = None
+) -> Played:
     """Chains of a draft model, from likelihood ratios of the answers' tokens (:mod:`outpace.engine.teacher_forcing`).
 
-    In a batch all requests draft about as much at once.
+    In a batch all requests draft about as much at once. ``plain``: as for :func:`of_records`.
     """
     found: list[ChainRounds] = [chain_rounds(one, length) for one in ratios]
-    rounds = np.array([one.rounds for one in found])
-    drafted = sum(one.draft_tokens for one in found) / max(rounds.sum(), 1e-9)
+    count = np.array([one.rounds for one in found])
+    drafted = sum(one.draft_tokens for one in found) / max(count.sum(), 1e-9)
+    weights = np.array([_chain_weight(one, length, costs) for one in answers])
     steps = np.array([len(one) - 1.0 for one in ratios])
     nothing = np.full(len(found), np.nan)
-    joins = max(0, len(found) - batch)
-    return Played(steps, rounds[:, None], np.array([batch * drafted]), nothing, np.array([]), joins)
+    joins = max(0, len(found) - costs.batch)
+    sizes = np.array([costs.batch * drafted])
+    rounds = (count * weights)[:, None]
+    return Played(steps, steps if plain is None else plain, rounds, count, sizes, nothing, np.array([]), joins)
+
+
+def _chain_weight(answer: KnownAnswer, length: int, costs: RoundCosts) -> float:
+    """Of a round in which this answer is decoded, with others of the usual context."""
+    if costs.weights_of is None:
+        return 1.0
+    own = len(answer.prompt) + len(answer.tokens) // 2
+    contexts = [own, *[costs.weights_of.usual] * (costs.batch - 1)]
+    return costs.weights_of.weight([1 + length] * costs.batch, contexts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +154,19 @@ class Prediction:
         }
 
 
+def machine_noise(turns: Seq[Figures]) -> float:
+    """Standard deviation of the logarithm of what the same rounds take at one moment and at another.
+
+    ``turns``: seconds of turns of autoregressive rounds of one kind, several kinds. 0 where there is nothing to
+    compare.
+    """
+    apart = [np.log(one / np.median(one)) for one in turns if len(one) > 1]
+    if not apart:
+        return 0.0
+    free = sum(len(one) - 1 for one in apart)
+    return float(np.sqrt(sum(float((one - one.mean()) @ (one - one.mean())) for one in apart) / free))
+
+
 def predict(
     played: Played,
     costs: RoundCosts,
@@ -127,12 +174,15 @@ def predict(
     *,
     draft_steps: float | None = None,
     seed: int = 0,
-    error: float | None = None,
+    noise: float = 0.0,
+    untried: float = 0.0,
 ) -> Prediction:
     """The speed-up of what was played.
 
     ``draft_steps``: what drafting takes in a round, in autoregressive rounds, where it was neither replayed nor tried.
-    ``error``: in place of :data:`MODEL_ERROR`.
+    ``noise``: of the machine (:func:`machine_noise`). A measurement decodes as many prompts as run at once in one
+    stretch of time, with the method and without; its noise is the mean of so many. ``untried``: standard deviation of
+    the logarithm of what a trial would have changed, where there was none.
     """
     generator = np.random.default_rng(seed)  # the same prompts and blocks in each resample of all candidates
     count = len(played.steps)
@@ -140,21 +190,22 @@ def predict(
     seen, others = generator.multinomial(count, alike, size=(2, RESAMPLES)).astype(float)
     relative = costs.resampled(generator, RESAMPLES)
     drawn = None if trial is None else trial.resampled(generator, RESAMPLES)
-    noise = error if error is not None else (MODEL_ERROR if trial is not None else UNTRIED)
-    shaken = np.exp(noise * generator.standard_normal(RESAMPLES))
+    spread = np.hypot(noise * np.sqrt(2.0 / max(1.0, count / costs.batch)), untried if trial is None else 0.0)
+    shaken = np.exp(spread * generator.standard_normal(RESAMPLES))
     whole = np.ones((1, count))
     usual = costs.relative_sizes()[None, :]
     verify, draft = _times(played, costs, trial, draft_steps, whole, usual, None)
-    point = float(played.steps.sum() / max((verify + draft)[0], _INSTANT))
+    point = float(played.plain.sum() / max((verify + draft)[0], _INSTANT))
     verifying, drafting = _times(played, costs, trial, draft_steps, seen, relative, drawn)
-    samples: Figures = shaken * (seen @ played.steps) / np.maximum(verifying + drafting, _INSTANT)
+    samples: Figures = shaken * (seen @ played.plain) / np.maximum(verifying + drafting, _INSTANT)
     # The prompts to come vary as those that were seen do.
     verifying, drafting = _times(played, costs, trial, draft_steps, others, usual, None)
-    samples *= (others @ played.steps) / np.maximum(verifying + drafting, _INSTANT) / point
+    samples *= (others @ played.plain) / np.maximum(verifying + drafting, _INSTANT) / point
     low, high = np.quantile(samples, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
-    rounds = max(float(played.rounds.sum()), 1e-9)
-    mean = Forecast(played.tokens_per_round, float(verify[0] + draft[0]) / rounds)
-    return Prediction(point, (float(low), float(high)), mean, float(draft[0]) / rounds, samples)
+    # Of a mean round, in mean autoregressive ones.
+    rounds = max(float(played.count.sum()), 1e-9) * float(played.plain.sum() / max(played.steps.sum(), 1e-9))
+    mean = Forecast(played.tokens_per_round, float(verify[0] + draft[0]) / max(rounds, 1e-9))
+    return Prediction(point, (float(low), float(high)), mean, float(draft[0]) / max(rounds, 1e-9), samples)
 
 
 def _times(
@@ -171,7 +222,7 @@ def _times(
     each = relative @ costs.weights(played.sizes)
     excess = 1.0 if trial is None else trial.excess(costs, drawn)
     verifying: Figures = excess * (rounds * each).sum(axis=1)
-    return verifying, _drafting(played, costs, trial, draft_steps, shares, rounds.sum(axis=1), drawn)
+    return verifying, _drafting(played, costs, trial, draft_steps, shares, shares @ played.count, drawn)
 
 
 def _drafting(
@@ -195,7 +246,7 @@ def _drafting(
         spent: Figures = rounds * tried + joining * shares.sum(axis=1) / shares.shape[1]
         return spent
     # What the same first rounds took when they were replayed, with the target's forward in nobody's caches.
-    early = played.early[: len(trial.plain)]
+    early = played.early[: min(len(trial.plain), _ALWAYS)]
     usual = float(np.mean(early)) / costs.step if len(early) else 0.0
     if usual < FREE:
         return rounds * tried

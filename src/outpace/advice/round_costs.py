@@ -1,10 +1,15 @@
-"""What a round takes beside its draft, by the number of draft tokens in the whole batch: measured in real rounds.
+"""What a round takes beside its draft: by the number of draft tokens in the whole batch, measured in real rounds, and
+by the contexts of its requests.
 
 A probe drafts known tokens, so many in all as are asked for, and the target scores them in the rounds of the user's own
 prompts: cold caches, sampling and the commit are part of what is measured. Sizes take turns, autoregressive rounds
 among them, so that a machine that grows slower changes no ratio; a turn is a few rounds, of which the first does not
 count, since caches and threads are as another size has left them. A *block* is a turn of each size; blocks are what
 intervals are resampled from.
+
+Rounds differ by their contexts, too, and the requests whose drafts are accepted have longer ones than others. So every
+round that is measured is divided by its *weight*: what the target's costs have for its rows and contexts, beside a
+round with as many rows of requests of the usual context. Rounds that are predicted are multiplied by theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.method import Method
-from outpace.engine.round_records import RoundRecorder
+from outpace.engine.round_records import RoundRecord, RoundRecorder
 from outpace.targets.base import Sequence, Target
 from outpace.targets.costs import Costs, Scorer
 
@@ -40,15 +45,42 @@ _TRIES = 3
 """Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
 
 
-class RoundCosts(Costs):
-    """Seconds of rounds of ``batch`` requests. ``sizes`` (S,): draft tokens of the whole batch, ascending from 0;
-    ``blocks`` (B, S) seconds. Between sizes costs are linear, and beyond the largest they go on as before it."""
+class ContextWeights:
+    """How contexts change what rounds of ``batch`` requests take, by the target's costs. ``usual``: tokens, whose
+    weight is 1."""
 
-    def __init__(self, batch: int, sizes: Seq[float], blocks: Figures) -> None:
+    def __init__(self, costs: Costs, batch: int, usual: int) -> None:
+        self._costs, self.batch, self.usual = costs, batch, usual
+
+    def weight(self, rows: Seq[int], contexts: Seq[int]) -> float:
+        """Of a round with ``rows[i]`` rows of a request whose K/V holds ``contexts[i]`` tokens."""
+        beside, total = self._costs.overhead, sum(rows)
+        usual = self._costs.even(total, self.batch, self.usual)
+        return (self._costs.forward(rows, contexts) + beside) / (usual + beside)
+
+
+def usual_context(answers: Seq[KnownAnswer]) -> int:
+    """The mean number of tokens in the K/V of a request while it is answered."""
+    rounds = sum(len(one.tokens) for one in answers)
+    return round(sum(len(one.tokens) * (len(one.prompt) + len(one.tokens) / 2) for one in answers) / max(1, rounds))
+
+
+class RoundCosts(Costs):
+    """Seconds of rounds of ``batch`` requests of the usual context. ``sizes`` (S,): draft tokens of the whole batch,
+    ascending from 0; ``blocks`` (B, S) seconds. Between sizes costs are linear, and beyond the largest they go on as
+    before it. ``weights_of``: of other contexts; None: they do not count."""
+
+    def __init__(
+        self, batch: int, sizes: Seq[float], blocks: Figures, weights_of: ContextWeights | None = None
+    ) -> None:
+        self.weights_of = weights_of
         self.batch = batch
         self.sizes = np.asarray(sizes, float)
         self.blocks = np.asarray(blocks, float)
-        self._usual = _monotone(np.median(self.blocks, axis=0)[None, :])[0]
+        # A machine that is slow for the time of a block makes all its sizes slow.
+        level = np.median(self.blocks / np.median(self.blocks, axis=0), axis=1, keepdims=True)
+        self._steady: Figures = self.blocks / level
+        self._usual = _monotone(np.median(self._steady, axis=0)[None, :])[0]
 
     @property
     def step(self) -> float:
@@ -63,6 +95,20 @@ class RoundCosts(Costs):
 
     def beside(self, model: Scorer, name: str) -> Costs:
         raise ValueError("rounds were measured of the target alone")
+
+    def weight(self, one: RoundRecord) -> float:
+        """How many times as long a round takes as with requests of the usual context."""
+        return 1.0 if self.weights_of is None else self.weights_of.weight(one.rows, one.contexts)
+
+    def of_rows(self, rows: Seq[int], contexts: Seq[int]) -> float:
+        """Seconds of a round with ``rows[i]`` rows of a request whose K/V holds ``contexts[i]`` tokens."""
+        weight = 1.0 if self.weights_of is None else self.weights_of.weight(rows, contexts)
+        return weight * self.seconds(sum(rows))
+
+    def plain_turns(self) -> Figures:
+        """(B,): seconds of the turns of autoregressive rounds, of different moments."""
+        found: Figures = self.blocks[:, 0]
+        return found
 
     def weights(self, draft_tokens: Figures) -> Figures:
         """(S, K): what each measured size counts for rounds with ``draft_tokens`` (K,) in them."""
@@ -86,7 +132,7 @@ class RoundCosts(Costs):
     def resampled(self, generator: np.random.Generator, times: int) -> Figures:
         """(times, S): relative costs of blocks that were drawn with replacement."""
         drawn = generator.integers(len(self.blocks), size=(times, len(self.blocks)))
-        usual = _monotone(np.median(self.blocks[drawn], axis=1))
+        usual = _monotone(np.median(self._steady[drawn], axis=1))
         relative: Figures = usual / usual[:, :1]
         return relative
 
@@ -108,11 +154,14 @@ def probed_sizes(batch: int) -> tuple[int, ...]:
 def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, seconds: float) -> RoundCosts:
     """Costs of rounds of ``batch`` requests on the contexts of ``answers``, in ``seconds`` or a little more."""
     sizes = probed_sizes(batch)
-    probe = _Probe({one.prompt: one.tokens for one in answers}, target.vocab_size)
+    probe = Probe({one.prompt: one.tokens for one in answers}, target.vocab_size)
     method = Method("probe", probe, RecursiveRejection(), Fixed(_ALONE, max_nodes=_ALONE))
     recorder = RoundRecorder(target, [one.request(method) for one in answers], batch)
     blocks: list[list[float]] = []
     shuffle = random.Random(batch)
+    weights_of = ContextWeights(target.costs, batch, usual_context(answers))
+    for size in sizes:  # what is not known yet is measured before any round is
+        target.costs.even(batch + size, batch, weights_of.usual)
     began = perf_counter()
     try:
         run = 2
@@ -124,28 +173,28 @@ def measure_rounds(target: Target, answers: Seq[KnownAnswer], batch: int, second
                 run = _RUN
             order = list(sizes)
             shuffle.shuffle(order)
-            found = {size: _turn(recorder, probe, size, run) for size in order}
+            found = {size: _turn(recorder, probe, size, run, weights_of) for size in order}
             if number:  # the first rounds compile, allocate and page in
                 blocks.append([found[size] for size in sizes])
     finally:
         recorder.close()
-    return RoundCosts(batch, sizes, np.array(blocks))
+    return RoundCosts(batch, sizes, np.array(blocks), weights_of)
 
 
-def _turn(recorder: RoundRecorder, probe: _Probe, size: int, run: int) -> float:
-    """Seconds of a round of ``size`` draft tokens: the mean of ``run`` rounds but the first."""
+def _turn(recorder: RoundRecorder, probe: Probe, size: int, run: int, weights_of: ContextWeights) -> float:
+    """Seconds of a round of ``size`` draft tokens and usual contexts: the median of ``run`` rounds but the first."""
     probe.tokens = size
     found: list[float] = []
     for tried in range(_TRIES * run):
         one = recorder.step()
         if tried and (one.draft_tokens == size or tried >= _TRIES * run - 1):
-            found.append(one.verify_seconds)
+            found.append(one.verify_seconds / weights_of.weight(one.rows, one.contexts))
         if len(found) == run - 1:
             break
-    return float(np.mean(found))
+    return float(np.median(found))
 
 
-class _Probe(Drafter[DraftState]):
+class Probe(Drafter[DraftState]):
     """Drafts ``tokens`` tokens for all requests together, the first half of each draft right as far as known."""
 
     def __init__(self, answers: Mapping[tuple[int, ...], tuple[int, ...]], vocab_size: int) -> None:

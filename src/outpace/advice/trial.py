@@ -2,8 +2,8 @@
 
 A turn is several rounds, and its first one does not count: drafts and forwards find the caches as rounds of the same
 method leave them. Trials show what replays cannot: what drafting takes when the target has run in between, and how much
-longer the candidate's rounds take than those of a probe with as many draft tokens. Nothing of acceptance is read from
-them.
+longer the candidate's rounds take than those of a probe with as many draft tokens and the same contexts. Nothing of
+acceptance is read from them. Resamples draw turns, and rounds within them: a machine that is slow is so for a while.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.method import Method
 from outpace.engine.request import Generation
 from outpace.engine.round_records import RoundRecorder
+from outpace.engine.worth_drafting import forget
 from outpace.targets.base import Target
 
 Indices = NDArray[np.int64]
 
 _TURN = 6
-_FEWEST, _MOST = 8, 60
+_FEWEST, _MOST = 8, 150
 """Rounds."""
 _DISTURBED = 0.1
 """Share of the slowest rounds that do not count: other programs have run in them."""
@@ -36,7 +37,8 @@ class Trial:
     """Rounds of one candidate, in none of which a request joined: (rounds,) each.
 
     ``plain``: seconds of the autoregressive rounds beside it; ``drafted``: draft tokens of the batch; ``drafting``,
-    ``verifying``: seconds. ``joining``: seconds that drafting takes more in the round in which a request joins, for
+    ``verifying``: seconds, of these and of ``plain`` those of rounds with the usual contexts. ``turns``: the number of
+    the turn, ascending. ``joining``: seconds that drafting takes more in the round in which a request joins, for
     each request: its prompt is read.
     """
 
@@ -45,6 +47,7 @@ class Trial:
     drafting: Figures
     verifying: Figures
     joining: float
+    turns: Indices
 
     def excess(self, costs: RoundCosts, drawn: Indices | None = None) -> Figures:
         """How many times as long a round takes as the probe's with as many draft tokens; of each resample ``drawn``
@@ -63,24 +66,39 @@ class Trial:
         return found
 
     def resampled(self, generator: np.random.Generator, times: int) -> Indices:
-        """(times, rounds): the rounds of each resample."""
-        return generator.integers(len(self.plain), size=(times, len(self.plain)))
+        """(times, rounds): the rounds of each resample, of turns that were drawn first."""
+        _, begins, sizes = np.unique(self.turns, return_index=True, return_counts=True)
+        drawn = generator.integers(len(begins), size=(times, len(begins)))
+        of = drawn[:, np.arange(len(self.plain)) * len(begins) // len(self.plain)]
+        found: Indices = begins[of] + (generator.random(of.shape) * sizes[of]).astype(np.int64)
+        return found
+
+    def plain_turns(self) -> Figures:
+        """(turns,): seconds of the autoregressive rounds of each turn."""
+        _, begins = np.unique(self.turns, return_index=True)
+        found: Figures = self.plain[begins]
+        return found
 
 
 def run_trial(
-    target: Target, answers: Seq[KnownAnswer], method: Method, plain: Method, batch: int, seconds: float
+    target: Target, answers: Seq[KnownAnswer], method: Method, plain: Method, costs: RoundCosts, seconds: float
 ) -> Trial:
-    """Rounds of ``method`` and of autoregressive decoding (``plain``), by turns, for ``seconds`` or a little more."""
+    """Rounds of ``method`` and of autoregressive decoding (``plain``), by turns, for ``seconds`` or a little more.
+    ``costs``: of rounds of as many requests."""
+    batch = costs.batch
     ours = RoundRecorder(target, [one.request(method) for one in answers], batch)
     theirs = RoundRecorder(target, [one.request(plain) for one in answers], batch)
-    rows: list[tuple[float, float, float, float]] = []
+    rows: list[tuple[float, float, float, float, float]] = []
     joining: list[tuple[int, float]] = []
     known: list[Generation] = []
+    number = 0
     began = perf_counter()
     try:
         while len(rows) < _MOST and (len(rows) < _FEWEST or perf_counter() - began < seconds):
-            turn = [theirs.step().verify_seconds for _ in range(_TURN)]
-            beside = float(np.median(turn[1:]))
+            turn = [theirs.step() for _ in range(_TURN)]
+            beside = float(np.median([one.verify_seconds / costs.weight(one) for one in turn[1:]]))
+            number += 1
+            forget(method.drafter)  # what drafting takes is asked, not whether it pays
             for place in range(_TURN):
                 running = ours.running()
                 joined = sum(all(one is not other for other in known) for one in running)
@@ -89,7 +107,8 @@ def run_trial(
                 if joined:
                     joining.append((joined, found.draft_seconds))
                 elif place:
-                    rows.append((beside, found.draft_tokens, found.draft_seconds, found.verify_seconds))
+                    verifying = found.verify_seconds / costs.weight(found)
+                    rows.append((beside, found.draft_tokens, found.draft_seconds, verifying, number))
             if ours.done and len(rows) >= _FEWEST:
                 break
     finally:
@@ -98,4 +117,5 @@ def run_trial(
     columns = np.array(rows, float).T
     usual = float(np.median(columns[2]))
     count, spent = joining[0]
-    return Trial(columns[0], columns[1], columns[2], columns[3], max(0.0, spent - usual) / count)
+    joins = max(0.0, spent - usual) / count
+    return Trial(columns[0], columns[1], columns[2], columns[3], joins, columns[4].astype(np.int64))

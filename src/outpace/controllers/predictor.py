@@ -24,9 +24,11 @@ MARGIN = 1.05
 drafts take time."""
 NOMINAL_FORWARD = 0.1
 """A draft model's forward in autoregressive steps, where costs are fixed."""
-CROWDED = 2.0
-"""How many times as long additional rows take in rounds of several requests as in forwards that are measured one after
-another (LOG.md). Where no clock of this process may be read; else its rounds show it."""
+CAUTION = 2.0
+"""How many times their time additional rows of a batch count where no clock of this process may be read. Not because
+they take longer (LOG.md: they do not): requests whose drafts are accepted have longer contexts than the others, and
+looking for drafts takes time in rounds that find none. Else the rounds of the process show what drafting pays
+(:mod:`outpace.controllers.payoff`)."""
 _PAST = 0.9
 """Lengths are tried until one has less than this share of the best speed-up of the shorter ones."""
 
@@ -94,7 +96,7 @@ class ModelDraft(DraftCosts):
 
     def _forward(self, model: Costs, rows: int, batch: int, context: int) -> float:
         return self._target.steps(
-            lambda: model.seconds(batch * rows, context), NOMINAL_FORWARD, batch=batch, context=context
+            lambda: model.even(batch * rows, batch, context), NOMINAL_FORWARD, batch=batch, context=context
         )
 
 
@@ -131,22 +133,19 @@ class Predictor:
 
         ``live``: as rounds of greedy requests have turned out to take in this process.
         """
-        step = self.target.round_seconds(batch, context, live=live)
+        step = self.round_seconds(0, batch, context, live=live)
         margin = (MARGIN - 1.0) / batch
-        growth = _crowding(batch, live=live)
+        growth = CAUTION if batch > 1 and not live else 1.0
         return [
             1.0
             if not more
-            else 1.0 + margin + growth * (self.target.round_seconds(batch + more, context, live=live) / step - 1.0)
+            else 1.0 + margin + growth * (self.round_seconds(more, batch, context, live=live) / step - 1.0)
             for more in counts
         ]
 
     def round_seconds(self, more: int, batch: int, context: int, *, live: bool = False) -> float:
-        """Seconds of a round of ``batch`` requests with ``more`` draft tokens in all, without its draft; as
-        :meth:`relative_costs` has it, but for the margin."""
-        step = self.target.round_seconds(batch, context, live=live)
-        growth = _crowding(batch, live=live)
-        return step + growth * (self.target.round_seconds(batch + more, context, live=live) - step)
+        """Seconds of a round of ``batch`` requests with ``more`` draft tokens in all, without its draft."""
+        return self.target.round_seconds(batch + more, context, batch=batch, live=live)
 
     def steps(self, widths: Iterable[int], models: int = 1, batch: int = 1, context: int = 0) -> Iterator[float]:
         """Steps of rounds with drafts of 1, 2, ... levels, their drafting included: level d drafts after ``widths[d]``
@@ -164,7 +163,7 @@ class Predictor:
         ``live``: as for :meth:`relative_costs`."""
         if self.target.fixed:
             return nominal
-        return seconds() / self.target.round_seconds(batch, context, live=live)
+        return seconds() / self.round_seconds(0, batch, context, live=live)
 
     def forecast(
         self, probs: Seq[float], *, nodes: int | None = None, drafted: float = 0.0, batch: int = 1, context: int = 0
@@ -176,11 +175,6 @@ class Predictor:
         """
         scored = len(probs) if nodes is None else nodes
         return Forecast(1.0 + sum(probs), self.verification(scored, batch, context) + drafted)
-
-
-def _crowding(batch: int, *, live: bool) -> float:
-    """How many times as long additional rows take as in forwards that are measured one after another."""
-    return CROWDED if batch > 1 and not live else 1.0
 
 
 class LevelSteps:

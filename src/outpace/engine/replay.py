@@ -17,9 +17,10 @@ be decoded (:func:`played`, which chooses).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outpace.core.errors import BadInput
@@ -30,14 +31,16 @@ from outpace.core.tree_distribution import TreeDistribution
 from outpace.engine.known_answers import KnownAnswer
 from outpace.engine.method import Method
 from outpace.engine.round_records import RoundRecord, record_rounds
+from outpace.engine.worth_drafting import forget
 from outpace.targets.base import HiddenStateChunk, Scores, Sequence, Target, Trees, TreeScores
 from outpace.targets.costs import Costs, Scorer
 from outpace.targets.sub_graph import FULL, SubGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
+
+Verifying = Callable[[Seq[int], Seq[int]], float]
+"""What a round takes without its draft: seconds, from its rows and contexts, an entry for each request."""
 
 
 def replayable(method: Method, params: SamplingParams) -> bool:
@@ -53,22 +56,29 @@ def replayable(method: Method, params: SamplingParams) -> bool:
     return not (drafter.learns_from_rejected or inside)
 
 
-def replay(target: Target, answers: Seq[KnownAnswer], method: Method, at_once: int = 1) -> list[RoundRecord]:
+def replay(
+    target: Target, answers: Seq[KnownAnswer], method: Method, at_once: int = 1, verifying: Verifying | None = None
+) -> list[RoundRecord]:
     """The rounds in which ``method`` would decode the known answers, ``at_once`` of them together.
 
     Requests are numbered as ``answers`` are. ``draft_seconds`` are real: the drafter has run. ``verify_seconds`` are
-    not: the target has not. Raises ValueError for a method that is not :func:`replayable`.
+    not: the target has not. What measures whether rounds with drafts pay reads ``verifying`` in place of a clock
+    (None: the target's costs). Raises ValueError for a method that is not :func:`replayable`.
     """
     if any(not replayable(method, one.params) for one in answers):
         raise ValueError(f"the accepted lengths of method '{method.name}' do not follow from known answers")
     requests = [one.request(method, prefilled=False) for one in answers]
-    return record_rounds(ReplayTarget(target, answers), requests, at_once)
+    forget(method.drafter)
+    return record_rounds(ReplayTarget(target, answers, verifying), requests, at_once)
 
 
-def played(target: Target, answers: Seq[KnownAnswer], method: Method, at_once: int = 1) -> list[RoundRecord]:
+def played(
+    target: Target, answers: Seq[KnownAnswer], method: Method, at_once: int = 1, verifying: Verifying | None = None
+) -> list[RoundRecord]:
     """As :func:`replay`, where that gives the accepted lengths; otherwise the prompts are decoded with the method."""
     if all(replayable(method, one.params) for one in answers):
-        return replay(target, answers, method, at_once)
+        return replay(target, answers, method, at_once, verifying)
+    forget(method.drafter)
     return record_rounds(target, [one.request(method) for one in answers], at_once)
 
 
@@ -81,10 +91,16 @@ class _Place:
 
 
 class ReplayTarget(Target):
-    """``target``, as far as its answers to some prompts are known. It takes whole forwards over trees alone."""
+    """``target``, as far as its answers to some prompts are known. It takes whole forwards over trees alone.
 
-    def __init__(self, target: Target, answers: Iterable[KnownAnswer]) -> None:
+    ``verifying``: see :func:`replay`.
+    """
+
+    def __init__(self, target: Target, answers: Iterable[KnownAnswer], verifying: Verifying | None = None) -> None:
         self.real = target
+        self._verifying = verifying or partial(_by_costs, target.costs)
+        self._last: tuple[list[int], list[int]] = [1], [0]
+        """Rows and contexts of the last forward."""
         for name in ("vocab_size", "num_layers", "hidden_size", "dtype", "kv_dtype", "context_length", "context_note"):
             setattr(self, name, getattr(target, name))
         self.__dict__["device"] = target.device
@@ -98,6 +114,9 @@ class ReplayTarget(Target):
 
     def round(self) -> AbstractContextManager[None]:
         return self.real.round()
+
+    def lasted(self, seconds: float, drafting: float) -> float:
+        return drafting + self._verifying(*self._last)
 
     def open(self) -> _Place:
         return _Place()
@@ -141,6 +160,7 @@ class ReplayTarget(Target):
     ) -> Scores:
         if graph != FULL or resume is not None or any(tree.auxiliary_tokens for _, tree in batch):
             raise BadInput("only whole forwards over draft tokens can be replayed")
+        self._last = [1 + len(tree) for _, tree in batch], [len(one.tokens) - 1 for one, _ in batch]
         return Scores([self._score(one, tree, aux_hidden_state_layers) for one, tree in batch], None)
 
     def _score(self, sequence: Sequence, tree: TokenTree, layers: Seq[int]) -> TreeScores:
@@ -165,6 +185,10 @@ class ReplayTarget(Target):
 
     def lm_head(self, hidden: Tensor) -> Tensor:
         return self.real.lm_head(hidden)
+
+
+def _by_costs(costs: Costs, rows: Seq[int], contexts: Seq[int]) -> float:
+    return costs.forward(rows, contexts) + costs.overhead
 
 
 class _KnownScores(TreeScores):
@@ -223,7 +247,7 @@ class _Unmoved(Costs):
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self.fixed = costs.fixed
+        self.fixed, self.overhead = costs.fixed, costs.overhead
 
     def seconds(self, rows: int, context: int = 0) -> float:
         return self._costs.seconds(rows, context)
@@ -234,8 +258,17 @@ class _Unmoved(Costs):
     def beside(self, model: Scorer, name: str) -> Costs:
         return self._costs.beside(model, name)
 
-    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
-        return self._costs.round_seconds(rows, context, live=live)
+    def forward(self, rows: Seq[int], contexts: Seq[int]) -> float:
+        return self._costs.forward(rows, contexts)
+
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        return self._costs.even(rows, batch, context)
+
+    def reading(self, rows: int, context: int = 0) -> float:
+        return self._costs.reading(rows, context)
+
+    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
+        return self._costs.round_seconds(rows, context, batch=batch, live=live)
 
     @property
     def version(self) -> int:

@@ -56,7 +56,7 @@ def run_round(target: Target, active: Seq[Generation], groups: Seq[Generation] =
     _close_books(active, split, began)
     if payoff is not None and target.costs.measurements == measurements:  # else most of the time was for that
         committed = sum(len(verdict.committed) for verdict in verdicts if verdict is not None)
-        payoff.saw(committed / len(active), perf_counter() - began, drafting)
+        payoff.saw(committed / len(active), target.lasted(perf_counter() - began, drafting), drafting)
     if groups:
         judge_groups(target, groups, scores, len(active), split[len(active) :], began)
     elif reusable is None and not looked_ahead and not any(tree.certain_rows for tree in trees):
@@ -188,7 +188,8 @@ def _compare_costs(
         rows = sum(1 + len(tree) + len(tree.auxiliary_tokens) for tree in trees)
         context = sum(len(one.sequence.tokens) for one in active) // len(active)
         greedy = all(one.request.params.greedy for one in active)
-        target.costs.took(rows, context, seconds - split[0].get("draft", 0.0), greedy=greedy)
+        took = seconds - split[0].get("draft", 0.0)
+        target.costs.took(rows, context, took, greedy=greedy, batch=len(active))
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], K]) -> list[tuple[K, list[Item]]]:

@@ -22,19 +22,27 @@ UNCOUNTED = -1
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One round. ``requests``: the number of each request in it, :data:`UNCOUNTED` for one that only keeps a place;
-    ``drafted`` and ``committed``: its draft tokens and its tokens. ``draft_seconds``, and ``verify_seconds`` for all
-    else: the forward, the rule, the commit, what lies between rounds; but for prompts that are read before it."""
+    ``drafted`` and ``committed``: its draft tokens and its tokens; ``contexts``: tokens in its K/V. ``draft_seconds``,
+    and ``verify_seconds`` for all else: the forward, the rule, the commit, what lies between rounds; but for prompts
+    that are read before it. Of these ``forward_seconds`` are the forward's."""
 
     requests: tuple[int, ...]
     drafted: tuple[int, ...]
     committed: tuple[int, ...]
     draft_seconds: float
     verify_seconds: float
+    contexts: tuple[int, ...] = ()
+    forward_seconds: float = 0.0
 
     @property
     def accepted(self) -> tuple[int, ...]:
         """Accepted draft tokens of each request."""
         return tuple(max(0, count - 1) for count in self.committed)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Of each request in the forward."""
+        return tuple(1 + count for count in self.drafted)
 
     @property
     def draft_tokens(self) -> int:
@@ -68,6 +76,7 @@ class RoundRecorder:
     def step(self) -> RoundRecord:
         """Run a round. Raises the error of a request that fails."""
         running = self.running()
+        contexts = tuple(len(one.sequence.tokens) - 1 for one in running)
         joined = len(self._places) > self._stayed
         before = [(one.metrics.drafted, one.metrics.committed, dict(one.metrics.phase_seconds)) for one in running]
         began = perf_counter()
@@ -82,10 +91,11 @@ class RoundRecorder:
         )
         rounds = sum(running[0].metrics.phase_seconds[phase] - before[0][2][phase] for phase in PHASES)
         whole = rounds if joined else elapsed
+        forward = running[0].metrics.phase_seconds["score"] - before[0][2]["score"]
         requests = tuple(number for number, _ in self._places)
         self._places = [(number, one) for number, one in self._places if one.finish_reason is None]
         self._stayed = len(self._places)
-        return RoundRecord(requests, drafted, committed, drafting, whole - drafting)
+        return RoundRecord(requests, drafted, committed, drafting, whole - drafting, contexts, forward)
 
     def close(self) -> None:
         """End what still runs."""

@@ -41,3 +41,8 @@ def _adapts(active: Seq[Generation]) -> bool:
     one = active[0]
     budget = one.request.method.controller.budget(one.metrics, len(active), not one.request.params.greedy)
     return budget.base_tokens > 1.0 and bool(budget.relative_costs)
+
+
+def forget(drafter: Drafter[Any]) -> None:
+    """Its next rounds begin as if none had been compared."""
+    _KNOWN.pop(drafter, None)

@@ -31,12 +31,12 @@ class FreeDrafts(DraftTimes):
 
 class RecordedDrafts(DraftTimes):
     """As long as in the trace, which was recorded on this machine. A trace notes for each request what its drafter took
-    for all requests of the round; so the longest counts."""
+    for all requests of the round; those that are simulated together come from different rounds, whose mean counts."""
 
     described = "drafting takes as long as in the trace"
 
     def seconds(self, rounds: Seq[SimulatedRound], context: int) -> float:
-        return max((one.draft_seconds or 0.0 for one in rounds), default=0.0)
+        return sum(one.draft_seconds or 0.0 for one in rounds) / max(1, len(rounds))
 
 
 class ModelDrafts(DraftTimes):

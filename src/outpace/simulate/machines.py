@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from outpace.controllers.predictor import Predictor
+from outpace.engine.round_overhead import RoundOverhead
 from outpace.simulate.hardware import MEASURED
 from outpace.simulate.roofline import Roofline, RooflineCosts, Work
+from outpace.simulate.served_rounds import ServedRounds
 from outpace.targets.costs import Costs
 
 
@@ -72,22 +73,42 @@ class RooflineMachine(Machine):
 
 
 class MeasuredMachine(Machine):
-    """This machine: a target's cost table (:mod:`outpace.targets.cost_table`), measured where it has no entry yet.
+    """This machine: forwards of several sequences as its cost table has them (:mod:`outpace.targets.costs`), measured
+    where it has none yet, what rounds take beside them (``overhead``), and what a server adds (``served``)."""
 
-    The table has forwards of one sequence after another; rounds of several requests take longer for each additional
-    row, which the predictor knows (:data:`~outpace.controllers.predictor.CROWDED`).
-    """
-
-    def __init__(self, costs: Costs, kv_bytes_per_token: int, kv_capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        kv_bytes_per_token: int,
+        kv_capacity: int | None = None,
+        overhead: RoundOverhead | None = None,
+        served: ServedRounds | None = None,
+    ) -> None:
         self.costs, self.kv_bytes_per_token, self.kv_capacity = costs, kv_bytes_per_token, kv_capacity
-        self._predictor = Predictor(costs)
+        self.overhead = overhead or RoundOverhead(costs.overhead)
+        self.served = served
+
+    def alone(self, rows: list[int], contexts: list[int]) -> float:
+        """A round outside of a server."""
+        return self.overhead.seconds(self.costs, rows, contexts)
+
+    def reading(self, rows: int, context: int = 0) -> float:
+        """Reading ``rows`` tokens of a prompt outside of a server: a long forward, in nobody's way."""
+        return self.costs.reading(rows, context)
 
     def chunk(self, rows: int, context: int) -> list[float]:
-        return [self.costs.seconds(rows, context)]
+        return [self.reading(rows, context) * (1.0 if self.served is None else self.served.reading)]
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
-        batch = len(rows)
-        return [self._predictor.round_seconds(sum(rows) - batch, batch, sum(contexts) // batch)]
+        alone = self.alone(rows, contexts)
+        return [alone if self.served is None else self.served.seconds(alone, len(rows))]
 
     def public(self) -> dict[str, Any]:
-        return {"hardware": {"name": MEASURED}, "fitted": ["seconds of forwards by rows and context: the cost table"]}
+        one = self.overhead
+        measured = [
+            "seconds of forwards by rows, sequences and contexts, and of reading prompts: the cost table",
+            f"rounds outside of a server: {one.slow:.2f} times their forward, {1e3 * one.fixed:.2f} ms, and "
+            f"{1e3 * one.each:.2f} ms for each request",
+        ]
+        fitted = [] if self.served is None else [self.served.words]
+        return {"hardware": {"name": MEASURED}, "measured": measured, "fitted": fitted}

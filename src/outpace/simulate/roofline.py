@@ -12,7 +12,7 @@ Nothing is fitted: kernels that reach a share of the peaks only are told by ``ef
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,6 +164,9 @@ class RooflineCosts(Costs):
         """Of ``rows`` sequences, a row each."""
         rows = max(1, rows)
         return self.round(rows, 0, context)
+
+    def forward(self, rows: Sequence[int], contexts: Sequence[int]) -> float:
+        return self.roofline.forward(Work.of_round(list(rows), list(contexts))) + self.roofline.overhead
 
     def round(self, batch: int, count: int, context: int) -> float:
         """Seconds of a round of ``batch`` requests with ``count`` draft tokens for each, without its draft."""

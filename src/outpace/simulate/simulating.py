@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from outpace.bench.results import plain_figures
 from outpace.core.errors import BadInput
 from outpace.core.names import normalised, unknown
+from outpace.core.sampling import SamplingParams
+from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
+from outpace.engine.round_overhead import measure_overhead
 from outpace.engine.scheduler import Limits
 from outpace.methods.registry import find
 from outpace.simulate.acceptance import Acceptance, Rates, Recorded, rates_of
@@ -21,6 +24,7 @@ from outpace.simulate.load import Load, Users, as_recorded, poisson
 from outpace.simulate.machines import Machine, MeasuredMachine, RooflineMachine
 from outpace.simulate.model_shape import ModelShape, find_shape
 from outpace.simulate.roofline import Parallel, Roofline
+from outpace.simulate.served_rounds import fit
 from outpace.simulate.simulation import FORWARDS, HOURS, Outcome, simulate_requests
 from outpace.simulate.simulation_report import SimulationReport
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
@@ -89,6 +93,7 @@ def simulate(
     settings: Settings | None = None,
     *,
     load_model: Callable[[str], Model] | None = None,
+    calibration: Seq[Trace] | None = None,
     forwards: int = FORWARDS,
     on_step: Callable[[int], None] | None = None,
 ) -> SimulationReport:
@@ -96,6 +101,8 @@ def simulate(
 
     ``trace``: a file that ``outpace bench`` or ``outpace serve`` wrote with ``--trace``. ``hardware``: a preset, or
     "measured": this machine, by the cost table of the trace's model, which ``load_model`` loads (needed only then).
+    ``calibration``: traces of servers on it, from which follows what a server adds to rounds (None: the trace itself,
+    where a server wrote it).
     ``forwards``: at most, of each method; ``on_step``: called with the number of forwards now and then.
 
     Raises BadInput for files that are no traces, unknown names, models that do not fit the hardware, traces of another
@@ -107,7 +114,7 @@ def simulate(
     wish = settings or Settings()
     found = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     chosen = _chosen(found, wish.methods)
-    machine = _machine(found, hardware, wish, load_model)
+    machine = _machine(found, hardware, wish, load_model, calibration)
     rows: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
     notes = list(found.notes)
@@ -167,9 +174,15 @@ def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
     return found
 
 
-def _machine(trace: Trace, hardware: str, wish: Settings, load_model: Callable[[str], Model] | None) -> Machine:
+def _machine(
+    trace: Trace,
+    hardware: str,
+    wish: Settings,
+    load_model: Callable[[str], Model] | None,
+    calibration: Seq[Trace] | None,
+) -> Machine:
     if normalised(hardware) == MEASURED:
-        return _measured(trace, wish, load_model)
+        return _measured(trace, wish, load_model, calibration)
     preset = find_hardware(hardware)
     shape = _shape(trace, wish)
     roofline = Roofline(shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3)
@@ -204,7 +217,9 @@ def _same(trace: Trace, shape: ModelShape) -> bool:
     return bool(known) and all(about[name] == size for name, size in known.items())
 
 
-def _measured(trace: Trace, wish: Settings, load_model: Callable[[str], Model] | None) -> Machine:
+def _measured(
+    trace: Trace, wish: Settings, load_model: Callable[[str], Model] | None, calibration: Seq[Trace] | None
+) -> Machine:
     if load_model is None:
         raise BadInput(f"hardware '{MEASURED}' needs the model itself; nobody loads one here")
     if wish.parallel.devices > 1:
@@ -222,7 +237,16 @@ def _measured(trace: Trace, wish: Settings, load_model: Callable[[str], Model] |
     if target.costs.fixed:
         raise BadInput(f"hardware '{MEASURED}' reads measured costs; leave out --fixed-costs")
     bound = trace.header.settings.get("kv_bytes")
-    return MeasuredMachine(target.costs, target.kv_bytes_per_token, bound if isinstance(bound, int) else None)
+    sampled = any(one.temperature > 0 for one in trace.requests)
+    with ROUNDS:
+        overhead = measure_overhead(target, SamplingParams(temperature=1.0 if sampled else 0.0, seed=0))
+    capacity = bound if isinstance(bound, int) else None
+    machine = MeasuredMachine(target.costs, target.kv_bytes_per_token, capacity, overhead)
+    known = [trace] if calibration is None else calibration
+    written = [one.requests for one in known if one.header.kind == "open"]
+    if written:
+        machine.served = fit(written, machine.alone, machine.reading)
+    return machine
 
 
 def _acceptance(method: str, requests: Seq[TracedRequest], wish: Settings) -> Acceptance:

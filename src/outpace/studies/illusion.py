@@ -155,7 +155,7 @@ def _oracle_length(model: Model, answers: list[Answer], batch: int) -> float:
     """The speed-up of the method's own drafts where none is longer than what is accepted of it; drafting takes as much
     less as drafts are shorter."""
     predictor, context = Predictor(model.target.costs), _mean_context(answers)
-    step = model.target.costs.round_seconds(batch, context)
+    step = model.target.costs.round_seconds(batch, context, batch=batch)
     tokens = steps = 0.0
     for answer in answers:
         for each in answer.counts:

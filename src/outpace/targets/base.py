@@ -209,6 +209,11 @@ class Target(ABC):
         """The context manager that a round of decoding runs in."""
         return nullcontext()
 
+    def lasted(self, seconds: float, drafting: float) -> float:
+        """What a round took of which a clock read ``seconds``, ``drafting`` of them for its draft. Targets whose
+        forwards do not run say what these would have taken."""
+        return seconds
+
     @abstractmethod
     def open(self) -> Any:
         """An empty K/V state for one sequence."""

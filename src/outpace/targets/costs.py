@@ -1,6 +1,7 @@
-"""Costs: how long a target's forwards take, by number of rows and of committed tokens; measured, or fixed.
+"""Costs: how long a target's forwards take, by rows, sequences and the context of each; measured, or fixed.
 
-:class:`ForwardCosts` measures a size when it is first asked for and keeps it in a :class:`CostTable`. What is between
+:class:`ForwardCosts` measures a size when it is first asked for and keeps it in a :class:`CostTable`: forwards of one
+sequence, and of several sequences with a row each, which read as many K/V caches. What is between
 two sizes that were measured is interpolated. :class:`FixedCosts` are nominal, the same on every machine, and no clock
 is read for them.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outpace.core.progress import stage
 from outpace.core.tree import TokenTree
+from outpace.targets.batch_forwards import BatchForwards, PromptReading, made_up
 from outpace.targets.cost_table import CostTable
 from outpace.targets.round_times import TOO_LONG, RoundTimes
 from outpace.targets.threads import threads
@@ -52,10 +54,27 @@ class Costs(ABC):
 
     fixed: bool = False
     """Whether they are nominal. Then no decision may depend on a clock, at any temperature."""
+    overhead: float = 0.0
+    """Seconds of a round beside its forward and its draft, where the forwards do not hold them."""
 
     @abstractmethod
     def seconds(self, rows: int, context: int = 0) -> float:
-        """Of one forward over ``rows`` rows after ``context`` committed tokens."""
+        """Of one forward over ``rows`` rows of one sequence, after ``context`` committed tokens."""
+
+    def forward(self, rows: Sequence[int], contexts: Sequence[int]) -> float:
+        """Of one forward over ``rows[i]`` rows of every sequence i, after ``contexts[i]`` committed tokens. Here as of
+        one sequence with their mean context."""
+        return self.seconds(sum(rows), sum(contexts) // len(contexts))
+
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        """Of one forward over ``rows`` rows, shared out among ``batch`` sequences of ``context`` tokens; each has one
+        at least."""
+        each, more = divmod(max(rows, batch), batch)
+        return self.forward([each + (at < more) for at in range(batch)], [context] * batch)
+
+    def reading(self, rows: int, context: int = 0) -> float:
+        """Of reading ``rows`` tokens of a prompt after ``context`` others, of which no logits are needed."""
+        return self.seconds(rows, context)
 
     @abstractmethod
     def once(self, name: str, measure: Callable[[], float]) -> float:
@@ -67,15 +86,16 @@ class Costs(ABC):
 
     def relative(self, count: int, batch: int = 1, context: int = 0) -> float:
         """A round with ``count`` draft tokens for each of ``batch`` requests, in autoregressive steps of the batch."""
-        return self.seconds(batch * (1 + count), context) / self.seconds(batch, context)
+        return self.even(batch * (1 + count), batch, context) / self.even(batch, batch, context)
 
-    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
-        """Of a whole round over ``rows`` rows without its draft. ``live``: as rounds of greedy requests have turned out
-        to take in this process; otherwise as recorded, so that the same seed gives the same answer."""
-        return self.seconds(rows, context)
+    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
+        """Of a whole round over ``rows`` rows of ``batch`` requests, without its draft. ``live``: as rounds of greedy
+        requests have turned out to take in this process; otherwise as recorded, so that the same seed gives the same
+        answer."""
+        return self.even(rows, batch, context) + self.overhead
 
-    def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:  # noqa: B027
-        """A round over ``rows`` rows took ``seconds`` without its draft."""
+    def took(self, rows: int, context: int, seconds: float, *, greedy: bool, batch: int = 1) -> None:  # noqa: B027
+        """A round over ``rows`` rows of ``batch`` requests took ``seconds`` without its draft."""
 
     def correct(self, name: str, seconds: float) -> None:  # noqa: B027 (fixed costs have no records)
         """What has a record under ``name`` (:meth:`once`) has come to take ``seconds``. A record that proves far too
@@ -93,7 +113,7 @@ class Costs(ABC):
 
     def steps(self, seconds: Callable[[], float], nominal: float, batch: int = 1, context: int = 0) -> float:
         """A time in autoregressive steps of ``batch`` requests; ``nominal`` where costs are fixed."""
-        return nominal if self.fixed else seconds() / self.seconds(batch, context)
+        return nominal if self.fixed else seconds() / self.even(batch, batch, context)
 
 
 class FixedCosts(Costs):
@@ -127,7 +147,9 @@ class Scorer(Protocol):
 
     def round(self) -> AbstractContextManager[None]: ...
 
-    def sequence(self, prompt: Sequence[int], /) -> Any: ...
+    def sequence(self, prompt: Sequence[int], /, *, kv: Any = None) -> Any: ...
+
+    def fork(self, kv: Any, /) -> Any: ...
 
     def prefill(self, sequences: Sequence[Any], /) -> None: ...
 
@@ -139,11 +161,14 @@ class Scorer(Protocol):
 
 
 class ForwardCosts(Costs):
-    """Measured at powers of two of rows, and at CONTEXTS, when first needed.
+    """Measured at powers of two of rows, and at CONTEXTS, when first needed; those of several sequences by
+    :class:`BatchForwards`.
 
     One context takes half a second for a small model, and a few forwards for a slow one; once for each target and
     machine. ``table``: None keeps times in memory. ``name``: whose forwards, in the table.
     """
+
+    overhead = OVERHEAD
 
     def __init__(self, target: Scorer, table: CostTable | None = None, name: str = "forward") -> None:
         self._target = target
@@ -157,6 +182,8 @@ class ForwardCosts(Costs):
         context, how many more each token after it takes, and that context."""
         self._rounds = RoundTimes()
         self._contexts = [size for size in CONTEXTS if size + _CHAIN <= target.context_length] or [1]
+        self._batches = BatchForwards(target, self.table, name, self._contexts, self.seconds, self._time)
+        self._reading = PromptReading(target, self.table, name, self._now)
 
     def once(self, name: str, measure: Callable[[], float]) -> float:
         return self.table.once(name, measure)
@@ -172,34 +199,38 @@ class ForwardCosts(Costs):
     def measurements(self) -> int:
         return self.table.measured
 
-    def round_seconds(self, rows: int, context: int = 0, *, live: bool = False) -> float:
-        forward = self.seconds(rows, context)
-        return forward * self._rounds.ratio(rows) if live else forward + OVERHEAD
+    def round_seconds(self, rows: int, context: int = 0, *, batch: int = 1, live: bool = False) -> float:
+        forward = self.even(rows, batch, context)
+        return forward * self._rounds.ratio(rows) if live else forward + self.overhead
 
-    def took(self, rows: int, context: int, seconds: float, *, greedy: bool) -> None:
+    def took(self, rows: int, context: int, seconds: float, *, greedy: bool, batch: int = 1) -> None:
         """Costs that whole rounds have come to undercut were measured on a busy machine: they are measured again.
 
         A machine that is busy now changes nothing of the table.
         """
-        if (rows, self._place(context), threads()) not in self._lines and not self._measures(rows, context):
-            return  # nobody has asked for such costs
-        if self._rounds.add(rows, seconds / self.seconds(rows, context), greedy=greedy):
+        known = batch <= 1 and (rows, self._place(context), threads()) in self._lines
+        if not known and not self._measures(rows, context, batch):  # nobody has asked for such costs
+            return
+        if self._rounds.add(rows, seconds / self.even(rows, batch, context), greedy=greedy):
             self._rounds.doubt()
             self.table.forget(f"{self._name} of ")
             self._bounds |= self._points
             self._points.clear()
             self._lines.clear()
+            self._batches.doubt()
 
     def correct(self, name: str, seconds: float) -> None:
         if seconds < TOO_LONG * self.table.known(name, 0.0):
             self.table.correct(name, seconds)
 
-    def _measures(self, rows: int, context: int) -> bool:
+    def _measures(self, rows: int, context: int, batch: int) -> bool:
         """Whether everything is measured that the costs of such a forward follow from."""
-        rows = min(rows, _MOST_ROWS)
-        low = 1 << (rows.bit_length() - 1)
-        sizes = (low,) if rows == low else (low, 2 * low)
-        return all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
+        sizes: set[int] = set()
+        for count in {min(rows, _MOST_ROWS), min(batch, _MOST_ROWS)}:
+            low = 1 << (count.bit_length() - 1)
+            sizes |= {low} if count == low else {low, 2 * low}
+        known = all((size, one, threads()) in self._points for one in self._around(context) for size in sizes)
+        return known and (batch <= 1 or self._batches.known(batch))
 
     def _place(self, context: int) -> int:
         """Which of the measured contexts is the first that is no shorter than ``context``; else the longest."""
@@ -227,6 +258,29 @@ class ForwardCosts(Costs):
         [long] = longer
         growth = max(0.0, self._by_rows(rows, long) - least)  # more tokens never cost less, whatever the clock's noise
         return least, growth / (long - short), short
+
+    def even(self, rows: int, batch: int = 1, context: int = 0) -> float:
+        if batch <= 1:
+            return self.seconds(rows, context)
+        return self._batches.seconds(batch, context) + self._more(rows, batch, context)
+
+    def forward(self, rows: Sequence[int], contexts: Sequence[int]) -> float:
+        batch, total = len(rows), sum(rows)
+        if batch == 1:
+            return self.seconds(total, contexts[0])
+        found = self._batches.seconds(batch, sum(contexts) / batch)
+        for own, context in zip(rows, contexts, strict=True):
+            if own > 1:  # its share of the additional rows, which attend to its own context
+                found += (own - 1) / (total - batch) * self._more(total, batch, context)
+        return found
+
+    def reading(self, rows: int, context: int = 0) -> float:
+        growth = self.seconds(rows, context) - self.seconds(rows, self._contexts[0]) if context else 0.0
+        return self._reading.seconds(rows) + max(0.0, growth)
+
+    def _more(self, rows: int, batch: int, context: int) -> float:
+        """What ``rows`` rows take more than ``batch`` do, after as many tokens."""
+        return max(0.0, self.seconds(rows, context) - self.seconds(batch, context)) if rows > batch else 0.0
 
     def _by_rows(self, rows: int, context: int) -> float:
         rows = max(1, rows)
@@ -263,7 +317,7 @@ class ForwardCosts(Costs):
         with (
             stage("measuring the costs of forwards", brief=True, inner=True),
             self._target.round(),
-            self._sequence(context) as sequence,
+            made_up(self._target, context) as sequence,
         ):
             for _ in range(_REPEAT):
                 for rows in sizes:
@@ -271,32 +325,22 @@ class ForwardCosts(Costs):
                     if half >= _SLOW and half >= _IN_PROPORTION * quarter:
                         best[rows] = 2 * half
                         continue
-                    seconds = self._time(sequence, rows)
+                    seconds = self._time([sequence], rows)
                     best[rows], spent = min(best[rows], seconds), spent + seconds
                 if spent > _ENOUGH:
                     break
         # More rows never cost less: where they seem to, those with fewer were disturbed.
         return [min(best[more] for more in sizes if more >= rows) for rows in sizes]
 
-    @contextmanager
-    def _sequence(self, context: int) -> Iterator[Any]:
-        """A sequence of ``context`` committed tokens, all but a few of them made up."""
-        target = self._target
-        size = min(_CHAIN, context)
-        sequence = target.sequence([(37 * i + 11) % target.vocab_size for i in range(size)])
-        try:
-            target.prefill([sequence])
-            target.lengthen(sequence, [11 % target.vocab_size] * (context - size))
-            yield sequence
-        finally:
-            target.close(sequence.kv)
-
-    def _time(self, sequence: Any, rows: int) -> float:
-        """Seconds of one forward over ``rows`` rows after the sequence."""
-        # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
-        sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
-        tokens = [i % self._target.vocab_size for i in range(_CHAIN)]
-        batch = [(sequence, TokenTree.chain(tokens[: count - 1])) for count in sizes]
+    def _time(self, sequences: Sequence[Any], rows: int) -> float:
+        """Seconds of one forward over ``rows`` rows after one sequence, or over a row of each of several."""
+        if len(sequences) > 1:
+            batch = [(one, TokenTree()) for one in sequences]
+        else:
+            # Several chains on one sequence: scoring is pure, and no tree grows out of the context.
+            sizes = [_CHAIN] * (rows // _CHAIN) or [rows]
+            tokens = [i % self._target.vocab_size for i in range(_CHAIN)]
+            batch = [(sequences[0], TokenTree.chain(tokens[: count - 1])) for count in sizes]
         began = self._now()
         self._target.score(batch)
         return self._now() - began

@@ -93,7 +93,7 @@ class Routed(OneAtATime[RequestRoute]):
         routes = self.routes if greedy else self._make(False)
         batch, context, costs = _power_of_two(self._live + 1), _context(len(prompt)), self._target.costs
         expected, _ = routes.speedups(self.features.of(prompt), batch, context)
-        return costs.seconds(len(prompt)) + length * costs.seconds(batch, context) / max(expected)
+        return costs.seconds(len(prompt)) + length * costs.even(batch, batch, context) / max(expected)
 
     def _decided(self, state: RequestRoute) -> int:
         """The part of a request; it begins now where none had been chosen."""

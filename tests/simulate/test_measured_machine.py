@@ -1,0 +1,100 @@
+"""This machine, simulated: rounds by their own requests, and what a server adds to them, fitted to its traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outpace.engine.round_overhead import RoundOverhead, measure_overhead, overhead_of
+from outpace.engine.round_records import RoundRecord
+from outpace.simulate.acceptance import SimulatedRound
+from outpace.simulate.draft_times import RecordedDrafts
+from outpace.simulate.machines import MeasuredMachine
+from outpace.simulate.served_rounds import ServedRounds, fit
+from outpace.targets.costs import FixedCosts, ForwardCosts
+from outpace.targets.table import TableTarget
+from outpace.traces.trace_format import Rounds, TracedRequest
+
+
+class ByContext(FixedCosts):
+    """A second for each row, and one for each token in the K/V of a sequence."""
+
+    def forward(self, rows: list[int], contexts: list[int]) -> float:  # type: ignore[override]
+        return float(sum(rows) + sum(contexts))
+
+    def reading(self, rows: int, context: int = 0) -> float:
+        return 0.5 * rows + context
+
+
+def request(count: int, batch: int, gap: float, *, arrival: float = 0.0, reading: float = 0.0) -> TracedRequest:
+    """``count`` rounds of 2 s each in a batch, ``gap`` seconds apart, ``reading`` seconds of which are others'."""
+    rounds = Rounds((0,) * count, (0,) * count, (1,) * count, (batch,) * count, (2000.0,) * count, (0.0,) * count)
+    seconds = 5.0 + (count - 1) * (2.0 + gap) + reading
+    return TracedRequest("q", "none", 11, count, rounds, arrival=arrival, first_token=5.0, seconds=seconds)
+
+
+def test_what_a_server_adds_is_found_again_in_its_traces() -> None:
+    fixed, each = 0.3, 0.05
+    traces = [[request(30, batch, fixed + each * batch) for _ in range(3)] for batch in (1, 8)]
+    found = fit(traces, lambda rows, contexts: 1.6, lambda rows: 1.5)
+    assert dict(found.slow) == pytest.approx({1: 2.0 / 1.6, 8: 2.0 / 1.6})
+    assert (found.fixed, found.each) == pytest.approx((fixed, each))
+    assert found.reading == pytest.approx(3.0 / 1.5), "5 s until the first token, 2 s of them in the first round"
+    assert found.seconds(10.0, 4) == pytest.approx(12.5 + 0.3 + 0.2)
+
+
+def test_prompts_of_others_that_were_read_meanwhile_are_no_gap() -> None:
+    first = request(30, 2, 0.4, reading=2 * 7.0)
+    second = request(20, 2, 0.4, arrival=20.0)
+    found = fit([[first, second]], lambda rows, contexts: 1.0, lambda rows: 7.0)
+    assert dict(found.slow) == pytest.approx({2: 2.0})
+    assert found.fixed == pytest.approx(0.4)
+
+
+def test_traces_without_times_fit_nothing() -> None:
+    timeless = replace(request(30, 1, 0.4), arrival=None)
+    assert fit([[timeless]], lambda rows, contexts: 1.0, lambda rows: 1.0) == ServedRounds()
+    assert fit([], lambda rows, contexts: 1.0, lambda rows: 1.0) == ServedRounds()
+    assert fit([[request(1, 1, 0.4)]], lambda rows, contexts: 1.0, lambda rows: 1.0) == ServedRounds()
+
+
+def test_a_measured_round_is_its_requests_forward_and_what_lies_beside_it() -> None:
+    overhead = RoundOverhead(fixed=0.5, each=0.1, slow=2.0)
+    machine = MeasuredMachine(ByContext(), 1, None, overhead)
+    assert machine.round([1, 1], [10, 20]) == pytest.approx([2 * 32 + 0.7])
+    assert machine.round([1, 4], [10, 20]) == pytest.approx([2 * 32 + 0.7]), "its weights are waited for meanwhile"
+    assert machine.round([1, 94], [10, 20]) == pytest.approx([125 + 0.7])
+    assert machine.chunk(8, 3) == pytest.approx([7.0])
+    machine.served = ServedRounds(((1, 1.0), (3, 2.0)), 0.2, 0.01, 1.2)
+    assert machine.round([1, 4], [10, 20]) == pytest.approx([1.5 * 64.7 + 0.22]), (
+        "linear between the batches of the traces"
+    )
+    assert machine.chunk(8, 3) == pytest.approx([1.2 * 7.0])
+    assert any("2.00 times (batch 3)" in line for line in machine.public()["fitted"])
+
+
+def record(batch: int, forward: float, beside: float) -> RoundRecord:
+    nothing = (0,) * batch
+    return RoundRecord(nothing, nothing, (1,) * batch, 0.0, forward + beside, (10,) * batch, forward)
+
+
+def test_overheads_follow_from_rounds_of_one_request_and_of_many() -> None:
+    few, many = [record(1, 22.0, 0.6)] * 5, [record(8, 176.0, 1.3)] * 5
+    found = overhead_of([*few, record(1, 900.0, 50.0)], many, ByContext())
+    assert (found.fixed, found.each, found.slow) == pytest.approx((0.5, 0.1, 2.0))
+    negative = overhead_of([record(1, 22.0, 0.6)], [record(8, 176.0, 0.1)], ByContext())
+    assert (negative.fixed, negative.each) == pytest.approx((0.6, 0.0))
+
+
+def test_overheads_are_measured_on_real_rounds() -> None:
+    target = TableTarget(9, context_length=300)
+    target.costs = ForwardCosts(target)
+    found = measure_overhead(target)
+    assert 0 < found.fixed + found.each < 0.5
+    assert found.slow > 0.2
+
+
+def test_drafts_of_different_recorded_rounds_take_their_mean_time() -> None:
+    rounds = [SimulatedRound(2, 1, 0.004), SimulatedRound(0, 1, 0.0)]
+    assert RecordedDrafts().seconds(rounds, 10) == pytest.approx(0.002)
