@@ -31,7 +31,7 @@ def test_a_sweep_makes_a_row_of_every_combination() -> None:
     ("sweep", "said"),
     [
         ({"pld.num_draft_token": [2]}, "no compared method has the setting 'num_draft_token'; did you mean"),
-        ({"pkd.num_draft_tokens": [2]}, "unknown method 'pkd'; did you mean 'pld'"),
+        ({"plld.num_draft_tokens": [2]}, "unknown method 'plld'; did you mean 'pld'"),
         ({"rest.num_draft_tokens": [2]}, "'rest' is not among the compared methods; compared: pld, sam"),
         ({"sam.num_draft_tokens": [2]}, "'num_draft_tokens' of sam is swept and set to 3"),
         ({"pld.num_draft_tokens": []}, "give at least one value"),
@@ -111,7 +111,7 @@ def test_a_row_names_its_rule_and_sweeps_it() -> None:
         ("pld@top-beta(tua=1)", "no setting 'tua'; did you mean 'tau'"),
         ("pld@top-beta(tau=-1)", "setting 'tau': Input should be greater"),
         ("pld@top-beta(1)", "settings are written KEY=VALUE, not '1'"),
-        ("pdl@top-beta", "unknown method 'pdl'; did you mean 'pld'"),
+        ("plld@top-beta", "unknown method 'plld'; did you mean 'pld'"),
     ],
 )
 def test_a_rule_that_does_not_exist_is_refused(label: str, said: str) -> None:
