@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -32,8 +33,7 @@ from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
 from outpace.targets.base import Sequence, Target
 from outpace.targets.branches import Branches, Found, Reading
-from outpace.targets.hidden_rows import sources
-from outpace.targets.side_by_side import Gathered, gather
+from outpace.targets.side_by_side import Gathered, gather, rows_of_rounds
 
 SHORT = 8
 """So many rows of the past may get logits of which only the last are read: cheaper than another forward."""
@@ -198,17 +198,13 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     def _read(self, states: Seq[FeatureState]) -> None:
         """Keep the hidden states of the rounds that have not been read."""
-        wanted = []
+        wanted = list[Gathered]()
         for state in states:
             if not state.rounds:
                 continue
-            position, at, room = state.rounds[0].position, 0, None
-            count = sum(len(one.rows) for one in state.rounds)
-            for one in state.rounds:
-                layers, rows = sources(one.hidden_states, self.aux_hidden_state_layers, one.rows)
-                room = state.room(position, count, layers) if room is None else room
-                wanted.append(Gathered(layers, rows, room, at))
-                at += len(rows)
+            rounds = [(one.hidden_states, one.rows) for one in state.rounds]
+            room = partial(state.room, state.rounds[0].position)
+            wanted += rows_of_rounds(rounds, self.aux_hidden_state_layers, room)
             state.rounds.clear()
         gather(wanted)
         make_rows(self.net, [state for state in states if state.waiting > CHUNK])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outpace.targets.dense import binding
+from outpace.targets.hidden_rows import sources
 
 
 class Gathered(NamedTuple):
@@ -22,6 +23,23 @@ class Gathered(NamedTuple):
     at: int = 0
 
 
+def rows_of_rounds(
+    rounds: Seq[tuple[Mapping[int, Tensor], Seq[int]]], layers: Seq[int], room: Callable[[int, Seq[Tensor]], Tensor]
+) -> list[Gathered]:
+    """What gathers the hidden states of ``layers`` of several rounds into one block, one round's behind the other's.
+
+    ``rounds``: hidden states by layer, and the rows of them that are wanted; at least one round. ``room(count,
+    sources)`` gives the block's memory, (count, layers * hidden), of the kind of ``sources``.
+    """
+    count, at, to, wanted = sum(len(rows) for _, rows in rounds), 0, None, list[Gathered]()
+    for states, rows in rounds:
+        found, picked = sources(states, layers, rows)
+        to = room(count, found) if to is None else to
+        wanted.append(Gathered(found, picked, to, at))
+        at += len(rows)
+    return wanted
+
+
 def gather(wanted: Seq[Gathered]) -> None:
     """Fill every ``to``: by the compiled kernels where they are loaded and the tensors are plain, else by torch."""
     if not binding.loaded():
@@ -32,15 +50,15 @@ def gather(wanted: Seq[Gathered]) -> None:
     places: dict[int, tuple[int, int]] = {}
     """By tensor (requests of one forward share them): its address, and the bytes of a row; 0 where it is not plain."""
     for one in wanted:
-        sources, rows, to, at = one
+        held, rows, to, at = one
         found, plain = [], True
-        for tensor in (to, *sources):
+        for tensor in (to, *held):
             place = places.get(id(tensor))
             if place is None:
                 place = places[id(tensor)] = (tensor.data_ptr(), 4 * tensor.stride(0) if _plain(tensor) else 0)
             found.append(place)
             plain = plain and place[1] > 0
-        mine = sources[0].shape[1]
+        mine = held[0].shape[1]
         if width not in (0, mine) or not plain:
             _by_torch(one)
             continue

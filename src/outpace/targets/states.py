@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence as Seq
 from typing import TYPE_CHECKING
 
-from outpace.targets.hidden_rows import sources
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -78,15 +76,11 @@ class States:
         """Copy the rows of the rounds that have not been read."""
         if not self._unread:
             return
-        from outpace.targets.side_by_side import Gathered, gather
+        from outpace.targets.side_by_side import gather, rows_of_rounds
 
         rounds, self._unread = self._unread, []
-        wanted, at = list[Gathered](), 0
-        for states, rows in rounds:
-            found, picked = sources(states, self.layers, rows)
-            if not at:
-                count, width = sum(len(rows) for _, rows in rounds), sum(one.shape[1] for one in found)
-                self._pieces.append(found[0].new_empty(count, width))
-            wanted.append(Gathered(found, picked, self._pieces[-1], at))
-            at += len(rows)
-        gather(wanted)
+        gather(rows_of_rounds(rounds, self.layers, self._room))
+
+    def _room(self, count: int, sources: Seq[Tensor]) -> Tensor:
+        self._pieces.append(sources[0].new_empty(count, sum(one.shape[1] for one in sources)))
+        return self._pieces[-1]
