@@ -387,30 +387,22 @@ def settings_by_method(
     return settings
 
 
-def rule_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """``--rule-param`` values by key. Raises BadInput for what has another form, and for a key that is given twice."""
-    found: dict[str, Any] = {}
+def key_values(flag: str, pairs: Sequence[str] | None) -> dict[str, str]:
+    """KEY=VALUE pairs of ``flag``. Raises BadInput for what has another form, and for a key that is given twice."""
+    found: dict[str, str] = {}
     for pair in pairs or ():
         key, sign, text = pair.partition("=")
         if not sign or not key:
-            raise BadInput(f"--rule-param takes KEY=VALUE, not '{pair}'")
+            raise BadInput(f"{flag} takes KEY=VALUE, not '{pair}'")
         if key in found:
-            raise BadInput(f"--rule-param gives '{key}' twice; give it once")
-        found[key] = _value(pair, text)
+            raise BadInput(f"{flag} gives '{key}' twice; give it once")
+        found[key] = text
     return found
 
 
-def controller_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """``--controller-param`` values. Raises BadInput for what is not KEY=VALUE, and for a key that is given twice."""
-    settings: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, sign, text = pair.partition("=")
-        if not sign or not key:
-            raise BadInput(f"--controller-param takes KEY=VALUE, not '{pair}'")
-        if key in settings:
-            raise BadInput(f"--controller-param gives '{key}' twice")
-        settings[key] = text
-    return settings
+def rule_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """``--rule-param`` values by key. Raises BadInput as :func:`key_values`, and for invalid JSON."""
+    return {key: _value(f"{key}={text}", text) for key, text in key_values("--rule-param", pairs).items()}
 
 
 def sweeps(given: Sequence[str]) -> dict[str, list[Any]]:

@@ -216,7 +216,7 @@ class Drafting:
     def choice(self, *, bench: bool = False) -> ControllerChoice | None:
         """The controller that was named, if any. ``bench``: whether a bench asks. Raises BadInput for settings without
         one."""
-        given = opt.controller_settings(self.controller_param)
+        given = opt.key_values("--controller-param", self.controller_param)
         if self.controller is None:
             if given:
                 raise BadInput("--controller-param is for --controller; name one, see: outpace controllers")

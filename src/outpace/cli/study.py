@@ -76,12 +76,7 @@ def study(
 def _given(pairs: list[str] | None, one: Study) -> dict[str, Any]:
     """``--setting`` values; those of lists with commas. Raises BadInput for what is not KEY=VALUE."""
     found: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, sign, text = pair.partition("=")
-        if not sign or not key:
-            raise BadInput(f"--setting takes KEY=VALUE, not '{pair}'")
-        if key in found:
-            raise BadInput(f"--setting gives '{key}' twice")
+    for key, text in opt.key_values("--setting", pairs).items():
         field = one.settings.model_fields.get(key)
         listed = field is not None and "list" in str(field.annotation)
         if text.startswith("["):
