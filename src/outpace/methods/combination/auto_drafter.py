@@ -30,6 +30,10 @@ HOPE = 1.1
 for."""
 NOMINAL_DRAFT = 0.25
 """A learned draft's time in autoregressive steps, where costs are fixed."""
+BESIDE = 16
+"""Tokens of a text that the learned part reads in no more time than a draft takes."""
+SOON_READ = 256
+"""Tokens of a text that the learned part reads in little more time than it drafts."""
 
 
 @dataclass(slots=True)
@@ -72,12 +76,6 @@ class AutoState(MergeState):
         """Tokens that the learned part has yet to read, where they are more than it reads beside a draft."""
         count = len(self.sequence.tokens) - self.read
         return count if count > BESIDE else 0
-
-
-BESIDE = 16
-"""Tokens of a text that the learned part reads in no more time than a draft takes."""
-SOON_READ = 256
-"""Tokens of a text that the learned part reads in little more time than it drafts."""
 
 
 class _Timing(NamedTuple):

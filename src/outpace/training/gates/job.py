@@ -49,11 +49,13 @@ class _Kind:
     train: Callable[[Work], MadeGate]
     reads_draft: bool
     """Whether the gate is for one draft model alone."""
+    checks_answers: bool = False
+    """Whether its prompts are tasks with a right answer."""
 
 
 GATES: dict[GateKind, _Kind] = {
     "bild": _Kind(BildOptions, train_bild, reads_draft=True),
-    "pad": _Kind(PadOptions, train_pad, reads_draft=False),
+    "pad": _Kind(PadOptions, train_pad, reads_draft=False, checks_answers=True),
     "sprinter": _Kind(SprinterOptions, train_sprinter, reads_draft=True),
 }
 TAKES = ("prompts", "tokens", "exclude", "max_minutes", "answer_tokens")
@@ -102,8 +104,9 @@ def train_gate(
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     check_amounts(tokens, 0, 0, max_minutes, None, None)
     check_lengths(1, 1, answer_tokens)
-    given = given_tasks(prompts or (), excluded, seed) if kind == "pad" else None
-    sources = [] if kind == "pad" else [source(str(one), seed) for one in prompts or ()]
+    scored = GATES[kind].checks_answers
+    given = given_tasks(prompts or (), excluded, seed) if scored else None
+    sources = [] if scored else [source(str(one), seed) for one in prompts or ()]
     if not isinstance(model, Model):
         model = model()
     named = draft_model() if callable(draft_model) else draft_model
@@ -116,7 +119,6 @@ def train_gate(
 
     over = ends(_LABELS)
     wanted = TOKENS if tokens is None else tokens
-    scored = kind == "pad"
     asked = task_prompts(given, excluded, seed) if scored else open_prompts(model, sources, excluded, seed, over)
 
     def told(done: int) -> None:
