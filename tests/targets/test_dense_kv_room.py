@@ -7,7 +7,8 @@ import torch
 
 import outpace
 from outpace.engine.prefix_cache import BLOCK, PrefixCache
-from outpace.targets.dense import dense_kv
+from outpace.targets.dense import dense_kv, kv_memory
+from outpace.targets.dense.kv_memory import KVMemory
 
 pytestmark = pytest.mark.model
 
@@ -49,7 +50,8 @@ def test_a_lent_beginning_is_copied_once(smollm2: outpace.Model, monkeypatch: py
 def test_large_pages_hold_the_same_numbers(smollm2: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     target, tokens, found = smollm2.target, [9 + at % 70 for at in range(300)], []
     for large in (1 << 40, 0):
-        monkeypatch.setattr(dense_kv, "_LARGE", large)
+        monkeypatch.setattr(kv_memory, "_LARGE", large)
+        monkeypatch.setattr(target, "_kv_memory", KVMemory())
         sequence = target.sequence(tokens)
         target.prefill([sequence])
         assert (sequence.kv.data.untyped_storage().resizable()) is (large > 0)
@@ -59,3 +61,42 @@ def test_large_pages_hold_the_same_numbers(smollm2: outpace.Model, monkeypatch: 
         target.close(copy)
     for small, large in zip(*found, strict=True):
         assert torch.equal(small, large)
+
+
+def test_memory_of_ended_requests_is_used_again_whatever_it_holds(smollm2: outpace.Model) -> None:
+    target, tokens = smollm2.target, [9 + at % 70 for at in range(100)]
+    first = target.sequence(tokens)
+    target.prefill([first])
+    expected, data = target.keys(first.kv, 0, 99), first.kv.data
+    target.close(first.kv)
+    data.fill_(float("nan"))
+    second = target.sequence(tokens)
+    target.prefill([second])
+    assert second.kv.data.data_ptr() == data.data_ptr()
+    assert torch.equal(target.keys(second.kv, 0, 99), expected)
+    target.close(second.kv)
+
+
+def test_idle_memory_and_used_memory_are_never_more_than_was_used_at_once() -> None:
+    memory, kind = KVMemory(), torch.float32
+    small, large = memory.take((2, 100), kind), memory.take((4, 100), kind)
+    memory.give(small)
+    memory.give(large)
+    assert memory.idle_bytes == 2400
+    assert memory.take((400,), kind).data_ptr() == large.data_ptr()
+    other = memory.take((2, 150), kind)  # no idle block has this size, and 1,600 bytes are in use
+    assert memory.idle_bytes == 0
+    memory.give(other)
+    assert memory.idle_bytes == 1200
+    memory.take((100,), torch.bfloat16)  # another kind
+    assert memory.idle_bytes <= 2800 - 1800
+
+
+def test_memory_that_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_memory, "_MOST", 1000)
+    memory = KVMemory()
+    blocks = [memory.take((100,), torch.float32) for _ in range(5)]
+    for one in blocks:
+        memory.give(one)
+    assert memory.idle_bytes == 800
+    assert memory.take((100,), torch.float32).data_ptr() == blocks[-1].data_ptr()

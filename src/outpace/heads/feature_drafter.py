@@ -42,17 +42,22 @@ LEVEL_COST = 0.05
 _WAITING = 32 << 20
 """Bytes of a prompt's hidden states that may wait."""
 _UNREAD = 256
-"""Rounds whose hidden states a request may leave unread: so long the scores of their batches are kept."""
+"""Forwards whose hidden states a request may leave unread: so long the scores of their batches are kept."""
 _LEVELS, _CHILDREN = 3, 4
 """Levels of a draft that is made to measure them, and their rows."""
 
 
-class _RoundStates(NamedTuple):
-    """Hidden states of committed tokens from ``position`` on: ``rows`` of those of each layer."""
+class _Unread(NamedTuple):
+    """Hidden states of committed tokens from ``position`` on, of a prefill or a round: ``rows`` of each layer's."""
 
     position: int
     hidden_states: Mapping[int, Tensor]
-    rows: list[int]
+    rows: Seq[int]
+
+    @property
+    def stop(self) -> int:
+        """The position behind them."""
+        return self.position + len(self.rows)
 
 
 @dataclass(slots=True)
@@ -61,8 +66,10 @@ class FeatureState(CommittedRows):
 
     calibration: Calibration = field(kw_only=True)
     candidates: CandidateTree | None = None
-    rounds: list[_RoundStates] = field(default_factory=list)
-    """Rounds whose hidden states have not been read yet: of most requests in a batch nobody asks for a draft."""
+    unread: list[_Unread] = field(default_factory=list)
+    """Hidden states that have not been copied yet: of most requests in a batch nobody asks for a draft."""
+    unread_bytes: int = 0
+    """Of a prompt's among them."""
 
 
 @dataclass(slots=True)
@@ -115,12 +122,12 @@ class FeatureDrafter(Drafter[FeatureState]):
         runner = self.net.runner
         return FeatureState(sequence, runner, runner.open(), calibration=self._calibrations.open(sequence))
 
-    @torch.inference_mode()
     def on_prefill(self, state: FeatureState, position: int, hidden_states: Mapping[int, Tensor]) -> None:
-        layers = [hidden_states[layer] for layer in self.aux_hidden_state_layers]
-        torch.cat(layers, -1, out=state.room(position, len(layers[0]), layers))
-        if state.waiting_bytes > _WAITING:  # else they are made when a draft is wanted, which may be never
-            make_rows(self.net, [state])
+        layers = {layer: hidden_states[layer] for layer in self.aux_hidden_state_layers}
+        state.unread.append(_Unread(position, layers, range(len(next(iter(layers.values()))))))
+        state.unread_bytes += sum(one.nbytes for one in layers.values())
+        if state.unread_bytes + state.waiting_bytes > _WAITING:
+            self._read([state])
 
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
@@ -190,24 +197,29 @@ class FeatureDrafter(Drafter[FeatureState]):
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
         for state, verdict in zip(states, verdicts, strict=True):
             scores = verdict.scores
-            state.rounds.append(_RoundStates(scores.length - 1, scores.hidden_states, verdict.rows))
+            state.unread.append(_Unread(scores.length - 1, scores.hidden_states, verdict.rows))
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
-        self._read([state for state in states if len(state.rounds) >= _UNREAD])
+        self._read([state for state in states if len(state.unread) >= _UNREAD])
 
+    @torch.inference_mode()
     def _read(self, states: Seq[FeatureState]) -> None:
-        """Keep the hidden states of the rounds that have not been read."""
+        """Keep the hidden states that have not been read."""
         wanted = list[Gathered]()
         for state in states:
-            if not state.rounds:
-                continue
-            rounds = [(one.hidden_states, one.rows) for one in state.rounds]
-            room = partial(state.room, state.rounds[0].position)
-            wanted += rows_of_rounds(rounds, self.aux_hidden_state_layers, room)
-            state.rounds.clear()
+            for number, block in enumerate(_blocks(state.unread)):
+                if number:  # the memory of those before it may move
+                    gather(wanted)
+                    wanted = []
+                rounds = [(one.hidden_states, one.rows) for one in block]
+                room = partial(state.room, block[0].position)
+                wanted += rows_of_rounds(rounds, self.aux_hidden_state_layers, room)
+            state.unread.clear()
+            state.unread_bytes = 0
         gather(wanted)
-        make_rows(self.net, [state for state in states if state.waiting > CHUNK])
+        many = [state for state in states if state.waiting > CHUNK or state.waiting_bytes > _WAITING]
+        make_rows(self.net, [state for state in many if state.waiting > 1])
 
     def observe(self, state: FeatureState, verdict: Verdict) -> None:
         self.observe_batch([state], [verdict])
@@ -223,6 +235,17 @@ class FeatureDrafter(Drafter[FeatureState]):
 
     def end(self, state: FeatureState) -> None:
         self.net.runner.close(state.kv)
+
+
+def _blocks(unread: Seq[_Unread]) -> list[list[_Unread]]:
+    """Those that continue one another, together."""
+    blocks = list[list[_Unread]]()
+    for one in unread:
+        if blocks and blocks[-1][-1].stop == one.position:
+            blocks[-1].append(one)
+        else:
+            blocks.append([one])
+    return blocks
 
 
 class LevelCost:

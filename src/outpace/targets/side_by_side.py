@@ -12,6 +12,9 @@ from torch import Tensor
 from outpace.targets.dense import binding
 from outpace.targets.hidden_rows import sources
 
+_MANY = 64
+"""More rows of one tensor than that are copied as they stand, a prompt's."""
+
 
 class Gathered(NamedTuple):
     """``rows`` of each of ``sources``, (n, width), which ``to``, (any, sources * width), is to hold side by side from
@@ -26,9 +29,9 @@ class Gathered(NamedTuple):
 def rows_of_rounds(
     rounds: Seq[tuple[Mapping[int, Tensor], Seq[int]]], layers: Seq[int], room: Callable[[int, Seq[Tensor]], Tensor]
 ) -> list[Gathered]:
-    """What gathers the hidden states of ``layers`` of several rounds into one block, one round's behind the other's.
+    """What gathers the hidden states of ``layers`` of several forwards into one block, one's behind the other's.
 
-    ``rounds``: hidden states by layer, and the rows of them that are wanted; at least one round. ``room(count,
+    ``rounds``: hidden states by layer, and the rows of them that are wanted; at least one forward. ``room(count,
     sources)`` gives the block's memory, (count, layers * hidden), of the kind of ``sources``.
     """
     count, at, to, wanted = sum(len(rows) for _, rows in rounds), 0, None, list[Gathered]()
@@ -59,7 +62,7 @@ def gather(wanted: Seq[Gathered]) -> None:
             found.append(place)
             plain = plain and place[1] > 0
         mine = held[0].shape[1]
-        if width not in (0, mine) or not plain:
+        if width not in (0, mine) or not plain or len(rows) > _MANY:
             _by_torch(one)
             continue
         width, (address, stride) = mine, found[0]

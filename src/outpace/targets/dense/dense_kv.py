@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.targets.dense.binding import LANES, Commitment, NativeModel
+from outpace.targets.dense.kv_memory import KVMemory
 from outpace.targets.kv_store import KVStore, check_block, rounded_up
 
 _GRANULE = 256
 _ANSWER = 64
 """Rows that there is room for behind those that it was made for."""
-_LARGE = 16 << 20
-"""Bytes from which on memory is taken in large pages."""
-
-
-def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialized tensor; a large one in large pages, where the system has them: a long prompt's K/V would be
-    hundreds of thousands of small ones, and each costs a page fault."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < _LARGE:
-        return torch.empty(shape, dtype=dtype)
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class DenseKV(KVStore):
@@ -40,9 +23,9 @@ class DenseKV(KVStore):
     Keys and values of sixteen tokens take up the same span, so growing and forking copy a prefix of the last axis.
     """
 
-    def __init__(self, model: NativeModel, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    def __init__(self, model: NativeModel, shape: tuple[int, int, int], dtype: torch.dtype, memory: KVMemory) -> None:
         """``shape``: (layers, 2, kv_heads)."""
-        self.model = model
+        self.model, self.memory = model, memory
         self.capacity = 0
         self.width = model.kv_row_bytes // dtype.itemsize
         self.data: Tensor = torch.empty(*shape, 0, dtype=dtype)
@@ -54,9 +37,10 @@ class DenseKV(KVStore):
         capacity = self._capacity_with(rows)
         if capacity == self.capacity:
             return
-        grown = _memory((*self.data.shape[:3], capacity * self.width), self.data.dtype)
+        grown = self.memory.take((*self.data.shape[:3], capacity * self.width), self.data.dtype)
         used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
+        self.memory.give(self.data)
         self.data, self.capacity, self.laid = grown, capacity, None
 
     def _capacity_with(self, rows: int) -> int:
@@ -126,7 +110,7 @@ class DenseKV(KVStore):
 
     def _copy(self, length: int) -> DenseKV:
         layers, two, heads = self.data.shape[:3]
-        twin = DenseKV(self.model, (layers, two, heads), self.data.dtype)
+        twin = DenseKV(self.model, (layers, two, heads), self.data.dtype, self.memory)
         twin.reserve(length)
         used = rounded_up(length, LANES) * self.width
         twin.data[..., :used] = self.data[..., :used]
@@ -135,4 +119,5 @@ class DenseKV(KVStore):
 
     def clear(self) -> None:
         self.length, self.capacity, self.laid = 0, 0, None
+        self.memory.give(self.data)
         self.data = self.data.new_empty(*self.data.shape[:3], 0)

@@ -28,6 +28,7 @@ from outpace.targets.branches import Begins
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
+from outpace.targets.dense.kv_memory import KVMemory
 from outpace.targets.dense.native_branches import NativeBranches
 from outpace.targets.dense.native_distribution import native_distributions
 from outpace.targets.dense.packing import pack
@@ -74,6 +75,7 @@ class DenseTarget(RowTarget):
         self._embeddings_of = None if embeddings_of is None else embeddings_of.native
         self._heads = spec.heads
         self._kv_shape = (self.num_layers, 2, spec.kv_heads)
+        self._kv_memory = KVMemory()
         self.kv_bytes_per_token = 2 * self.num_layers * spec.kv_heads * self.native.kv_row_bytes
         # Of 8 bits, a row is bytes: numbers and scales.
         self._element = torch.uint8 if self.kv_dtype == "int8" else getattr(torch, self.kv_dtype)
@@ -102,7 +104,7 @@ class DenseTarget(RowTarget):
         return f"{self.dtype}, K/V in int8" if self.kv_dtype == "int8" else self.dtype
 
     def open(self) -> DenseKV:
-        return DenseKV(self.native, self._kv_shape, self._element)
+        return DenseKV(self.native, self._kv_shape, self._element, self._kv_memory)
 
     def take(self, rows: Seq[tuple[DenseKV, Tensor, Seq[int]]]) -> None:
         copied = []
