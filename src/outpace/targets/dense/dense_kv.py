@@ -41,7 +41,7 @@ class DenseKV(KVStore):
         used = rounded_up(self.length, LANES) * self.width
         grown[..., :used] = self.data[..., :used]
         self.memory.give(self.data)
-        self.data, self.capacity, self.laid = grown, capacity, None
+        self.data, self.capacity, self.laid = grown, grown.shape[-1] // self.width, None
 
     def _capacity_with(self, rows: int) -> int:
         needed = self.length + rows

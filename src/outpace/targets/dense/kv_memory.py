@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import OrderedDict
 from contextlib import suppress
 from threading import Lock
 
@@ -26,8 +25,8 @@ class KVMemory:
     was in use at once."""
 
     def __init__(self) -> None:
-        self._idle: OrderedDict[int, Tensor] = OrderedDict()
-        """By number, the one that was given back first at the front."""
+        self._idle: dict[int, Tensor] = {}
+        """By number, in the order in which they were given back."""
         self._sizes: dict[tuple[torch.dtype, int], list[int]] = {}
         """Numbers of the idle blocks by kind and elements."""
         self._number = 0
@@ -40,16 +39,15 @@ class KVMemory:
         return self._idle_bytes
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialized tensor."""
-        size = math.prod(shape)
+        """An uninitialized tensor; its last axis may be up to twice as long as that of ``shape``."""
+        size, unit = math.prod(shape), math.prod(shape[:-1])
         with self._lock:
-            self._in_use += size * dtype.itemsize
+            found = [held for kind, held in self._sizes if kind == dtype and size <= held <= 2 * size]
+            fitting = min([held for held in found if held % unit == 0], default=0)
+            self._in_use += (fitting or size) * dtype.itemsize
             self._most_in_use = max(self._most_in_use, self._in_use)
-            numbers = self._sizes.get((dtype, size))
-            if numbers:
-                block = self._idle.pop(numbers.pop())
-                self._idle_bytes -= block.nbytes
-                return block.view(shape)
+            if fitting:
+                return self._remove(self._sizes[dtype, fitting][-1]).view(*shape[:-1], -1)
             self._shrink()
         with torch.inference_mode(False):  # it may go to somebody who writes outside of that mode
             return _fresh(shape, dtype)
@@ -70,9 +68,16 @@ class KVMemory:
         """Let blocks go, those that have been idle longest first."""
         most = min(_MOST, self._most_in_use - self._in_use)
         while self._idle_bytes > most:
-            number, block = self._idle.popitem(last=False)
-            self._sizes[block.dtype, block.numel()].remove(number)
-            self._idle_bytes -= block.nbytes
+            self._remove(next(iter(self._idle)))
+
+    def _remove(self, number: int) -> Tensor:
+        block = self._idle.pop(number)
+        numbers = self._sizes[block.dtype, block.numel()]
+        numbers.remove(number)
+        if not numbers:
+            del self._sizes[block.dtype, block.numel()]
+        self._idle_bytes -= block.nbytes
+        return block
 
 
 def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
