@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence as Seq
 from outpace.core.turns import ROUNDS
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
+from outpace.serving.offered import Offered
 from outpace.serving.schemas import Common
-from outpace.serving.service import Offered, Service
+from outpace.serving.service import Service
 
 USUAL_LENGTH = 256
 """New tokens that are expected of a request that does not limit them."""
