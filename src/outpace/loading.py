@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.models.base import ChatTokenizer
 from outpace.models.hub_access import hub_answers

@@ -48,6 +48,11 @@ class MethodInfo:
     aliases: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     """What it cannot draft without, or copies from before anything else."""
+    optional: tuple[Need, ...] = ()
+    """What it drafts with too where the caller names it, or where it is shipped."""
+    routes: bool = False
+    """Whether it predicts when an answer is complete (``Drafter.expected_seconds``), by which a server chooses a model
+    among several."""
     tiny: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make a method small enough for exact certification on a toy target."""
 
@@ -60,6 +65,10 @@ class MethodInfo:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of bindings that it drafts with by itself."""
         return tuple(DRAFT_MODEL if need == "draft model" else self.head or "" for need in self.needs if need in _BOUND)
+
+    def takes(self, what: Need) -> bool:
+        """Whether it drafts with this, or can."""
+        return what in (*self.needs, *self.optional)
 
     def setting_names(self) -> dict[str, str]:
         """What a user may write, and the setting that it means: the settings' own names, and their earlier ones."""

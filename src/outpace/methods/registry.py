@@ -48,6 +48,7 @@ __all__ = [
     "methods",
     "present_names",
     "register",
+    "routers",
 ]
 
 _REGISTRY: dict[str, MethodInfo] = {}
@@ -65,12 +66,15 @@ def register(
     when_to_use: str = "",
     aliases: tuple[str, ...] = (),
     needs: tuple[Need, ...] = (),
+    optional: tuple[Need, ...] = (),
+    routes: bool = False,
     tiny: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
     """Declare a method; the decorated function builds it from a Context and its settings model.
 
     ``head``: the kind of trained head that it drafts with; it is among the method's needs. ``needs``: what else the
-    caller supplies. ``tiny``: settings under which ``outpace certify`` can enumerate the method on a toy target.
+    caller supplies; ``optional``: what it drafts with too where that is there. ``routes``: it predicts when an answer
+    is complete. ``tiny``: settings under which ``outpace certify`` can enumerate the method on a toy target.
     Raises BadInput for a name or alias that another method has.
     """
 
@@ -78,7 +82,8 @@ def register(
         settings = _settings_of(build)
         needed: tuple[Need, ...] = (*needs, "head") if head is not None else needs
         info = MethodInfo(
-            name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, needed, tiny or {}
+            *(name, family, paper, summary, build, settings, head, lossless, when_to_use, aliases, needed),
+            *(optional, routes, tiny or {}),
         )
         for key in (name, *aliases):
             before = _REGISTRY.get(normalised(key), info)
@@ -154,6 +159,11 @@ def canonical(label: str) -> str:
 def drafting_with(kind: str) -> list[str]:
     """Names of the methods that draft with a head of this kind, the one of the kind's name first."""
     return sorted((info.name for info in methods() if info.head == kind), key=lambda name: name != kind)
+
+
+def routers() -> list[str]:
+    """Names of the methods that predict when an answer is complete."""
+    return [info.name for info in methods() if info.routes]
 
 
 def build(

@@ -17,6 +17,7 @@ from outpace.core.turns import ROUNDS
 from outpace.engine.method import Method
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.engine.warm_up import warm_up
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.registry import MethodInfo, build, find, methods
 from outpace.model import Model
 from outpace.serving.errors import ApiError
@@ -33,7 +34,7 @@ class Defaults:
     ``lossless``: requests that ask for a lossy rule are refused.
     """
 
-    method: str = "auto"
+    method: str = DEFAULT_METHOD
     settings: Mapping[str, Any] = field(default_factory=dict)
     rule: str | None = None
     lossless: bool = False
