@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import BadInput
 from outpace.model import Model
 from outpace.models.base import ChatTokenizer
-from outpace.models.hub_access import hub_answers, not_on_hub
-from outpace.models.quiet import explained, one_line, quiet
+from outpace.models.hub_access import hub_answers
+from outpace.models.quiet import quiet
 from outpace.models.source import Source, resolve
+from outpace.models.transformers_files import model_from_files, tokenizer_from_files
 from outpace.models.transformers_objects import check_objects
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from outpace.targets.base import Target
     from outpace.targets.choice import TargetKind
     from outpace.targets.dense.decoder_spec import DecoderSpec
-
-_TOKENIZER_FILES = ("tokenizer", "vocab", "spiece.model", "sentencepiece", "tekken.json")
 
 
 def load(
@@ -109,7 +107,9 @@ def _plain(
         assert dtype is not None
         source = Source("folder", str(converted(source.path, dtype)))
     wanted = quantised or ("auto" if dtype is None else dtype_name(dtype))
-    found = load_plain(source, wanted, dtype, kv_dtype, lambda folder: _tokenizer(str(folder), tokenizer, True))
+    found = load_plain(
+        source, wanted, dtype, kv_dtype, lambda folder: tokenizer_from_files(str(folder), tokenizer, True)
+    )
     if found is None:
         return None
     info = {"architecture": found.architecture, "parameters": found.parameters, "note": "", "device": "cpu"}
@@ -134,8 +134,8 @@ def _through_transformers(
             place, local = str(converted(source.path, precision)), True
         else:
             place, local = source.location, source.kind == "folder" or not hub_answers()
-        inner = _model(source, place, precision, where, local)
-        words = _tokenizer(place, tokenizer, local)
+        inner = model_from_files(source, place, precision, where, local)
+        words = tokenizer_from_files(place, tokenizer, local)
         gguf = source.path if source.kind == "gguf" else None
         model = _wrapped(inner, words, label, quantised, gguf, kind, kv_dtype, fixed_costs)
     model.target.origin = partial(_again, source, place, precision, where, local)
@@ -158,7 +158,7 @@ def load_tokenizer(name: str | os.PathLike[str], *, tokenizer: Any = None) -> Ch
                 return HFTokenizer(read_tokenizer(read_header(source.path)))
         place = str(entry)
     local = source.kind != "hub" or not hub_answers()
-    return _tokenizer(place, tokenizer, local)
+    return tokenizer_from_files(place, tokenizer, local)
 
 
 def load_from(
@@ -246,61 +246,12 @@ def _model_of(
     return Model(label, target, words, eos_ids, info)
 
 
-def _model(source: Source, place: str, precision: Any, device: torch.device, local: bool) -> Any:
-    from safetensors import SafetensorError
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
-
-    from outpace.models.hub_progress import HubBar
-    from outpace.models.weights_check import check_layers, check_loaded, check_size, stored_in
-
-    def refusal(why: str) -> BadInput:
-        return BadInput(f"the weights in '{place}' {why}; complete the download, or make it again")
-
-    # Code that comes with a model is never run: with None, transformers would stop and ask at the terminal.
-    common = {"local_files_only": local, "trust_remote_code": False}
-    truncated = f"the weights in '{place}' are truncated or corrupt"
-    with explained(truncated, "download them again"):
-        stored = stored_in(Path(place)) if source.kind == "folder" else None
-    if stored is not None:
-        check_layers(Path(place) / "config.json", stored)
-    try:
-        config = AutoConfig.from_pretrained(place, **common)
-    except OSError as error:
-        if source.kind != "hub":
-            raise BadInput(f"cannot load '{place}': {one_line(error)}") from error
-        raise BadInput(not_on_hub(source.location, local)) from error
-    except Exception as error:  # config.json is somebody else's file: any value may be of any type
-        raise BadInput(
-            f"cannot load '{place}': its config.json does not describe a known model: {one_line(error)}"
-        ) from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
-        raise BadInput(f"'{place}' is of type {config.model_type}, which is not a decoder-only language model")
-    with explained(f"cannot load '{place}'"):
-        if stored is not None:
-            check_size(config, stored, refusal)
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                place,
-                config=config,
-                dtype=precision,
-                device_map=None if device.type == "cpu" else {"": device},
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused by name below
-                tqdm_class=HubBar,
-                **common,
-            )
-        except SafetensorError as error:
-            raise BadInput(f"{truncated} ({one_line(error)}); download them again") from error
-        check_loaded(model, report, refusal)
-    return model.requires_grad_(False)
-
-
 def _again(*what: Any) -> DecoderSpec | None:
-    """The spec of what ``_model`` loads, loaded once more."""
+    """The spec of what ``model_from_files`` loads, loaded once more."""
     from outpace.targets.dense.transformers_weights import spec_if_known
 
     with quiet():
-        return spec_if_known(_model(*what))
+        return spec_if_known(model_from_files(*what))
 
 
 def _in_blocks(path: Path) -> bool:
@@ -310,26 +261,3 @@ def _in_blocks(path: Path) -> bool:
 
     entries = read_header(path).tensors.values()
     return any(len(entry.shape) == 2 and entry.kind_name in KINDS for entry in entries)
-
-
-def _tokenizer(place: str, given: Any, local: bool) -> HFTokenizer:
-    from outpace.models.plain_tokenizer import plain_tokenizer
-    from outpace.models.tokenizers import HFTokenizer
-
-    if isinstance(given, HFTokenizer):
-        return given
-    if given is not None and not isinstance(given, str | os.PathLike):
-        return HFTokenizer(given)
-    where = place if given is None else str(Path(given).expanduser())
-    folder = Path(where)
-    if folder.is_dir():
-        if not any(file.name.startswith(_TOKENIZER_FILES) for file in folder.iterdir()):
-            raise BadInput(
-                f"'{where}' has no tokenizer (tokenizer.json); add its files or name another with tokenizer="
-            )
-        if (found := plain_tokenizer(folder)) is not None:
-            return found
-    with quiet(), explained(f"cannot load the tokenizer of '{where}'"):
-        from transformers import AutoTokenizer
-
-        return HFTokenizer(AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False))

@@ -15,7 +15,8 @@ from outpace.engine.shared_decoder import SharedDecoder
 from outpace.model import Model
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
-from outpace.serving.service import Defaults, Service
+from outpace.serving.offered import Defaults
+from outpace.serving.service import Service
 from outpace.serving.tenants import Tenants, Terms
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

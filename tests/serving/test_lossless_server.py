@@ -6,8 +6,9 @@ import pytest
 
 from cli_support import toy
 from outpace.serving.errors import ApiError
+from outpace.serving.offered import Defaults
 from outpace.serving.schemas import Speculation
-from outpace.serving.service import Defaults, Service
+from outpace.serving.service import Service
 
 
 @pytest.mark.parametrize("wish", [{"method": "pld@margin"}, {"method": "pld", "rule": "margin"}])

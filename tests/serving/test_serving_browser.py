@@ -13,7 +13,8 @@ from browser_support import Page, browser, listening, page
 from outpace.engine.scheduler import Limits
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.model import Model
-from outpace.serving.service import Defaults, Service
+from outpace.serving.offered import Defaults
+from outpace.serving.service import Service
 from outpace.serving.tenants import Tenants, Terms
 from serving_support import KEYS
 

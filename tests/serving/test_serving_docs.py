@@ -13,7 +13,8 @@ import pytest
 
 from live_support import live
 from outpace.model import Model
-from outpace.serving.service import Defaults, Service
+from outpace.serving.offered import Defaults
+from outpace.serving.service import Service
 from test_serving_tools import model
 
 pytestmark = pytest.mark.model

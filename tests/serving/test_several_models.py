@@ -9,7 +9,8 @@ import pytest
 from cli_support import toy
 from outpace.methods.combination.aio.routed_drafter import Routed
 from outpace.model import Model
-from outpace.serving.service import Defaults, Service
+from outpace.serving.offered import Defaults
+from outpace.serving.service import Service
 from outpace.targets.costs import FixedCosts
 from serving_support import CHAT, COMPLETE, client, complete, refused
 

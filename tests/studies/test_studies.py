@@ -45,6 +45,15 @@ def test_verdicts_follow_from_the_interval() -> None:
     assert above("", 1.5, samples, 0.9).verdict == "confirmed"
     assert above("", 1.5, samples, 2.1).verdict == "refuted"
     assert above("", 1.5, samples, 1.5).verdict == "undecided"
+    same = np.full(1001, 1.0)  # prompts without any difference: the interval has no width
+    assert [above("", 1.0, same, threshold).verdict for threshold in (0.9, 1.0, 1.1)] == [
+        "confirmed",
+        "undecided",
+        "refuted",
+    ]
+    touching = np.minimum(samples, 1.5)
+    assert above("", 1.4, touching, 1.5).verdict == "undecided"
+    assert above("", 1.6, np.maximum(samples, 1.5), 1.5).verdict == "undecided"
     shares = [holds("", np.arange(1000) < count).verdict for count in (1000, 980, 500, 20, 0)]
     assert shares == ["confirmed", "confirmed", "undecided", "refuted", "refuted"]
     assert [by_formula("", 1.0, 0.5).verdict, by_formula("", 1.0, 0.5, below=True).verdict] == ["confirmed", "refuted"]

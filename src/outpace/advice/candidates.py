@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.methods.bindings import Bindings
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.registry import Context, MethodInfo, drafting_with, find, methods
 
 ENGINES = ("outpace", "vllm", "sglang", "llama.cpp")
@@ -62,7 +63,7 @@ def candidates(context: Context, engine: str, *, greedy: bool, draft_model: bool
     if draft_model:
         chains = tuple(Shape({"num_draft_tokens": length}, chain=length) for length in DRAFT_LENGTHS)
         found.append(Candidate("draft-model", chains, teacher_forced=True))
-    found.append(Candidate("auto", (Shape(engines=frozenset({"outpace"})),)))
+    found.append(Candidate(DEFAULT_METHOD, (Shape(engines=frozenset({"outpace"})),)))
     fitting = [_fitting(one, engine) for one in found]
     return [one for one in fitting if one.shapes]
 

@@ -70,9 +70,10 @@ def commands(typed: Typed, method: str, offers: Seq[Offer]) -> dict[str, str]:
 def _outpace(typed: Typed, best: Offer | None) -> str:
     words = ["outpace", "serve", "--model", typed.model, "--method", "none" if best is None else best.method]
     if best is not None:
-        if typed.head is not None and (find(best.method).head is not None or best.method == "auto"):
+        info = find(best.method)
+        if typed.head is not None and info.takes("head"):
             words += ["--head", typed.head]
-        if typed.draft_model is not None and best.method in ("draft-model", "auto"):
+        if typed.draft_model is not None and info.takes("draft model"):
             words += ["--draft-model", typed.draft_model]
         for key, value in best.shape.settings.items():
             words += ["--param", f"{best.method}.{key}={value}"]

@@ -21,6 +21,7 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.text import check_text
 from outpace.engine.method import Method
 from outpace.engine.populations.beam_options import BeamOptions
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.named_weights import DraftModels, Heads
 
 _ACCELERATE = "outpace.accelerate(hf_model).generate takes transformers' arguments"
@@ -106,7 +107,7 @@ def choose(given: Mapping[str, Any]) -> Chosen:
     eos = values.get("eos_token_id")
     return Chosen(
         params=_params(values),
-        method=_of_type("method", values.get("method"), (str, Method), "a method's name", "auto"),
+        method=_of_type("method", values.get("method"), (str, Method), "a method's name", DEFAULT_METHOD),
         settings=_of_type("settings", values.get("settings"), (Mapping,), "a dict of the method's settings", {}),
         rule=_rule(values),
         rule_settings=values.get("rule_settings", {}),

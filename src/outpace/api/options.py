@@ -22,6 +22,7 @@ from outpace.core.future_validity import ConstraintWeighting
 from outpace.core.processors import LogitsProcessor
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.named_weights import DraftModels, Heads
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,7 +127,7 @@ class Options(TypedDict, total=False):
         int | None,
         Option(None, "decode so many samples, and return the n with the highest mean log-probability of a token."),
     ]
-    method: Annotated[str | Method, Option("auto", "how to draft; `outpace methods` lists the names.")]
+    method: Annotated[str | Method, Option(DEFAULT_METHOD, "how to draft; `outpace methods` lists the names.")]
     settings: Annotated[Mapping[str, Any], Option({}, "the method's settings; `outpace methods NAME` lists them.")]
     rule: Annotated[
         str | AcceptanceRule | None,

@@ -24,6 +24,7 @@ from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.engine.shared_decoder import SharedDecoder
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.named_weights import DraftModels, Heads
 from outpace.methods.registry import Context, build, find
 from outpace.models.base import ChatTokenizer
@@ -254,8 +255,8 @@ def _method(model: LoadedModel, chosen: Chosen) -> Method:
         "controller": chosen.choice,
     }
     assert isinstance(chosen.method, str)
-    # What drafts for one sequence does not draft for beams, and 'auto' then drafts nothing.
-    name = "none" if chosen.beams is not None and find(chosen.method).name == "auto" else chosen.method
+    # What drafts for one sequence does not draft for beams; the method that nobody had to name then drafts nothing.
+    name = "none" if chosen.beams is not None and find(chosen.method).name == DEFAULT_METHOD else chosen.method
     return _remembered(model, name, chosen, model.context(**named))
 
 

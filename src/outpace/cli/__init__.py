@@ -28,9 +28,8 @@ from outpace.cli.doctor import doctor
 from outpace.cli.eval_head import eval_head
 from outpace.cli.generate import generate
 from outpace.cli.heads import export_head, import_head, validate_head
-from outpace.cli.interrupt import deferred
+from outpace.cli.interrupt import INTERRUPTED, deferred
 from outpace.cli.methods import methods
-from outpace.cli.options import INTERRUPTED
 from outpace.cli.output import err
 from outpace.cli.rules import rules
 from outpace.cli.serve import serve

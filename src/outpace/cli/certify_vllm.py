@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outpace.cli.session import Drafting, Machine
 from outpace.core.errors import BadInput
+from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from outpace.integrations.vllm.command import Launch
@@ -32,7 +33,7 @@ def two_servers(
     engine = Engine("vllm", python, max_model_len=2048, engine_arg=arguments)
     served = Served([machine.model], "127.0.0.1", 0, _REQUESTS, _KV_BYTES)
     machine.check()
-    start = launch_for(engine, served, method or "auto", drafting, machine)
+    start = launch_for(engine, served, method or DEFAULT_METHOD, drafting, machine)
     config = start.speculation.config
     if config is None:
         raise BadInput("--engine vllm: method none drafts nothing; name another METHOD, or a head")

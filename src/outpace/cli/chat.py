@@ -16,6 +16,7 @@ from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
+from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from outpace.api.conversation import Conversation
@@ -30,7 +31,7 @@ def chat(
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 512,
     stop: opt.Stop = None,
-    method: opt.MethodName = "auto",
+    method: opt.MethodName = DEFAULT_METHOD,
     *,
     drafting: Drafting,
     reference: opt.Reference = None,

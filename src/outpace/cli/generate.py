@@ -24,6 +24,7 @@ from outpace.cli.several import Several, print_several
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 from outpace.core.text import check_text
+from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from outpace.core.future_validity import Weighed
@@ -73,7 +74,7 @@ def generate(
     resume: Annotated[
         bool, option("--resume", panel=BATCH, text="With --ray: go on with an interrupted batch.")
     ] = False,
-    method: opt.MethodName = "auto",
+    method: opt.MethodName = DEFAULT_METHOD,
     drafting: Drafting,
     reference: opt.Reference = None,
     sampling: opt.Sampling,
@@ -119,7 +120,7 @@ def generate(
     try:
         more = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
         params = sampling.params(**more, constraint_weighting=constrained.weighting)
-        if several.beams and method == "auto":
+        if several.beams and method == DEFAULT_METHOD:
             method = "none"  # drafts for beams come from methods that are named
         settings = drafting.settings([method], params)
         model, [built] = drafting.build(machine, settings)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outpace.engine.request import Generation
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, and the line that is printed about it after "interrupted: "; the exit code is 130."""

@@ -17,6 +17,7 @@ from outpace.cli.serve_vllm import Engine, Served, check_launch, serve_vllm
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
 from outpace.core.errors import BadInput, MissingExtra
+from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from outpace.serving.service import Service
@@ -146,7 +147,7 @@ def serve(
     ] = None,
     trace: opt.TraceFile = None,
     trace_texts: opt.TraceTexts = False,
-    method: opt.MethodName = "auto",
+    method: opt.MethodName = DEFAULT_METHOD,
     *,
     drafting: Drafting,
     grammars: opt.GrammarBounds,

@@ -49,7 +49,8 @@ class ServiceOptions:
         """
         from outpace.serving.logs import Log
         from outpace.serving.metrics import read_bounds
-        from outpace.serving.service import Defaults, Service
+        from outpace.serving.offered import Defaults
+        from outpace.serving.service import Service
 
         models = [self.hardware.load(name) for name in self.names]
         self._limit(models)

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core.constraint import ShowsText
 from outpace.core.errors import BadInput
-from outpace.core.future_validity import NO_GRAMMAR, ConstraintWeighting
-from outpace.core.sampling import Sampler, check_logit_bias
+from outpace.core.sampling import Sampler
 from outpace.core.shared_noise import SharedNoise
 from outpace.core.text import TextStream, Tokenizer
 from outpace.core.turns import ROUNDS
 from outpace.engine import siblings
+from outpace.engine.beginnings import Beginnings
 from outpace.engine.future_validity import KEPT, Known, weigh
-from outpace.engine.populations.group import Group, check_group
+from outpace.engine.populations.group import Group
 from outpace.engine.prefix_cache import PrefixCache
-from outpace.engine.request import Generation, Request, check_references
+from outpace.engine.request import Generation, Request
+from outpace.engine.request_checks import check_request
 from outpace.engine.round import grouped, run_round
 from outpace.targets.base import Sequence, Target
-from outpace.targets.states import States
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Decoder:
         """``prefixes``: K/V of prompts' beginnings, for requests with a ``prefix_owner``."""
         self.target = target
         self.tokenizer = tokenizer
-        self.prefixes = prefixes
+        self._beginnings = Beginnings(target, prefixes)
         self.active: list[Generation] = []
         self._joining: list[Generation] = []
         self._reading: list[Generation] = []
@@ -51,42 +51,7 @@ class Decoder:
 
     def check(self, request: Request) -> AcceptanceRule:
         """The rule that will judge its drafts. Raises BadInput for a request that cannot be honoured."""
-        return self._checked(request.prepared())
-
-    def _checked(self, request: Request) -> AcceptanceRule:
-        if request.max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
-        if request.stop_strings and self.tokenizer is None:
-            raise BadInput("stop strings need a tokenizer; load the model with one, or use stop_ids")
-        if "" in request.stop_strings:
-            raise BadInput("an empty stop string would stop everything; leave it out")
-        self.target.check_prompt(request.prompt)
-        check_logit_bias(request.params, self.target.vocab_size)
-        check_references(request.references)
-        self._check_stops(request)
-        if request.params.constraint is None and ConstraintWeighting.read(request.params.constraint_weighting).weighs:
-            raise BadInput(NO_GRAMMAR)
-        if (population := request.population) is not None:
-            if request.beams is not None and request.method.population is None and request.method.may_draft:
-                raise BadInput(
-                    f"method '{request.method.name}' drafts for one sequence, not for {population.size} beams; leave "
-                    "the method out, or take one of the family 'population' (outpace methods)"
-                )
-            check_group(request, population, self.target)
-        return request.method.rule_for(request.params)
-
-    def _check_stops(self, request: Request) -> None:
-        """Raise BadInput for a stop string in the text that every answer under the grammar begins with."""
-        constraint = request.params.constraint
-        if constraint is None or not request.stop_strings or self.tokenizer is None:
-            return
-        beginning = self.tokenizer.decode(constraint.begin().forced())
-        for stop in request.stop_strings:
-            if stop in beginning:
-                raise BadInput(
-                    f"the stop string {stop!r} is in the text that the grammar demands, so no answer could be "
-                    "complete; leave it out, or change the grammar"
-                )
+        return check_request(request.prepared(), self.target, self.tokenizer)
 
     def submit(self, request: Request) -> Generation:
         """Let a request join at the next round. Raises BadInput for a request that cannot be honoured."""
@@ -95,7 +60,7 @@ class Decoder:
 
     def _submit(self, request: Request) -> Generation:
         request = request.prepared()
-        rule = self._checked(request)
+        rule = check_request(request, self.target, self.tokenizer)
         sequence = self.target.sequence(
             request.prompt,
             request.params,
@@ -107,7 +72,7 @@ class Decoder:
         if rule.shares_noise:
             sequence.noise = SharedNoise()
         if request.kept is not None:
-            self._continue(sequence, request.kept, request.method.drafter.prefill_layers)
+            self._beginnings.share(sequence, request.kept, request.method.drafter.prefill_layers)
         generation = Generation(
             request=request,
             sequence=sequence,
@@ -251,7 +216,7 @@ class Decoder:
         waiting = []
         for one in joining:
             if one.resumed:
-                self._borrow(one, ())
+                self._beginnings.borrow(one, ())
                 self._reading.append(one)
                 continue
             lender = siblings.lender(one, self.active) if one.request.siblings is not None else None
@@ -262,10 +227,10 @@ class Decoder:
             one.drafting = True
             layers = one.drafter.prefill_layers
             if lender is not None:
-                self._continue(one.sequence, lender.sequence, layers)
+                self._beginnings.share(one.sequence, lender.sequence, layers)
                 one.metrics.cached_tokens = lender.metrics.cached_tokens
-            self._borrow(one, layers)
-            self._recall(one)
+            self._beginnings.borrow(one, layers)
+            self._beginnings.recall(one)
             self._reading.append(one)
         return waiting
 
@@ -278,7 +243,7 @@ class Decoder:
             if not one.prompt_read:
                 self._weigh(one)
             one.prompt_read, one.resumed = True, False
-            self._leave_prefix(one)
+            self._beginnings.keep(one)
             if one.group is not None:
                 one.group.open(self.target)
 
@@ -293,34 +258,6 @@ class Decoder:
 
     def _is_read(self, one: Generation) -> bool:
         return self.target.length(one.sequence.kv) >= len(one.sequence.tokens) - 1
-
-    def _borrow(self, one: Generation, layers: tuple[int, ...]) -> None:
-        """Begin with what is known of its K/V, with hidden states of ``layers``, where no kept sequence lends any."""
-        owner, sequence = one.request.prefix_owner, one.sequence
-        if self.prefixes is None or owner is None or self.target.length(sequence.kv):
-            return
-        states = self.prefixes.lend(owner, sequence, layers)
-        if not one.resumed:
-            sequence.states = states
-            one.metrics.cached_tokens = self.target.length(sequence.kv)
-
-    def _leave_prefix(self, one: Generation) -> None:
-        owner = one.request.prefix_owner
-        if self.prefixes is not None and owner is not None and one.error is None:
-            self.prefixes.keep(owner, one.sequence)
-
-    def _recall(self, one: Generation) -> None:
-        """Show the drafter the states of the K/V that another sequence lent; keep those to come if that is asked."""
-        drafter, sequence = one.drafter, one.sequence
-        if sequence.states is not None:
-            for position, states in sequence.states.chunks():
-                drafter.on_prefill(one.draft_state, position, states)
-        kept = one.request.keep or one.request.siblings is not None
-        kept = kept or (self.prefixes is not None and one.request.prefix_owner is not None)
-        if not kept or not drafter.prefill_layers:
-            sequence.states = None
-        elif sequence.states is None:
-            sequence.states = States(drafter.prefill_layers)
 
     def _prefill(self, generations: Seq[Generation], most: int | None = None) -> None:
         """K/V of all their tokens but the last, ``most`` of them; None: all."""
@@ -347,7 +284,7 @@ class Decoder:
 
     def _leave(self, leaving: Seq[Generation]) -> None:
         for one in leaving:
-            self._leave_prefix(one)
+            self._beginnings.keep(one)
             self._end_draft(one)
             (self.active if one in self.active else self._reading).remove(one)
             self._release(one)
@@ -372,20 +309,6 @@ class Decoder:
         for name, rounds in one.drafter.drafting(one.draft_state).items():
             one.metrics.parts[name] = one.metrics.parts.get(name, 0) + rounds
         one.drafter.end(one.draft_state)
-
-    def _continue(self, sequence: Sequence, kept: Sequence, prefill_layers: tuple[int, ...]) -> None:
-        """Begin with the K/V of the longest common beginning with a kept sequence; its last token is always scored.
-
-        A drafter that reads hidden states is shown those of the beginning: K/V without them are of no use to it.
-        """
-        limit = min(self.target.length(kept.kv), len(sequence.tokens) - 1)
-        if prefill_layers:
-            limit = min(limit, 0 if kept.states is None else kept.states.length(prefill_layers))
-        same = next((i for i in range(limit) if kept.tokens[i] != sequence.tokens[i]), limit)
-        self.target.close(sequence.kv)
-        sequence.kv = self.target.fork(kept.kv, same)
-        if prefill_layers and kept.states is not None:
-            sequence.states = kept.states.first(same, prefill_layers)
 
 
 def _layers_to_read(one: Generation) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from outpace.drafting.marginals import FromMarginals
 from outpace.drafting.model_drafter import DraftModel
 from outpace.engine.rehearsal import draft_seconds
 from outpace.methods.bindings import DRAFT_MODEL
+from outpace.methods.context import Context, Parts
 from outpace.methods.none import NoDraft
-from outpace.methods.registry import Context, Parts
 
 _REHEARSED = 2
 """Levels of the draft that is timed where a drafter's levels are not forwards of a model."""

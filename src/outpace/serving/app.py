@@ -17,13 +17,14 @@ from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
 from outpace.models.base import ChatTokenizer
 from outpace.serving.answers import ChatAnswers, CompletionAnswers
+from outpace.serving.asked import Asked
 from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
 from outpace.serving.errors import ApiError, api_error
 from outpace.serving.fields import refusal
 from outpace.serving.guard import Guard, tenant_of
 from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
-from outpace.serving.service import Asked, Service
+from outpace.serving.service import Service
 from outpace.serving.several_models import chosen_model
 from outpace.serving.streaming import Answering, Streaming, error_response
 from outpace.serving.tool_grammar import tool_grammar

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 
 from outpace.core.turns import ROUNDS
+from outpace.methods.registry import routers
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
+from outpace.serving.offered import Offered
 from outpace.serving.schemas import Common
-from outpace.serving.service import Offered, Service
+from outpace.serving.service import Service
 
 USUAL_LENGTH = 256
 """New tokens that are expected of a request that does not limit them."""
@@ -39,7 +41,7 @@ def chosen_model(service: Service, asked: Common, length: int | None, read: Read
         if seconds is None:
             raise ApiError(
                 f"'model' names several, and method '{method.name}' does not predict which of them answers first; "
-                "name one model, or ask for a method that does, such as aio",
+                f"name one model, or ask for a method that does, such as {', '.join(routers())}",
                 param="model",
             )
         if len(prompt) < offered.model.target.context_length:

@@ -39,10 +39,11 @@ class Claim:
 def above(says: str, found: float, samples: NDArray[np.float64], threshold: float) -> Claim:
     """The claim that a figure is above ``threshold``. ``samples``: the figure in resamples of the data.
 
-    Confirmed where the whole interval is above, refuted where it is below, else undecided.
+    Confirmed where the whole interval is above, refuted where it is below, else undecided: an interval that ends at the
+    threshold does not tell a figure above it from one below, and samples that are all the same have one of no width.
     """
     low, high = (float(one) for one in np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
-    verdict: Verdict = "confirmed" if low > threshold else "refuted" if high <= threshold else "undecided"
+    verdict: Verdict = "confirmed" if low > threshold else "refuted" if high < threshold else "undecided"
     return Claim(says, found, (low, high), f"above {threshold:g}", verdict)
 
 

@@ -17,7 +17,7 @@ from outpace.targets.cost_table import CostTable
 from outpace.targets.threads import threads
 
 if TYPE_CHECKING:
-    from outpace.targets.costs import Scorer
+    from outpace.targets.cost_protocol import Scorer
 
 _LARGEST = 32
 """Sequences that are measured together at most; more go on as from half of it to here."""

@@ -124,6 +124,7 @@ def _heads_for(context: Context, label: str) -> list[Binding]:
     when_to_use="The default, for any text. Without a head for the model it gains only where text repeats. A part "
     "that does not make decoding faster is not used. In batches (FASER) draft lengths follow the load.",
     aliases=("faser",),
+    optional=("head", "draft model"),
     tiny={"settings": {"eagle3": {"max_nodes": 2, "depth": 2, "topk": 2}}},
 )
 def build(context: Context, settings: AutoSettings) -> Parts:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outpace.targets.base import Target
 
 FILE: dict[str, JsonValue] = {"file": True}
-"""Marks a setting that names a file: requests to a server do not choose it (:mod:`outpace.serving.service`)."""
+"""Marks a setting that names a file: requests to a server do not choose it (:mod:`outpace.serving.offered`)."""
 RANDOM = "random"
 """In place of a folder: an untrained gate. It certifies what is around the gate, and decodes nothing useful."""
 GATE_SETTING = f"folder of a trained gate (outpace train); '{RANDOM}': untrained weights, for certification"

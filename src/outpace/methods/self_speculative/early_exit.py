@@ -37,7 +37,7 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.self_draft import DraftPass, SelfDraft, SelfDraftState, stopping
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
-from outpace.targets.costs import NOMINAL
+from outpace.targets.cost_protocol import NOMINAL
 from outpace.targets.sub_graph import SubGraph
 
 if TYPE_CHECKING:

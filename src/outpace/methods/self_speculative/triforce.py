@@ -227,6 +227,7 @@ class TriForceSettings(StrictModel):
     "lookup drafts for that level.",
     when_to_use="Contexts of many thousands of tokens on a target for which reading the K/V takes most of a "
     "forward pass. Not for short contexts.",
+    optional=("draft model",),
     tiny={
         "num_draft_tokens": 2, "bottom": "model", "inner": 1, "retrieved": 1, "chunk": 1, "window": 1, "sink": 1,
         "every": 1,

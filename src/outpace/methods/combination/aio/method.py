@@ -82,6 +82,8 @@ def offered(context: Context, settings: AioSettings) -> tuple[str, ...]:
     when_to_use="A server or a batch with prompts of different kinds, above all with one or more draft models. Not "
     "for one long text whose character changes; auto chooses in every round.",
     aliases=("router", "a-io"),
+    optional=("head", "draft model"),
+    routes=True,
     tiny={
         "strategies": ("none", "pld", "draft-model"),
         "settings": {"pld": {"num_draft_tokens": 2}, "draft-model": {"num_draft_tokens": 1}},

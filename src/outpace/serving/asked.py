@@ -1,0 +1,122 @@
+"""What a call asks for: from the fields of its body to options of outpace's own API."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.constraints.compiler import compiled
+from outpace.constraints.grammar import Grammar, GrammarLimits
+from outpace.core.errors import BadInput
+from outpace.core.future_validity import ConstraintWeighting
+from outpace.engine.request import Request
+from outpace.model import Model
+from outpace.serving.constrained import grammar_of
+from outpace.serving.errors import ApiError
+from outpace.serving.offered import Offered
+from outpace.serving.schemas import Common
+from outpace.serving.tenants import Tenant
+
+_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+_ALSO = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_BEAMS = ("num_beams", "length_penalty", "early_stopping")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all requests of a call have in common. ``length``: most new tokens; None: as many as fit.
+
+    ``ends_with``: a stop text beside the caller's own ("": none). ``grammar``: of the answers, where tools demand one.
+    """
+
+    tenant: Tenant
+    body: Common
+    length: int | None
+    logprobs: int | None = None
+    references: tuple[str, ...] = ()
+    ends_with: str = ""
+    grammar: Grammar | None = None
+
+
+def options_of(asked: Asked) -> dict[str, Any]:
+    """Options of outpace's own API. Sampling is OpenAI's where a request says nothing: temperature 1."""
+    body = asked.body
+    options = {name: getattr(body, name) for name in (*_OPENAI, *_ALSO, *_BEAMS) if getattr(body, name) is not None}
+    options.setdefault("temperature", 1.0)
+    if options["temperature"] > 0:  # one for all prompts; the answer reports it
+        options.setdefault("seed", secrets.randbits(32))
+    if isinstance(body.stop, str) and not body.stop:
+        del options["stop"]
+    if asked.ends_with:
+        own = options.get("stop", [])
+        options["stop"] = [*([own] if isinstance(own, str) else own), asked.ends_with]
+    if body.constraint_weighting is not None:
+        try:
+            options["constraint_weighting"] = ConstraintWeighting.read(body.constraint_weighting)
+        except BadInput as error:
+            raise ApiError(f"'constraint_weighting': {error}", param="constraint_weighting") from error
+    if body.logit_bias:
+        try:
+            options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+        except ValueError:
+            raise ApiError("'logit_bias': its keys must be token ids", param="logit_bias") from None
+    if asked.logprobs is not None:
+        options |= {"logprobs": True, "top_logprobs": asked.logprobs}
+    if asked.references:
+        options["references"] = asked.references
+    return options
+
+
+def grammar_options(model: Model, asked: Asked, limits: GrammarLimits) -> dict[str, Any]:
+    """The grammar of the answers, compiled. Raises ApiError for one that cannot be used, and for two."""
+    given = grammar_of(asked.body)
+    if given is None and asked.grammar is None:
+        return {}
+    if given is not None and asked.grammar is not None:
+        raise ApiError(f"'{given[1]}' and strict tools contradict each other; give one of them", param=given[1])
+    grammar, name = given or (asked.grammar, "tools")
+    assert grammar is not None
+    try:
+        compiled(grammar, model.tokenizer, limits)
+    except BadInput as error:
+        raise ApiError(f"'{name}': {error}", param=name, code="invalid_value") from error
+    return {"grammar": grammar, "grammar_limits": limits}
+
+
+def length_of(offered: Offered, prompt: int, asked: int | None) -> int:
+    """New tokens of an answer to a prompt of so many tokens. Raises ApiError where they do not fit the context."""
+    context = offered.model.target.context_length
+    room = context - prompt
+    if room < 1 or (asked is not None and asked > room):
+        more = f" and asks for {asked} new ones" if asked is not None else ""
+        raise ApiError(
+            f"the context of model '{offered.id}' has {context} tokens; the prompt has {prompt}{more}. Shorten the "
+            "prompt, or ask for fewer tokens",
+            param="messages" if asked is None else "max_tokens",
+            code="context_length_exceeded",
+        )
+    return room if asked is None else asked
+
+
+def priority_of(asked: Asked) -> int:
+    """The priority of a call. Raises ApiError for one above the tenant's."""
+    own = asked.tenant.priority
+    given = own if asked.body.priority is None else asked.body.priority
+    if given > own:
+        raise ApiError(f"'priority' may be {own} at most for this API key", param="priority", code="invalid_value")
+    return given
+
+
+def check_population(one: Request, body: Common) -> None:
+    """Raise ApiError for a group of sequences that cannot be answered in the form that is asked for."""
+    if (population := one.population) is None:
+        return
+    name = "speculation" if one.beams is None else "num_beams"
+    if body.stream:
+        raise ApiError(
+            f"which of the {population.called} is the answer is known at the end: '{name}' cannot be streamed",
+            param=name,
+        )
+    if one.beams is not None and (body.n or 1) > one.beams.num_beams:
+        raise ApiError(f"'n' must be at most num_beams, {one.beams.num_beams}: a beam gives one choice", param="n")
