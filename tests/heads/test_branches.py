@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence as Seq
 from itertools import groupby
@@ -11,15 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
+import outpace
 from eagle_support import head_of
+from outpace.controllers.base import Budget
 from outpace.core.errors import OutpaceError
+from outpace.core.sampling import SamplingParams
+from outpace.core.tree import TokenTree
+from outpace.drafting.calibration import Calibration
+from outpace.drafting.dynamic_tree import DynamicTree, by_confidence
+from outpace.engine.decoder import Decoder
+from outpace.engine.request import Request
 from outpace.heads.feature_net import Net
 from outpace.heads.runner_branches import RunnerBranches
 from outpace.methods.learned.eagle.drafter import EagleNet
 from outpace.methods.learned.eagle3.drafter import Eagle3Net
 from outpace.targets import side_by_side
 from outpace.targets.base import Target
-from outpace.targets.branches import Branches, Found, Reading, Root
+from outpace.targets.branches import Best, Branches, Found, Reading, Root
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.native_branches import NativeBranches
 from outpace.targets.dense.transformers_weights import read_decoder_spec
@@ -194,3 +203,100 @@ def test_rows_are_put_side_by_side(by_kernels: bool, monkeypatch: pytest.MonkeyP
         gather([Gathered(layers, rows, to[0]), Gathered([layers[2], layers[0], layers[1]], rows, to[1])])
         assert torch.equal(to[0], torch.cat([layer[rows] for layer in layers], -1))
         assert torch.equal(to[1], torch.cat([layers[at][rows] for at in (2, 0, 1)], -1))
+
+
+def drafted(net: Net, budgets: Seq[Budget], own: bool) -> tuple[list[TokenTree], list[float]]:
+    """The trees of a budget for each root, by the target's own way or by the one that asks every draft."""
+    trees = [DynamicTree(budget, Calibration(by_confidence), net.ids) for budget in budgets]
+    branches = net.branches()
+    assert isinstance(branches, NativeBranches)
+    for _ in range(2):  # the second begins behind rows that the first has committed
+        more = roots(net, LENGTHS[: len(budgets)])
+        seconds = branches.draft(more, trees) if own else Branches.draft(branches, more, trees)
+        assert [net.runner.length(root.kv) for root in more] == [root.position + len(root.tokens) for root in more]
+        done, trees = trees, [DynamicTree(budget, Calibration(by_confidence), net.ids) for budget in budgets]
+    return [tree.tree() for tree in done], seconds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_a_draft_in_one_call_is_that_of_its_levels(model: Any, kind: str) -> None:
+    net = net_of(kind, DenseTarget(read_decoder_spec(model)))
+    costs = tuple(1.0 + 0.002 * count for count in range(30))
+    for budgets in (
+        [Budget(5, 20, 4)],
+        [Budget(4, 12, 3, relative_costs=costs), Budget(1, 3, 5), Budget(6, 25, net.vocab_size + 1)],
+    ):
+        found, seconds = drafted(net, budgets, own=True)
+        right, expected = drafted(net, budgets, own=False)
+        assert found == right
+        assert len(seconds) == len(expected) > 2
+        assert all(one > 0.0 for one in seconds)
+        assert max(max(tree.depths) for tree in found) >= 3
+
+
+@torch.inference_mode()
+def test_drafts_of_which_one_has_no_plan_are_asked(model: Any) -> None:
+    class Counted(DynamicTree):
+        asked = 0
+
+        def plan(self) -> None:
+            return None
+
+        def take_best(self, best: Seq[Best]) -> list[tuple[int, int]]:
+            self.asked += 1
+            return super().take_best(best)
+
+    net = net_of("eagle3", DenseTarget(read_decoder_spec(model)))
+    plain, counted = (kind(Budget(3, 6, 2), None, net.ids) for kind in (DynamicTree, Counted))
+    net.branches().draft(roots(net, (1, 1)), [plain, counted])
+    assert counted.asked == 3  # type: ignore[attr-defined]
+    assert len(plain.tree()) == len(counted.tree()) == 6
+
+
+@torch.inference_mode()
+def test_a_plan_whose_columns_have_no_tokens_is_refused(model: Any) -> None:
+    net = net_of("eagle3", DenseTarget(read_decoder_spec(model)))
+    with pytest.raises(OutpaceError, match="has no token"):
+        net.branches().draft(roots(net, (1,)), [DynamicTree(Budget(2, 2, 2), None, net.ids[:-1])])
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_nodes": 12, "depth": 5}, {"mode": "tree"}])
+def test_drafts_and_answers_of_a_real_model_are_those_of_levels(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several requests at once, greedy and sampled, with the drafts in one call and with a call for each level."""
+    texts = ("Name three colors.", "Write a haiku about rain.", "def fibonacci(n):", "Why is the sky blue?")
+
+    def decoded() -> tuple[list[list[int]], list[TokenTree]]:
+        model = outpace.load("smollm2", fixed_costs=True)
+        chosen = model.method("eagle3", settings)
+        drafter, drafts = chosen.drafter, list[TokenTree]()
+        propose = drafter.propose_batch
+
+        def recorded(*asked: Any) -> list[TokenTree]:
+            trees: list[TokenTree] = propose(*asked)
+            drafts.extend(copy.deepcopy(trees))
+            return trees
+
+        monkeypatch.setattr(drafter, "propose_batch", recorded)
+        decoder = Decoder(model.target, model.tokenizer)
+        sampled = settings.get("mode") == "tree"
+        asked = [
+            decoder.submit(
+                Request(
+                    tuple(model.tokenizer.chat([{"role": "user", "content": text}])),
+                    chosen,
+                    SamplingParams(temperature=0.8 if sampled and at % 2 else 0.0, seed=at),
+                    max_new_tokens=24,
+                )
+            )
+            for at, text in enumerate(texts)
+        ]
+        decoder.run()
+        return [list(one.tokens) for one in asked], drafts
+
+    answers, drafts = decoded()
+    monkeypatch.setattr(NativeBranches, "draft", Branches.draft)
+    assert decoded() == (answers, drafts)
+    assert sum(map(len, drafts)) > 100

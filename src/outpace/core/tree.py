@@ -125,6 +125,22 @@ class TokenTree:
             node = tree.add(node, token, q_rows[depth])
         return tree
 
+    @classmethod
+    def deterministic(
+        cls, tokens: list[int], parents: list[int], depths: list[int], path_acceptance_probs: list[float]
+    ) -> TokenTree:
+        """The tree of these lists, which become its own: a deterministic draw for each node, parents before children,
+        no two siblings alike."""
+        children: dict[int, dict[int, int]] = {}
+        for node, parent in enumerate(parents):
+            siblings = children.get(parent)
+            if siblings is None:
+                children[parent] = {tokens[node]: node}
+            else:
+                siblings[tokens[node]] = node
+        draws = list(map(Draw, parents, tokens, range(len(tokens))))
+        return cls(tokens, parents, depths, path_acceptance_probs, draws, _children=children)
+
     def add(self, parent: int, token: int, q: QRow | int | None = None, path_acceptance_prob: float = 1.0) -> int:
         """Record a draw of ``token`` after node ``parent``; return its node, which may exist already.
 

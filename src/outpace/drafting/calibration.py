@@ -8,6 +8,7 @@ whether they would have been accepted. So a kind that is not drafted now is draf
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,9 @@ class Calibration:
         self._prior = prior
         self._counts: dict[Kind, list[float]] = {}
         self._rates: dict[Kind, float] = {}
+        self._tables: dict[tuple[int, int], array[float]] = {}
+        self._places: dict[Kind, list[tuple[array[float], int]]] = {}
+        """Where the rate of a kind stands in tables."""
 
     def rate(self, kind: Kind) -> float:
         """The estimated acceptance rate of one kind, in (0, 1)."""
@@ -43,6 +47,16 @@ class Calibration:
         if rate is None:
             rate = self._rates[kind] = self._prior(kind)
         return rate
+
+    def table(self, rows: int, columns: int) -> array[float]:
+        """The rates of the kinds (1, 0), (1, 1), ... (rows, columns - 1) as they are now, not to be changed."""
+        table = self._tables.get((rows, columns))
+        if table is None:
+            kinds = _pairs(rows, columns)
+            table = self._tables[rows, columns] = array("d", map(self.rate, kinds))
+            for place, kind in enumerate(kinds):
+                self._places.setdefault(kind, []).append((table, place))
+        return table
 
     def learn(self, kind: Kind, hit: float) -> None:
         """One candidate of this kind was right (1) or wrong (0), or would have been accepted with probability
@@ -55,7 +69,9 @@ class Calibration:
         if counts[1] > MEMORY:
             counts[0] *= 0.5
             counts[1] *= 0.5
-        self._rates[kind] = counts[0] / counts[1]
+        rate = self._rates[kind] = counts[0] / counts[1]
+        for table, place in self._places.get(kind, ()):
+            table[place] = rate
 
     def learn_tree(self, tree: TokenTree, kinds: list[Kind], committed: Iterable[int]) -> None:
         """Learn from a tree of candidates, drafted or not: ``kinds[node]`` by node, and the tokens that were committed.
@@ -79,6 +95,10 @@ class Calibration:
                 return
 
 
+def _pairs(rows: int, columns: int) -> list[tuple[int, int]]:
+    return [(row, column) for row in range(1, rows + 1) for column in range(columns)]
+
+
 class PooledCalibration(Calibration):
     """The same where kinds differ less than texts do: what one kind shows counts for all of its pool.
 
@@ -97,6 +117,9 @@ class PooledCalibration(Calibration):
         one = self._kinds.get(kind) or self._new(kind)
         pooled = one.rate()
         return (POOLED_WEIGHT * pooled + one.hits) / (POOLED_WEIGHT + one.seen) if one.seen else pooled
+
+    def table(self, rows: int, columns: int) -> array[float]:
+        return array("d", map(self.rate, _pairs(rows, columns)))
 
     def learn(self, kind: Kind, hit: float) -> None:
         one = self._kinds.get(kind) or self._new(kind)

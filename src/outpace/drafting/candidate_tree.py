@@ -5,17 +5,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import TokenTree
+from outpace.targets.branches import Found, GrownTree, Ranking, TreePlan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class CandidateTree(ABC):
-    """One draft of one request."""
+    """One draft of one request.
+
+    ``ranking``: what it reads of each row of logits; None: all of it.
+    """
+
+    ranking: Ranking | None = None
+
+    def plan(self) -> TreePlan | None:
+        """What it depends on, where whoever runs its rows may choose them as well and tells it what it has
+        :meth:`grown` to."""
+        return None
+
+    def grown(self, tree: GrownTree) -> None:
+        """It was grown by its :meth:`plan`."""
+        raise NotImplementedError("it has no plan")
+
+    def read(self, found: Found, rows: slice) -> list[tuple[int, int]]:
+        """As :meth:`take`, of these rows of what was found."""
+        assert found.logits is not None
+        return self.take(found.logits[rows])
 
     @abstractmethod
     def take(self, logits: Tensor) -> list[tuple[int, int]]:
@@ -36,13 +56,6 @@ class CandidateTree(ABC):
         distribution after i of them; None at temperature 0."""
 
 
-class Ranking(NamedTuple):
-    """What a draft reads of a row of logits: the ``topk`` largest, and what normalises them at a temperature."""
-
-    topk: int
-    inverse_temperature: float
-
-
 class RankedTree(CandidateTree):
     """A draft that reads only the likeliest tokens of each row, so that nobody needs to write whole rows of logits."""
 
@@ -52,6 +65,9 @@ class RankedTree(CandidateTree):
         from outpace.targets.top import top_and_totals
 
         return self.take_best(list(top_and_totals(logits, *self.ranking)))
+
+    def read(self, found: Found, rows: slice) -> list[tuple[int, int]]:
+        return self.take_best(found.best[rows])
 
     @abstractmethod
     def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:

@@ -7,28 +7,27 @@ kind; a node that was passed over may be expanded with a later level; and where 
 tokens end where the next one costs more than it is expected to bring.
 
 The tree asks for rows and reads their logits; who runs them is not its concern. Feature drafters run them in a head
-(:mod:`outpace.heads.feature_drafter`); :class:`DynamicTreeBuilder` has a draft model run them.
+(:mod:`outpace.heads.feature_drafter`); :mod:`outpace.drafting.dynamic_tree_builder` has a draft model run them. Where
+the compiled kernels choose the rows themselves (``native/draft_tree.h``) they compute what is computed here in the same
+order, so drafts are equal.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect, insort
 from collections.abc import Callable, Sequence as Seq
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import add
 
 from outpace.controllers.base import Budget
 from outpace.controllers.policy import RankedRow
-from outpace.core.chance import Chance
 from outpace.core.token_distribution import TokenDistribution
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
-from outpace.drafting.candidate_tree import CandidateTree, RankedTree, Ranking
-from outpace.drafting.tree_builder import TreeBuilder
-from outpace.targets.base import Sequence
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from outpace.drafting.candidate_tree import RankedTree
+from outpace.targets.branches import GrownTree, KindRates, Ranking, TreePlan
 
 EDGES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.42, 0.55, 0.68, 0.8, 0.9, 0.97)
 CENTRES = (0.005, 0.015, 0.03, 0.055, 0.095, 0.16, 0.25, 0.36, 0.485, 0.615, 0.74, 0.85, 0.935, 0.985)
@@ -39,8 +38,10 @@ CHILDREN_SHARE = 0.8
 """About how much of a node's acceptance probability its children have together."""
 RANKS = (0.62, 0.14, 0.07, 0.04, 0.03, 0.02)
 """Acceptance by rank among siblings before anything is known, the last one's for all beyond."""
-FLOOR = 0.005
-"""Calibrated candidates less likely than this are left out, but for the likeliest of each node."""
+FLOOR, CEILING = 0.005, 0.995
+"""Calibrated candidates less likely than the one are left out, but for the likeliest of each node; by probability none
+is likelier than the other."""
+_EDGES, _CENTRES = array("d", EDGES), array("d", CENTRES)
 Kind = tuple[int, int]
 
 
@@ -97,6 +98,47 @@ class DynamicTree(RankedTree):
         self._levels = 0
         self._open: set[int] = set()
         """Candidates that may be expanded."""
+        self._grown: GrownTree | None = None
+
+    def plan(self) -> TreePlan | None:
+        budget = self._budget
+        if budget.policy is not None:
+            return None
+        return TreePlan(
+            budget.depth,
+            budget.max_nodes,
+            budget.topk,
+            self._expand,
+            budget.confidence,
+            budget.base_tokens,
+            self._level,
+            self.ranking.inverse_temperature,
+            CHILDREN_SHARE,
+            budget.relative_costs,
+            self._ids if isinstance(self._ids, array) else array("i", self._ids),
+            self._kind_rates(),
+        )
+
+    def _kind_rates(self) -> KindRates | None:
+        if self._calibration is None:
+            return None
+        width = self._kinds_a_depth
+        edges, centres = (_EDGES, _CENTRES) if self._confident else (None, None)
+        return KindRates(self._calibration.table(DEEP, width), DEEP, width, edges, centres, FLOOR, CEILING)
+
+    @property
+    def _kinds_a_depth(self) -> int:
+        return len(CENTRES) if self._confident else self._budget.topk
+
+    def grown(self, tree: GrownTree) -> None:
+        self._grown = tree
+
+    def _unfold(self, tree: GrownTree) -> None:
+        """The candidates as they stand here after :meth:`take_best`, as far as :meth:`learn` looks at them."""
+        width = self._kinds_a_depth
+        self._tokens = list(tree.candidates)
+        self._kinds = [(1 + kind // width, kind % width) for kind in tree.kinds]
+        self._children = dict(zip(tree.rows, map(range, tree.firsts, tree.firsts[1:]), strict=True))
 
     def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
         for node, (values, columns, total) in zip(self._running, best, strict=True):
@@ -163,7 +205,7 @@ class DynamicTree(RankedTree):
         bucket = bisect(EDGES, p)
         kind = level, bucket
         rate = p * self._calibration.rate(kind) / CENTRES[bucket]
-        return kind, rate if rate < 0.995 else 0.995
+        return kind, rate if rate < CEILING else CEILING
 
     def _next(self) -> list[int]:
         """The candidates to expand, likeliest first, at most ``expand``; empty where no further level is worth it."""
@@ -186,14 +228,18 @@ class DynamicTree(RankedTree):
         costs = self._budget.relative_costs
         probs = [-key for key, _ in self._best]
         count, most = self._budget.best_draft_size(probs), len(costs) - 1
-        pace = (self._budget.base_tokens + sum(probs[:count])) / (costs[count] + self._level * self._levels)
+        # Sums are added up one by one: ``sum`` rounds otherwise since Python 3.12, and the kernels are to do the same.
+        expected = reduce(add, probs[:count], self._budget.base_tokens)
+        pace = expected / (costs[count] + self._level * self._levels)
         row = pace * (costs[min(count + 1, most)] - costs[min(count, most - 1)])
         gains = [CHILDREN_SHARE * self._probs[node] - row for node in found]
         gains = [gain for gain in gains if gain > 0.0]  # the likeliest come first
-        return found[: len(gains)] if sum(gains) > pace * self._level else []
+        return found[: len(gains)] if reduce(add, gains, 0.0) > pace * self._level else []
 
     def tree(self) -> TokenTree:
         """The draft: the best candidates, as many as the budget allows and its costs justify, likeliest first."""
+        if self._grown is not None:
+            return TokenTree.deterministic(*self._grown[:4])
         size = self._budget.best_draft_size([-key for key, _ in self._best])
         tree, where = TokenTree(), {ROOT: ROOT}
         for key, node in self._best[:size]:
@@ -211,6 +257,8 @@ class DynamicTree(RankedTree):
         """
         if self._calibration is None:
             return
+        if self._grown is not None:
+            self._unfold(self._grown)
         node = ROOT
         for index, token in enumerate(committed):
             right = ROOT
@@ -225,40 +273,3 @@ class DynamicTree(RankedTree):
             if right == ROOT:
                 return
             node = right
-
-
-class DynamicTreeBuilder(TreeBuilder):
-    """A draft model runs the rows that ``candidates`` ask for.
-
-    By default these are the most probable paths under the distribution that the request samples from (as SpecInfer,
-    Miao et al. 2024, arXiv 2305.09781, expands by top-k), deterministic at every temperature.
-    """
-
-    asks_policy = True
-    weighs_costs = True
-
-    def __init__(
-        self, sequence: Sequence, budget: Budget, chance: Chance, candidates: CandidateTree | None = None
-    ) -> None:
-        super().__init__(sequence, budget, chance)
-        whole = range(sequence.sampler.vocab_size)
-        self._candidates = candidates or DynamicTree(
-            budget, None, whole, expand=budget.max_nodes, level=budget.level_steps
-        )
-        self._asked = [ROOT]
-        """The nodes of ``_drafted`` that ran last."""
-
-    def grow(self, logits: Tensor) -> bool:
-        wanted = self._candidates.take(self._rows(logits))
-        self._asked = [self._run_after(row - 1, token) for row, token in wanted]
-        return bool(wanted)
-
-    def _rows(self, logits: Tensor) -> Tensor:
-        """Logits after every node that ran last, (n, V), to rank tokens by."""
-        return self._ranking(self._distribution(logits), self._asked)
-
-    def proposal(self) -> TokenTree:
-        return self._candidates.tree()
-
-    def learn(self, committed: Seq[int], target_row: Callable[[int], TokenDistribution] | None = None) -> None:
-        self._candidates.learn(committed)  # by what was committed, at every temperature

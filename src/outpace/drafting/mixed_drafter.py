@@ -10,7 +10,7 @@ from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
 from outpace.core.token_distribution import TokenDistribution
 from outpace.drafting.calibration import Calibration
-from outpace.drafting.dynamic_tree import DynamicTreeBuilder
+from outpace.drafting.dynamic_tree_builder import DynamicTreeBuilder
 from outpace.drafting.mixed_tree import MixedTree, by_probability
 from outpace.drafting.model_drafter import DraftModel, ModelDraftState
 from outpace.drafting.namespaces import Namespaces

@@ -11,7 +11,7 @@ from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
-from outpace.drafting.dynamic_tree import DynamicTreeBuilder
+from outpace.drafting.dynamic_tree_builder import DynamicTreeBuilder
 from outpace.drafting.tree_builder import ChainBuilder, TreeBuilder, build_together
 from outpace.targets.base import Scores, Sequence, Target
 

@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -26,13 +25,13 @@ from outpace.core.proposal import Proposal
 from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.calibration import Calibration, Prior
-from outpace.drafting.candidate_tree import CandidateTree, RankedTree
+from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.namespaces import Namespaces
 from outpace.engine.rehearsal import draft_seconds
 from outpace.heads.committed_rows import CHUNK, CommittedRows, make_rows
 from outpace.heads.feature_net import Net
 from outpace.targets.base import Sequence, Target
-from outpace.targets.branches import Branches, Found, Reading
+from outpace.targets.branches import Branches
 from outpace.targets.side_by_side import Gathered, gather, rows_of_rounds
 
 SHORT = 8
@@ -70,24 +69,6 @@ class FeatureState(CommittedRows):
     """Hidden states that have not been copied yet: of most requests in a batch nobody asks for a draft."""
     unread_bytes: int = 0
     """Of a prompt's among them."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A draft that is being run. ``rows``: which of all drafts' rows its own are, the root first. ``last``: how many of
-    them ran last."""
-
-    candidates: CandidateTree
-    rows: list[int]
-    last: int = 1
-
-    def take(self, found: Found, at: int) -> list[tuple[int, int]]:
-        """The rows that it wants next; those that ran last are in ``found`` from ``at`` on."""
-        mine = slice(at, at + self.last)
-        if isinstance(self.candidates, RankedTree):
-            return self.candidates.take_best(found.best[mine])
-        assert found.logits is not None
-        return self.candidates.take(found.logits[mine])
 
 
 class FeatureDrafter(Drafter[FeatureState]):
@@ -132,7 +113,7 @@ class FeatureDrafter(Drafter[FeatureState]):
     @torch.inference_mode()
     def propose_batch(self, states: Seq[FeatureState], budgets: Seq[Budget]) -> list[TokenTree]:
         self._read([state for state, budget in zip(states, budgets, strict=True) if budget.depth > 0])
-        ready, costs = [], dict[bool, float]()
+        ready, drafts, costs = list[FeatureState](), list[CandidateTree](), dict[bool, float]()
         for state, budget in zip(states, budgets, strict=True):
             state.candidates = None
             if state.complete and budget.depth > 0 and budget.max_nodes > 0 and budget.topk > 0:
@@ -142,56 +123,17 @@ class FeatureDrafter(Drafter[FeatureState]):
                 cost = costs[greedy] if budget.relative_costs else 0.0
                 state.candidates = self.start(state, budget, cost)
                 ready.append(state)
+                drafts.append(state.candidates)
         if ready:
             make_rows(self.net, [state for state in ready if state.waiting > SHORT])
             # Not one for all: a request's processor may generate with the same drafter meanwhile.
             branches = self._branches.pop() if self._branches else self.net.branches()
-            self._run(branches, ready)
+            for seconds in branches.draft([state.root(self.net) for state in ready], drafts):
+                self._level_cost.measured(seconds)
             self._branches.append(branches)
+            for state in ready:
+                state.forget_old()
         return [TokenTree() if one.candidates is None else one.candidates.tree() for one in states]
-
-    def _run(self, branches: Branches, states: Seq[FeatureState]) -> None:
-        """The rows that drafts grow from, and a level of every draft at a time, until all are complete."""
-        drafts = [_Draft(state.candidates, [row]) for row, state in enumerate(states) if state.candidates is not None]
-        found = branches.begin([state.root(self.net) for state in states], self._reading(drafts))
-        for state in states:
-            state.forget_old()
-        count = len(drafts)
-        while True:
-            began = perf_counter()
-            after: list[int] = []
-            tokens: list[int] = []
-            running, at = [], 0
-            for draft in drafts:
-                wanted = draft.take(found, at)
-                at += draft.last
-                if wanted:
-                    rows = draft.rows
-                    for row, token in wanted:
-                        after.append(rows[row])
-                        tokens.append(token)
-                    draft.last = len(wanted)
-                    rows += range(count, count + draft.last)
-                    count += draft.last
-                    running.append(draft)
-            if not running:
-                return
-            drafts = running
-            found = branches.grow(after, tokens, self._reading(drafts))
-            self._level_cost.measured(perf_counter() - began)
-
-    def _reading(self, drafts: Seq[_Draft]) -> Reading:
-        """What the drafts read of the rows that run next, ``last`` of each."""
-        topk, temperatures, logits = 0, list[float](), False
-        for draft in drafts:
-            if isinstance(draft.candidates, RankedTree):
-                ranking = draft.candidates.ranking
-                topk = max(topk, ranking.topk)
-                temperatures += [ranking.inverse_temperature] * draft.last
-            else:
-                logits = True
-                temperatures += [1.0] * draft.last
-        return Reading(min(topk, len(self.net.ids)), temperatures, logits)
 
     @torch.inference_mode()
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence as Seq
 
 import torch
@@ -35,7 +36,7 @@ class Net(ABC):
         behind the final norm."""
         self.target = target
         self.aux_hidden_state_layers: tuple[int, ...] = head.config.aux_hidden_state_layers
-        self.ids: list[int] = head.draft_vocabulary.d2t.tolist()
+        self.ids = array("i", head.draft_vocabulary.d2t.tolist())
         self.vocab_size = target.vocab_size
         self.fingerprint = digest(head.named_parameters())
         """Tells its measured times from another head's."""

@@ -43,7 +43,7 @@ class RunnerBranches(Branches):
     """On the layers of ``net``."""
 
     def __init__(self, net: Net) -> None:
-        self._net = net
+        self._net, self.columns = net, len(net.ids)
         self._rows: list[_Row] = []
         self._states = torch.empty(0)
 

@@ -158,6 +158,7 @@ def calls() -> Any:
     lib.outpace_branches_destroy.argtypes = [c_void_p]
     lib.outpace_branches_begin.argtypes = [c_void_p, c_void_p, integer, c_void_p, c_void_p]
     lib.outpace_branches_grow.argtypes = [c_void_p, integer, c_void_p, c_void_p, c_void_p]
+    lib.outpace_branches_draft.argtypes = [c_void_p, c_void_p, integer, c_void_p, c_void_p, c_void_p]
     lib.outpace_copy_rows.restype = None
     lib.outpace_copy_rows.argtypes = [c_void_p, c_void_p, integer, integer]
     return lib

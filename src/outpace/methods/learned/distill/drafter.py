@@ -15,7 +15,8 @@ from torch import Tensor
 from outpace.controllers.base import Budget
 from outpace.core.proposal import Proposal
 from outpace.drafting.calibration import Calibration
-from outpace.drafting.dynamic_tree import DynamicTree, DynamicTreeBuilder, by_confidence
+from outpace.drafting.dynamic_tree import DynamicTree, by_confidence
+from outpace.drafting.dynamic_tree_builder import DynamicTreeBuilder
 from outpace.drafting.model_drafter import DraftModel, ModelDraftState
 from outpace.drafting.namespaces import Namespaces
 from outpace.drafting.tree_builder import TreeBuilder

@@ -44,7 +44,7 @@ class FeatureMethod(FeatureDrafter):
         self._settings, self._confident, self._mode = settings, confident, mode_of(settings, confident)
         super().__init__(net, proposals[self._mode], _rate if confident else by_rank)
         self.weighs_costs = self._mode in ("tree", "mixed")
-        self._whole_ids = torch.tensor(net.ids)
+        self._whole_ids = torch.tensor(net.ids.tolist())
 
     def start(self, state: FeatureState, budget: Budget, level_cost: float) -> CandidateTree:
         params = state.sequence.params

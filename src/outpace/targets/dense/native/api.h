@@ -90,6 +90,33 @@ struct outpace_reading {
     int64_t logit_stride;
 };
 
+// How a tree's candidates are sorted, and the rate at which those of each kind are accepted. Kind (d - 1) * width + b: of
+// depth d, from `depths` on alike, and bucket b of probability; or rank b among siblings, where there are no edges.
+struct outpace_tree_kinds {
+    const double* rates;                        // (depths, width); null: probabilities are taken as they are
+    const double *edges, *centres;              // (width - 1), (width) of the buckets; or null
+    double floor, ceiling;                      // less likely candidates are left out but for each node's first; at most
+    int32_t depths, width;
+};
+
+// A deterministic tree, as TreePlan in targets/branches.py has it.
+struct outpace_tree_plan {
+    int32_t depth, max_nodes, topk, expand;     // each at least 1
+    int32_t cost_count, id_count;
+    double confidence, base_tokens, level, inverse_temperature, children_share;
+    const double* costs;                        // (cost_count) of rounds with so many draft tokens
+    const int32_t* ids;                         // (id_count) the token of each column of the logits
+    outpace_tree_kinds kinds;
+};
+
+// The drafts of a call, valid until the next one: of every tree three counts and five lists, as DraftTree::report lays
+// them, end to end; the probabilities of the nodes of all trees; and the seconds of each level behind the roots.
+struct outpace_drafts {
+    const int32_t* numbers;
+    const double *probs, *seconds;
+    int32_t number_count, prob_count, levels;
+};
+
 enum { OUTPACE_QKV0, OUTPACE_QKV1, OUTPACE_QKV2, OUTPACE_ATTENTION_OUT, OUTPACE_GATE_UP, OUTPACE_DOWN, OUTPACE_MATRICES };
 enum { OUTPACE_NORM1, OUTPACE_NORM2, OUTPACE_POST1, OUTPACE_POST2, OUTPACE_QUERY_NORM, OUTPACE_KEY_NORM, OUTPACE_NORMS };
 
@@ -125,6 +152,8 @@ void outpace_branches_destroy(outpace_branches*);
 int outpace_branches_begin(outpace_branches*, const outpace_root*, int count, const int32_t* tokens, const outpace_reading*);
 // Run a level, those of one sequence beside one another: row i holds tokens[i] and follows row after[i]. They are counted on.
 int outpace_branches_grow(outpace_branches*, int rows, const int32_t* after, const int32_t* tokens, const outpace_reading*);
+// As outpace_branches_begin, and grow a tree by plans[i] from sequence i, level by level, until all are complete.
+int outpace_branches_draft(outpace_branches*, const outpace_root*, int count, const int32_t* tokens, const outpace_tree_plan* plans, outpace_drafts*);
 // Copy `count` rows of `width` floats.
 void outpace_copy_rows(const float* const* from, float* const* to, int count, int width);
 int64_t outpace_bytes(const outpace_model*);    // of packed weights

@@ -1,10 +1,12 @@
-// Rows that grow from one another, level by level, for drafts: one call runs a level of all sequences and reads its logits.
+// Rows that grow from one another, level by level, for drafts: one call runs a level of all sequences and reads its logits, or
+// all levels of trees that are chosen here (draft_tree.h).
 
 #include <cstring>
 #include <string>
 
 #include "attention_pass.h"
 #include "calls.h"
+#include "draft_tree.h"
 #include "forward.h"
 #include "top.h"
 
@@ -114,6 +116,22 @@ class Branches {
         run(job, known, reading);
     }
 
+    outpace_drafts draft(const outpace_root* roots, int count, const int32_t* tokens, const outpace_tree_plan* plans) {
+        std::vector<DraftTree> trees;
+        for (int i = 0; i < count; ++i) {
+            if (plans[i].id_count < m.vocabulary) throw std::invalid_argument("a column of the logits has no token");
+            trees.emplace_back(plans[i], i);
+        }
+        numbers.clear(), probs.clear(), seconds.clear();
+        grow_trees(trees, m.vocabulary, level, seconds, [&](DraftLevel& level) {
+            const outpace_reading reading{level.k, level.warmth.data(), level.values.data(), level.columns.data(), level.totals.data(), nullptr, 0};
+            if (level.after.empty()) begin(roots, count, tokens, reading);
+            else follow(int(level.after.size()), level.after.data(), level.tokens.data(), reading);
+        });
+        for (DraftTree& tree : trees) tree.report(numbers, probs);
+        return {numbers.data(), probs.data(), seconds.data(), int32_t(numbers.size()), int32_t(probs.size()), int32_t(seconds.size())};
+    }
+
    private:
     // Which rows of its tree a row sees: those on the path to it, and itself.
     void see(int row) {
@@ -192,6 +210,9 @@ class Branches {
     std::vector<int32_t> seen, seen_start;
     std::vector<float> states;  // (rows, hidden)
     std::vector<float> before, streams, logits;
+    DraftLevel level;
+    std::vector<int32_t> numbers;  // what is told of drafts
+    std::vector<double> probs, seconds;
 };
 
 }  // namespace outpace
@@ -218,6 +239,10 @@ int outpace_branches_begin(outpace_branches* branches, const outpace_root* roots
 
 int outpace_branches_grow(outpace_branches* branches, int rows, const int32_t* after, const int32_t* tokens, const outpace_reading* reading) {
     return guarded([&] { branches->follow(rows, after, tokens, *reading); });
+}
+
+int outpace_branches_draft(outpace_branches* branches, const outpace_root* roots, int count, const int32_t* tokens, const outpace_tree_plan* plans, outpace_drafts* drafts) {
+    return guarded([&] { *drafts = branches->draft(roots, count, tokens, plans); });
 }
 
 void outpace_copy_rows(const float* const* from, float* const* to, int count, int width) {
