@@ -239,5 +239,9 @@ def test_pages_of_other_origins_only_if_allowed() -> None:
     with client(origins=["https://page.example"]) as to:
         allowed = to.options(CHAT, headers=asked)
         assert allowed.headers["Access-Control-Allow-Origin"] == "https://page.example"
+        sent = {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count"}
+        theirs = to.options(CHAT, headers=asked | sent)  # of OpenAI's client for browsers
+        assert theirs.status_code == 200
+        assert "x-stainless-lang" in theirs.headers["Access-Control-Allow-Headers"]
         other = to.options(CHAT, headers=asked | {"Origin": "https://other.example"})
         assert "Access-Control-Allow-Origin" not in other.headers

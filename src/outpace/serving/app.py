@@ -46,11 +46,14 @@ def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[st
 
 
 def cross_origin(origins: Seq[str]) -> dict[str, Any]:
-    """Options of CORSMiddleware that let web pages of these origins use the API."""
+    """Options of CORSMiddleware that let web pages of these origins use the API.
+
+    Whatever headers they send: OpenAI's client for browsers adds a dozen of its own (``x-stainless-...``).
+    """
     return {
         "allow_origins": list(origins),
         "allow_methods": ["GET", "POST"],
-        "allow_headers": ["Authorization", "Content-Type"],
+        "allow_headers": ["*"],
         "expose_headers": ["X-Request-Id", "Retry-After"],
     }
 
