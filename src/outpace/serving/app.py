@@ -184,11 +184,15 @@ def _errors(app: FastAPI, service: Service) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
-        messages = {404: f"there is no path {path}", 405: f"{path} does not take {request.method}"}
-        return told(ApiError(messages.get(error.status_code, str(error.detail)), error.status_code))
+        messages = {
+            400: "the body cannot be read as JSON: it must be UTF-8 text, without numbers or nesting beyond all measure",
+            404: f"there is no path {path}",
+            405: f"{path} does not take {request.method}",
+        }
+        return told(request, ApiError(messages.get(error.status_code, str(error.detail)), error.status_code))
 
     async def defect(request: Request, error: Exception) -> Response:
-        return told(_failed(service, error))
+        return told(request, _failed(service, error))
 
     handlers: list[tuple[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]] = [
         (OutpaceError, own),

@@ -10,7 +10,7 @@ from outpace.serving.fields import Fields
 
 MOST_CHOICES = 128
 _CACHED = "beginnings of prompts are cached by themselves, and stay for as long as there is room"
-_NO_AUDIO = "this server reads and writes text only"
+_TEXT_ONLY = "this server reads and writes text only"
 _OF_COMPLETIONS = "it belongs to /v1/completions"
 
 Text = Annotated[str, Field(min_length=1)]
@@ -84,9 +84,16 @@ class Common(Fields):
 
 
 class TextPart(Fields):
-    """A part of a message. Images, audio and files are refused."""
+    """A part of a message. Images, audio, video and files are refused."""
 
-    REFUSED = {"prompt_cache_breakpoint": _CACHED}  # noqa: RUF012
+    REFUSED = {  # noqa: RUF012
+        "prompt_cache_breakpoint": _CACHED,
+        "image_url": _TEXT_ONLY,
+        "input_audio": _TEXT_ONLY,
+        "video_url": _TEXT_ONLY,
+        "file": _TEXT_ONLY,
+        "refusal": "answers here have none",
+    }
     NEUTRAL = {"prompt_cache_breakpoint": ({"mode": "explicit"},)}  # noqa: RUF012 - every beginning is cached
 
     type: Literal["text"]
@@ -113,7 +120,7 @@ class ToolCall(Fields):
 class ChatMessage(Fields):
     """One message. The fields of answers that are always empty here may be sent back."""
 
-    REFUSED = {"audio": _NO_AUDIO, "function_call": "use tool_calls", "refusal": "answers here have none"}  # noqa: RUF012
+    REFUSED = {"audio": _TEXT_ONLY, "function_call": "use tool_calls", "refusal": "answers here have none"}  # noqa: RUF012
     NEUTRAL = {"refusal": ("",), "annotations": ([],)}  # noqa: RUF012
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -190,8 +197,8 @@ class ChatRequest(Common):
     """The body of POST /v1/chat/completions."""
 
     REFUSED: ClassVar = {
-        "audio": _NO_AUDIO,
-        "modalities": _NO_AUDIO,
+        "audio": _TEXT_ONLY,
+        "modalities": _TEXT_ONLY,
         "functions": "use tools",
         "function_call": "use tool_choice",
         "reasoning_effort": "the model's reasoning has no levels",
