@@ -17,6 +17,7 @@ from outpace.core.turns import ROUNDS
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
 from outpace.serving.service import Service
+from outpace.serving.tenants import Terms
 from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
 
 LONG: dict[str, Any] = {"model": "toy", "messages": USER, "temperature": 0, "ignore_eos": True, "max_tokens": 300}
@@ -170,6 +171,9 @@ def test_a_defect_fails_its_requests_in_words_and_the_server_lives_on(monkeypatc
             error = refused(to, 500)
         assert "division" not in error["message"]
         assert "division by zero" in lines[0]
+        where = json.loads(lines[0])["where"]
+        assert any("engine/round.py" in one for one in where)
+        assert any("test_serving_load.py" in one and one.endswith("<lambda>") for one in where)
         chat(to)
 
 
@@ -230,6 +234,23 @@ def test_logs_have_figures_and_texts_only_if_asked() -> None:
         assert line["completion_tokens"] == answer["usage"]["completion_tokens"]
         assert line["status"] == 200
         assert ("tale" in lines[0], json.dumps(content)[1:-1] in lines[0]) == (texts, texts)
+
+
+def test_refusals_are_logged_and_their_words_only_if_asked() -> None:
+    for texts in (False, True):
+        lines: list[str] = []
+        served = service(keys={"ann": Terms(key="key-of-ann")}, log=Log(True, texts, write=lines.append))
+        with client(served) as to:
+            refused(to, 401)
+            to.headers["Authorization"] = "Bearer key-of-ann"
+            refused(to, 404, "'secret'", model="secret")
+            refused(to, 400, nonsense=1)
+        unknown, model, field = map(json.loads, lines)
+        assert (unknown["status"], unknown["path"], "tenant" in unknown) == (401, CHAT, False)
+        assert (model["tenant"], model["status"], model["code"]) == ("ann", 404, "model_not_found")
+        assert (field["status"], field["param"]) == (400, "nonsense")
+        assert all(("message" in one) == texts for one in (unknown, model, field))
+        assert ("secret" in lines[1]) == texts
 
 
 def test_pages_of_other_origins_only_if_allowed() -> None:

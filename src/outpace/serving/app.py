@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence as Seq
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
@@ -20,7 +22,7 @@ from outpace.serving.answers import ChatAnswers, CompletionAnswers
 from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
 from outpace.serving.errors import ApiError, api_error
 from outpace.serving.fields import refusal
-from outpace.serving.guard import Guard, tenant_of
+from outpace.serving.guard import Guard, about, tenant_of
 from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
 from outpace.serving.service import Asked, Service
@@ -35,7 +37,7 @@ MOST_BYTES = 4 * 1024 * 1024
 def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
     """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
     app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=service.metrics.refuse)
+    app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=partial(_refused, service))
     if origins:
         app.add_middleware(CORSMiddleware, **cross_origin(origins))
     _errors(app, service)
@@ -170,16 +172,16 @@ def _about(app: FastAPI, service: Service) -> None:
 
 
 def _errors(app: FastAPI, service: Service) -> None:
-    def told(error: ApiError) -> Response:
-        service.metrics.refuse(error.status)
+    def told(request: Request, error: ApiError) -> Response:
+        _refused(service, error, request.scope)
         return error_response(error)
 
     async def own(request: Request, error: Exception) -> Response:
-        return told(api_error(error))
+        return told(request, api_error(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return told(refusal(error.errors(), error.body))
+        return told(request, refusal(error.errors(), error.body))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -202,6 +204,12 @@ def _errors(app: FastAPI, service: Service) -> None:
     ]
     for kind, handler in handlers:
         app.add_exception_handler(kind, handler)
+
+
+def _refused(service: Service, error: ApiError, scope: Scope) -> None:
+    """Count a request that was refused, and log it."""
+    service.metrics.refuse(error.status)
+    service.log.refusal(str(error), **about(error, scope))
 
 
 def _failed(service: Service, error: BaseException) -> ApiError:
