@@ -26,6 +26,7 @@ from openai.types.chat import (
 )
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
 from openai.types.shared_params import FunctionDefinition
+from pydantic import ValidationError
 
 from outpace.serving import schemas
 from outpace.serving.fields import Fields
@@ -206,6 +207,34 @@ def test_an_error_names_the_field_as_the_caller_wrote_it(where: str, field: str,
 def test_a_list_that_is_too_long_is_told_so() -> None:
     with client() as to:
         refused(to, 400, "'stop'", "at most 16 items", stop=["x"] * 17)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [1] * 5000 + ["x"]}),
+        (CompletionRequest, {"prompt": [[-1] * 5000] * 3}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {str(at): "x" for at in range(5000)}}),
+        (ChatRequest, {"messages": [1] * 5000}),
+        (ChatRequest, {"messages": [{}] * 5000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * 5000}]}),
+        (ChatRequest, {"messages": USER, "metadata": {str(at): 1 for at in range(5000)}}),
+        (ChatRequest, {"messages": USER, "guided_choice": [1] * 5000}),
+        (ChatRequest, {"messages": USER, "prediction": {"type": "content", "content": [1] * 5000}}),
+    ],
+)
+def test_a_body_full_of_wrong_entries_costs_a_few_errors(kind: type[Fields], body: dict[str, Any]) -> None:
+    """Each would take a microsecond and a kilobyte on the event loop, and a body has room for a million."""
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate({"model": "toy", **body})
+    assert wrong.value.error_count() <= 12
+
+
+def test_an_object_with_too_many_entries_is_told_so() -> None:
+    with client() as to:
+        error = refused(to, 400, "'logit_bias'", "1024 entries", logit_bias={str(at): 1 for at in range(1025)})
+    assert error["param"] == "logit_bias"
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])

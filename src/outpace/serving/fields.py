@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from outpace.core.names import did_you_mean
 from outpace.serving.errors import ApiError, encodable
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """An object may have so many entries; more are not looked at one by one, as pydantic's ``max_length`` would."""
+
+    entries: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > self.entries:
+            about = {"most": self.entries, "count": len(value)}
+            raise PydanticCustomError("too_long", "it may have at most {most} entries, not {count}", about)
+        return value
 
 
 class Fields(BaseModel):
