@@ -14,6 +14,7 @@ import pytest
 
 from cli_support import toy
 from outpace.core.turns import ROUNDS
+from outpace.serving.answers import ChatAnswers
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
 from outpace.serving.service import Service
@@ -196,6 +197,22 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(monkeypatch: pytest.Monk
     assert done == "[DONE]"
     assert json.loads(last)["error"]["type"] == "server_error"
     assert json.loads(parts[1])["choices"][0]["delta"]["content"]
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_log_probabilities_are_written_beside_the_event_loop(logprobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_loop: list[bool] = []
+    honest = ChatAnswers.whole
+
+    def whole(self: ChatAnswers) -> dict[str, Any]:
+        on_the_loop.append(asyncio._get_running_loop() is not None)
+        return honest(self)
+
+    monkeypatch.setattr(ChatAnswers, "whole", whole)
+    with client() as to:
+        answer = chat(to, logprobs=logprobs)
+    assert on_the_loop == [not logprobs]
+    assert (answer["choices"][0]["logprobs"] is not None) == logprobs
 
 
 def test_draining_finishes_what_is_under_way_and_refuses_the_rest() -> None:

@@ -78,7 +78,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         logprobs = asked.top_logprobs or 0 if asked.logprobs else None
         references = (joined(asked.prediction.content),) if asked.prediction else ()
         parser = tool_parser(tokenizer, asked)
-        grammar = tool_grammar(tokenizer, offered_tools(asked), parser)
+        grammar = await asyncio.to_thread(tool_grammar, tokenizer, offered_tools(asked), parser) if parser else None
         ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
         what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
         requests = await asyncio.to_thread(
