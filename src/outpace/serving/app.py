@@ -187,7 +187,7 @@ def _errors(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HTTPException)
         path = request.url.path
         messages = {
-            400: "the body cannot be read as JSON: it must be UTF-8 text, without numbers or nesting beyond all measure",
+            400: "the body cannot be read as JSON: it must be UTF-8, without numbers or nesting beyond all measure",
             404: f"there is no path {path}",
             405: f"{path} does not take {request.method}",
         }

@@ -105,7 +105,7 @@ def about(error: ApiError, scope: Scope) -> dict[str, Any]:
     tenant: Tenant | None = scope.get(_TENANT)
     return {
         "tenant": (tenant.name or None) if tenant else None,
-        "method": scope["method"],
+        "http_method": scope["method"],
         "path": scope["path"][:_LONGEST],
         "status": error.status,
         "code": error.code,
