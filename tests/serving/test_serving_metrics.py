@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_prompt_that_was_never_read_does_not_count() -> None:
     assert value(served, "request_prompt_tokens_count") == 1
 
 
-def test_cached_prompts_are_no_memory_in_use() -> None:
+def test_cached_prompts_are_no_memory_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     served = service(kv_bytes=400_000)
     [offered] = served.offered.values()
     offered.model.target.kv_bytes_per_token = 1000
@@ -68,12 +69,12 @@ def test_cached_prompts_are_no_memory_in_use() -> None:
         decoder = offered.decoder
         honest = decoder._advance
 
-        def advance(given: object) -> object:
-            found = honest(given)  # type: ignore[arg-type]
+        def advance(given: Any) -> Any:
+            found = honest(given)
             used.append(value(served, "kv_cache_usage_perc"))
             return found
 
-        decoder._advance = advance  # type: ignore[method-assign,assignment]
+        monkeypatch.setattr(decoder, "_advance", advance)
         complete(to, prompt="some words " * 8, max_tokens=8)
         asyncio.run(until(lambda: not decoder.running and decoder.kv_bytes == 0))
     assert value(served, "prefix_cache_bytes") > 0
