@@ -128,7 +128,7 @@ class Soak:
                 problem(f"after the traffic {after[name]} {name} are alive")
         cached = sum(value for key, value in metrics.items() if key.startswith("prefix_cache_bytes"))
         used = sum(value for key, value in metrics.items() if key.startswith("kv_cache_usage_perc")) * self.kv_bytes
-        if abs(used - cached) > 1 or cached != after["cached_bytes"]:
+        if used or cached != after["cached_bytes"]:
             problem(f"K/V in use: {used:.0f} bytes; cached: {cached:.0f}, by the census {after['cached_bytes']}")
         if cleared["cached_blocks"] or cleared["cached_bytes"]:
             problem(f"released caches hold {cleared['cached_blocks']} blocks, {cleared['cached_bytes']} bytes")

@@ -26,6 +26,7 @@ from openai.types.chat import (
 )
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
 from openai.types.shared_params import FunctionDefinition
+from pydantic import ValidationError
 
 from outpace.serving import schemas
 from outpace.serving.fields import Fields
@@ -192,6 +193,7 @@ def test_a_cache_breakpoint_is_accepted_without_a_lifetime() -> None:
         ("messages.0.role", "messages", [{"content": "x"}]),
         ("stop.1", "stop", ["x", 5]),
         ("stop", "stop", 5),
+        ("stop", "stop", ["x"] * 17),
         ("tool_choice", "tool_choice", "always"),
         ("tool_choice.function.name", "tool_choice", {"type": "function", "function": {}}),
         ("speculation.params", "speculation", {"params": 5}),
@@ -200,6 +202,53 @@ def test_a_cache_breakpoint_is_accepted_without_a_lifetime() -> None:
 def test_an_error_names_the_field_as_the_caller_wrote_it(where: str, field: str, value: Any) -> None:
     with client() as to:
         assert refused(to, 400, f"'{where}'", **{field: value})["param"] == where
+
+
+def test_a_list_that_is_too_long_is_told_so() -> None:
+    with client() as to:
+        refused(to, 400, "'stop'", "at most 16 items", stop=["x"] * 17)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [1] * 5000 + ["x"]}),
+        (CompletionRequest, {"prompt": [[-1] * 5000] * 3}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {str(at): "x" for at in range(5000)}}),
+        (ChatRequest, {"messages": [1] * 5000}),
+        (ChatRequest, {"messages": [{}] * 5000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{}] * 5000}]}),
+        (ChatRequest, {"messages": USER, "metadata": {str(at): 1 for at in range(5000)}}),
+        (ChatRequest, {"messages": USER, "guided_choice": [1] * 5000}),
+        (ChatRequest, {"messages": USER, "prediction": {"type": "content", "content": [1] * 5000}}),
+    ],
+)
+def test_a_body_full_of_wrong_entries_costs_a_few_errors(kind: type[Fields], body: dict[str, Any]) -> None:
+    """Each would take a microsecond and a kilobyte on the event loop, and a body has room for a million."""
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate({"model": "toy", **body})
+    assert wrong.value.error_count() <= 12
+
+
+def test_an_object_with_too_many_entries_is_told_so() -> None:
+    with client() as to:
+        error = refused(to, 400, "'logit_bias'", "1024 entries", logit_bias={str(at): 1 for at in range(1025)})
+    assert error["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_what_is_no_text_is_refused_in_words(kind: str) -> None:
+    messages = [{"role": "user", "content": [{"type": kind, kind: {"url": "data:x"}}]}]
+    with client() as to:
+        error = refused(to, 400, f"'{kind}' cannot be honoured", "text only", messages=messages)
+    assert error["param"] == f"messages.0.content.0.{kind}"
+
+
+def test_what_the_engine_refuses_names_its_field() -> None:
+    with client() as to:
+        assert refused(to, 400, "token 9999", logit_bias={"9999": 1})["param"] == "logit_bias"
+        assert refused(to, 400, "token 9999", path=COMPLETE, prompt=[9999])["param"] == "prompt"
 
 
 def test_the_suffix_of_a_completion_is_refused() -> None:

@@ -14,9 +14,11 @@ import pytest
 
 from cli_support import toy
 from outpace.core.turns import ROUNDS
+from outpace.serving.answers import ChatAnswers
 from outpace.serving.app import build_app
 from outpace.serving.logs import Log
 from outpace.serving.service import Service
+from outpace.serving.tenants import Terms
 from serving_support import CHAT, COMPLETE, USER, chat, client, refused, service
 
 LONG: dict[str, Any] = {"model": "toy", "messages": USER, "temperature": 0, "ignore_eos": True, "max_tokens": 300}
@@ -170,6 +172,9 @@ def test_a_defect_fails_its_requests_in_words_and_the_server_lives_on(monkeypatc
             error = refused(to, 500)
         assert "division" not in error["message"]
         assert "division by zero" in lines[0]
+        where = json.loads(lines[0])["where"]
+        assert any("engine/round.py" in one for one in where)
+        assert any("test_serving_load.py" in one and one.endswith("<lambda>") for one in where)
         chat(to)
 
 
@@ -192,6 +197,22 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(monkeypatch: pytest.Monk
     assert done == "[DONE]"
     assert json.loads(last)["error"]["type"] == "server_error"
     assert json.loads(parts[1])["choices"][0]["delta"]["content"]
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_log_probabilities_are_written_beside_the_event_loop(logprobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_loop: list[bool] = []
+    honest = ChatAnswers.whole
+
+    def whole(self: ChatAnswers) -> dict[str, Any]:
+        on_the_loop.append(asyncio._get_running_loop() is not None)
+        return honest(self)
+
+    monkeypatch.setattr(ChatAnswers, "whole", whole)
+    with client() as to:
+        answer = chat(to, logprobs=logprobs)
+    assert on_the_loop == [not logprobs]
+    assert (answer["choices"][0]["logprobs"] is not None) == logprobs
 
 
 def test_draining_finishes_what_is_under_way_and_refuses_the_rest() -> None:
@@ -232,6 +253,23 @@ def test_logs_have_figures_and_texts_only_if_asked() -> None:
         assert ("tale" in lines[0], json.dumps(content)[1:-1] in lines[0]) == (texts, texts)
 
 
+def test_refusals_are_logged_and_their_words_only_if_asked() -> None:
+    for texts in (False, True):
+        lines: list[str] = []
+        served = service(keys={"ann": Terms(key="key-of-ann")}, log=Log(True, texts, write=lines.append))
+        with client(served) as to:
+            refused(to, 401)
+            to.headers["Authorization"] = "Bearer key-of-ann"
+            refused(to, 404, "'secret'", model="secret")
+            refused(to, 400, nonsense=1)
+        unknown, model, field = map(json.loads, lines)
+        assert (unknown["status"], unknown["path"], "tenant" in unknown) == (401, CHAT, False)
+        assert (model["tenant"], model["status"], model["code"]) == ("ann", 404, "model_not_found")
+        assert (field["status"], field["param"]) == (400, "nonsense")
+        assert all(("message" in one) == texts for one in (unknown, model, field))
+        assert ("secret" in lines[1]) == texts
+
+
 def test_pages_of_other_origins_only_if_allowed() -> None:
     asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
     with client() as to:
@@ -239,5 +277,9 @@ def test_pages_of_other_origins_only_if_allowed() -> None:
     with client(origins=["https://page.example"]) as to:
         allowed = to.options(CHAT, headers=asked)
         assert allowed.headers["Access-Control-Allow-Origin"] == "https://page.example"
+        sent = {"Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang,x-stainless-retry-count"}
+        theirs = to.options(CHAT, headers=asked | sent)  # of OpenAI's client for browsers
+        assert theirs.status_code == 200
+        assert "x-stainless-lang" in theirs.headers["Access-Control-Allow-Headers"]
         other = to.options(CHAT, headers=asked | {"Origin": "https://other.example"})
         assert "Access-Control-Allow-Origin" not in other.headers

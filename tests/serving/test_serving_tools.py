@@ -202,22 +202,51 @@ def test_a_named_function_is_called_as_the_server_writes_the_calls_beginning(
 
 
 def test_a_named_function_is_called_once_and_alone() -> None:
-    choice, _ = asked("hermes", REST + "</tool_call>" + SECOND + " more", tool_choice=WEATHER)
+    choice, _ = asked("hermes", REST + "\n</tool_call>" + SECOND + " more", tool_choice=WEATHER)
     assert calls(choice["message"]) == [("weather", {"city": "Rome"})]
     assert choice["message"]["content"] is None
 
 
 def test_a_required_call_names_a_function_itself() -> None:
-    choice, _ = asked("hermes", 'time", "arguments": {}}</tool_call>' + SECOND, tool_choice="required")
+    first, second = 'time", "arguments": {}}\n</tool_call>', SECOND.replace(">{", ">\n{").replace("}<", "}\n<")
+    choice, _ = asked("hermes", first + second, tool_choice="required")
     assert calls(choice["message"]) == [("time", {}), ("time", {})]
     only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}}
-    choice, _ = asked("hermes", REST + "</tool_call>", tool_choice=only)
+    choice, _ = asked("hermes", REST + "\n</tool_call>", tool_choice=only)
     assert calls(choice["message"]) == [("weather", {"city": "Rome"})]
 
 
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+@pytest.mark.parametrize("answer", ['nothing", "arguments": {}}', "I would rather talk about the weather.", ""])
+def test_a_required_call_is_one_of_an_offered_function_whatever_the_model_would_write(family: str, answer: str) -> None:
+    choice, chunks = asked(family, answer, tool_choice="required", parallel_tool_calls=False, max_tokens=60)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] in NAMES
+    assert call["function"]["arguments"].startswith("{")
+    if choice["finish_reason"] == "tool_calls":
+        json.loads(call["function"]["arguments"])
+    assert chunks
+
+
+def test_arguments_of_a_demanded_call_are_a_json_object() -> None:
+    choice, _ = asked("hermes", " no object at all", tool_choice=WEATHER, max_tokens=60)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"].startswith("{")
+    with client(service(model("hermes", "x"))) as to:
+        refused(to, 400, "contradict", tools=TOOLS, tool_choice=WEATHER, guided_json={"type": "object"})
+
+
+def test_without_the_grammar_engine_a_call_is_demanded_by_its_beginning_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.serving.tool_grammar.installed", lambda: False)
+    choice, _ = asked("hermes", ' {"city": Rome}}</tool_call>', tool_choice=WEATHER)
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": Rome}'}
+
+
 def test_a_required_call_that_the_model_does_not_write_is_an_error() -> None:
+    """Where the server cannot express it as a grammar: calls in a list."""
     about: dict[str, Any] = {**ASKED, "tool_choice": "required", "temperature": 0}
-    with client(service(model("hermes", 'nothing", "arguments": {}}'))) as to:
+    with client(service(model("mistral", 'nothing", "arguments": {}}]'))) as to:
         error = refused(to, 500, "did not write a call", **about)
         assert error["code"] == "tool_call_failed"
         last = events(to, "/v1/chat/completions", **about)[-1]

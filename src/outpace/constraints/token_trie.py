@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from outpace.core.errors import MissingExtra
@@ -62,6 +63,11 @@ def token_trie(tokenizer: ChatTokenizer) -> TokenTrie:
         known = TokenTrie(inner, size, tokenizer)
         _TRIES.put(key, known)
     return known
+
+
+def installed() -> bool:
+    """Whether the engine is there."""
+    return find_spec("llguidance") is not None
 
 
 def engine() -> Any:

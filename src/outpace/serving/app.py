@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence as Seq
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from outpace.core.errors import OutpaceError
 from outpace.core.version import __version__
@@ -21,7 +23,7 @@ from outpace.serving.asked import Asked
 from outpace.serving.chat import joined, offered_tools, prompt_ids, tool_parser
 from outpace.serving.errors import ApiError, api_error
 from outpace.serving.fields import refusal
-from outpace.serving.guard import Guard, tenant_of
+from outpace.serving.guard import Guard, about, tenant_of
 from outpace.serving.prompts import completion_prompts
 from outpace.serving.schemas import ChatRequest, Common, CompletionRequest
 from outpace.serving.service import Service
@@ -36,7 +38,7 @@ MOST_BYTES = 4 * 1024 * 1024
 def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> FastAPI:
     """The ASGI application. ``origins``: web pages of these origins may use it from a browser; none by default."""
     app = FastAPI(title="outpace", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=service.metrics.refuse)
+    app.add_middleware(Guard, tenants=service.tenants, most_bytes=most_bytes, refused=partial(_refused, service))
     if origins:
         app.add_middleware(CORSMiddleware, **cross_origin(origins))
     _errors(app, service)
@@ -47,11 +49,14 @@ def build_app(service: Service, *, most_bytes: int = MOST_BYTES, origins: Seq[st
 
 
 def cross_origin(origins: Seq[str]) -> dict[str, Any]:
-    """Options of CORSMiddleware that let web pages of these origins use the API."""
+    """Options of CORSMiddleware that let web pages of these origins use the API.
+
+    Whatever headers they send: OpenAI's client for browsers adds a dozen of its own (``x-stainless-...``).
+    """
     return {
         "allow_origins": list(origins),
         "allow_methods": ["GET", "POST"],
-        "allow_headers": ["Authorization", "Content-Type"],
+        "allow_headers": ["*"],
         "expose_headers": ["X-Request-Id", "Retry-After"],
     }
 
@@ -74,7 +79,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         logprobs = asked.top_logprobs or 0 if asked.logprobs else None
         references = (joined(asked.prediction.content),) if asked.prediction else ()
         parser = tool_parser(tokenizer, asked)
-        grammar = tool_grammar(tokenizer, offered_tools(asked), parser)
+        grammar = await asyncio.to_thread(tool_grammar, tokenizer, offered_tools(asked), parser) if parser else None
         ends_with = parser.format.ends_with if parser and not parser.parallel and grammar is None else ""
         what = Asked(tenant, asked, length, logprobs, references, ends_with, grammar)
         requests = await asyncio.to_thread(
@@ -168,25 +173,29 @@ def _about(app: FastAPI, service: Service) -> None:
 
 
 def _errors(app: FastAPI, service: Service) -> None:
-    def told(error: ApiError) -> Response:
-        service.metrics.refuse(error.status)
+    def told(request: Request, error: ApiError) -> Response:
+        _refused(service, error, request.scope)
         return error_response(error)
 
     async def own(request: Request, error: Exception) -> Response:
-        return told(api_error(error))
+        return told(request, api_error(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return told(refusal(error.errors(), error.body))
+        return told(request, refusal(error.errors(), error.body))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
-        messages = {404: f"there is no path {path}", 405: f"{path} does not take {request.method}"}
-        return told(ApiError(messages.get(error.status_code, str(error.detail)), error.status_code))
+        messages = {
+            400: "the body cannot be read as JSON: it must be UTF-8, without numbers or nesting beyond all measure",
+            404: f"there is no path {path}",
+            405: f"{path} does not take {request.method}",
+        }
+        return told(request, ApiError(messages.get(error.status_code, str(error.detail)), error.status_code))
 
     async def defect(request: Request, error: Exception) -> Response:
-        return told(_failed(service, error))
+        return told(request, _failed(service, error))
 
     handlers: list[tuple[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]] = [
         (OutpaceError, own),
@@ -196,6 +205,12 @@ def _errors(app: FastAPI, service: Service) -> None:
     ]
     for kind, handler in handlers:
         app.add_exception_handler(kind, handler)
+
+
+def _refused(service: Service, error: ApiError, scope: Scope) -> None:
+    """Count a request that was refused, and log it."""
+    service.metrics.refuse(error.status)
+    service.log.refusal(str(error), **about(error, scope))
 
 
 def _failed(service: Service, error: BaseException) -> ApiError:

@@ -74,7 +74,7 @@ def grammar_options(model: Model, asked: Asked, limits: GrammarLimits) -> dict[s
     if given is None and asked.grammar is None:
         return {}
     if given is not None and asked.grammar is not None:
-        raise ApiError(f"'{given[1]}' and strict tools contradict each other; give one of them", param=given[1])
+        raise ApiError(f"'{given[1]}' and tools with a grammar contradict each other; give one", param=given[1])
     grammar, name = given or (asked.grammar, "tools")
     assert grammar is not None
     try:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from outpace.core.names import did_you_mean
 from outpace.serving.errors import ApiError, encodable
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """An object may have so many entries; more are not looked at one by one, as pydantic's ``max_length`` would."""
+
+    entries: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > self.entries:
+            about = {"most": self.entries, "count": len(value)}
+            raise PydanticCustomError("too_long", "it may have at most {most} entries, not {count}", about)
+        return value
 
 
 class Fields(BaseModel):
@@ -54,10 +71,11 @@ def _same(value: Any, other: Any) -> bool:
 def refusal(problems: Seq[Mapping[str, Any]], body: Any) -> ApiError:
     """The problem to report of those that pydantic found in a request's body, its ``errors()``.
 
-    Of the forms that a value may have, it is the one that fits best; a field that is refused in words goes first.
+    Of the forms that a value may have, it is the one that fits best: where most of it was read, and where it has the
+    right JSON type. A field that is refused in words goes first.
     """
     placed = [(_path(one, body), one) for one in problems]
-    where, problem = max(placed, key=lambda one: (one[1]["type"] == "refused", len(one[0])))
+    where, problem = max(placed, key=lambda one: (one[1]["type"] == "refused", len(one[0]), not _typed(one[1])))
     if problem["type"] == "refused":
         return ApiError(problem["msg"], param=".".join([*where, problem["ctx"]["field"]]), code="unsupported_field")
     if problem["type"] == "json_invalid":
@@ -71,6 +89,19 @@ def refusal(problems: Seq[Mapping[str, Any]], body: Any) -> ApiError:
     if not name:
         return ApiError(f"the body must be a JSON object: {said}")
     return ApiError(f"'{name}': {said}", param=name, code="invalid_value")
+
+
+def _typed(problem: Mapping[str, Any]) -> bool:
+    """Whether a value has another JSON type than this form of the field."""
+    return bool(problem["type"].endswith("_type"))
+
+
+def field_named(message: str, known: Collection[str]) -> str | None:
+    """The field that a message of the engine begins with, as the request calls it."""
+    first = message.removeprefix("the ").partition(" ")[0].strip("':,")
+    if first == "prompt" and "messages" in known:
+        return "messages"
+    return first if first in known else None
 
 
 def _path(problem: Mapping[str, Any], body: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,15 +19,19 @@ _TENANT = "outpace.tenant"
 _ENDS = "the server is shutting down, and the whole body has not come"
 BODY_SECONDS = 60.0
 """In which a whole body must have come."""
+_LONGEST = 200
+"""Characters of a path or a field's name in the log: callers choose them."""
 
 
 class Guard:
     """Paths under ``/v1/`` need a key where there are keys; no body may be longer than ``most_bytes``.
 
-    ``refused`` is called with the status code of every request that is refused here.
+    ``refused`` is called with the error and the scope of every request that is refused here.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, most_bytes: int, refused: Callable[[int], object]) -> None:
+    def __init__(
+        self, app: ASGIApp, tenants: Tenants, most_bytes: int, refused: Callable[[ApiError, Scope], object]
+    ) -> None:
         self._app, self._tenants, self._most, self._refused = app, tenants, most_bytes, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +66,7 @@ class Guard:
         await self._app(scope, again, send)
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self._refused(error.status)
+        self._refused(error, scope)
         await error_response(error)(scope, receive, send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
@@ -93,6 +98,19 @@ def _check_type(method: str, headers: Headers) -> None:
 def tenant_of(request: Request) -> Tenant:
     """Who asks."""
     return tenant_in(request.scope)
+
+
+def about(error: ApiError, scope: Scope) -> dict[str, Any]:
+    """What the log says of a request that was refused."""
+    tenant: Tenant | None = scope.get(_TENANT)
+    return {
+        "tenant": (tenant.name or None) if tenant else None,
+        "http_method": scope["method"],
+        "path": scope["path"][:_LONGEST],
+        "status": error.status,
+        "code": error.code,
+        "param": None if error.param is None else error.param[:_LONGEST],
+    }
 
 
 def tenant_in(scope: Scope) -> Tenant:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+_FRAMES = 16
+"""Of a defect's stack, the innermost."""
 
 
 class Log:
@@ -19,13 +24,20 @@ class Log:
         self._write = write or _to_stderr
 
     def request(self, **fields: Any) -> None:
-        """One request has ended, or was refused."""
+        """One request has ended."""
         if self.requests:
             self._line("info", "request", fields)
 
+    def refusal(self, message: str, **fields: Any) -> None:
+        """One request was refused; the message may repeat what was asked, so it counts as text."""
+        if self.requests:
+            self._line("info", "refused", {**fields, "message": message if self.texts else None})
+
     def failure(self, event: str, error: BaseException) -> None:
-        """A defect, or the machine's fault."""
-        self._line("error", event, {"error": type(error).__name__, "message": str(error)})
+        """A defect, or the machine's fault; with the places in the code, which hold nothing of a request."""
+        frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+        where = [f"{'/'.join(Path(one.filename).parts[-2:])}:{one.lineno} {one.name}" for one in frames]
+        self._line("error", event, {"error": type(error).__name__, "message": str(error), "where": where or None})
 
     def event(self, event: str, **fields: Any) -> None:
         """Something about the server itself."""

@@ -42,6 +42,9 @@ _HISTOGRAMS: dict[str, tuple[str, Seq[float]]] = {
     "request_time_per_output_token_seconds": ("Time after the first token, for each further token.", _GAPS),
     "e2e_request_latency_seconds": ("From a request's arrival to its end.", _LATENCIES),
     "request_queue_time_seconds": ("From a request's arrival to its admission.", _LATENCIES),
+    "request_prefill_time_seconds": ("From a request's admission to its first token.", _LATENCIES),
+    "request_decode_time_seconds": ("From a request's first token to its last.", _LATENCIES),
+    "request_inference_time_seconds": ("From a request's admission to its last token.", _LATENCIES),
     "request_prompt_tokens": ("Tokens of a request's prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of an answer.", _TOKENS),
 }
@@ -134,7 +137,7 @@ class _Engines(Collector):
         gauges: dict[str, tuple[str, Callable[[SharedDecoder], float]]] = {
             "num_requests_running": ("Requests that are being read or decoded.", lambda one: len(one.running)),
             "num_requests_waiting": ("Requests that wait for their turn.", lambda one: len(one.waiting)),
-            "kv_cache_usage_perc": ("Share of the bound on K/V that is in use; 1 is all of it.", _usage),
+            "kv_cache_usage_perc": ("Share of the bound on K/V that requests hold; 1 is all of it.", _usage),
             "prefix_cache_bytes": ("Bytes of cached beginnings of prompts.", _cached),
         }
         for name, (text, read) in gauges.items():
@@ -157,8 +160,9 @@ def _cached(decoder: SharedDecoder) -> int:
 
 
 def _usage(decoder: SharedDecoder) -> float:
+    """As vLLM counts it: cached beginnings are free memory, because they leave when a request needs their place."""
     bound = decoder.limits.kv_bytes
-    return 0.0 if not bound else (decoder.kv_bytes + _cached(decoder)) / bound
+    return 0.0 if not bound else decoder.kv_bytes / bound
 
 
 _COUNTED = {
@@ -204,6 +208,8 @@ class RequestWatch:
                 self._metrics.accepted_per_position.labels(self._model, str(position)).inc(added)
                 self._positions[position] = count
         if new > 0:
+            if not self._tokens:  # the whole prompt has been read: vLLM counts its tokens then
+                self._add("prompt_tokens", len(generation.request.prompt))
             self._time(ticket.arrived)
             self._tokens += new
 
@@ -217,10 +223,14 @@ class RequestWatch:
         admitted = next((at for event, at in ticket.timeline if event == "admitted"), None)
         if admitted is not None:
             self._observe("request_queue_time_seconds", admitted)
+            if self._first:
+                began = ticket.arrived + admitted
+                self._observe("request_prefill_time_seconds", self._first - began)
+                self._observe("request_decode_time_seconds", self._last - self._first)
+                self._observe("request_inference_time_seconds", self._last - began)
         if generation is None:
             return
         prompt, tokens = len(generation.request.prompt), len(generation.tokens)
-        self._add("prompt_tokens", prompt)
         self._observe("request_prompt_tokens", prompt)
         self._observe("request_generation_tokens", tokens)
         self._add("spec_decode_num_requests", int(generation.metrics.drafted > 0))

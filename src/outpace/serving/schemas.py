@@ -6,16 +6,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from outpace.serving.fields import Fields
+from outpace.serving.fields import AtMost, Fields
 
 MOST_CHOICES = 128
 _CACHED = "beginnings of prompts are cached by themselves, and stay for as long as there is room"
-_NO_AUDIO = "this server reads and writes text only"
+_TEXT_ONLY = "this server reads and writes text only"
 _OF_COMPLETIONS = "it belongs to /v1/completions"
 
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 Stop = str | Annotated[list[Text], Field(max_length=16)]
+# Of a list without a bound the first wrong entry is enough: a body has room for a million, and each error takes memory.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class StreamOptions(Fields):
@@ -56,7 +59,7 @@ class Common(Fields):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], AtMost(1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -64,7 +67,7 @@ class Common(Fields):
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = Field(default=None, max_length=10_000)
+    guided_choice: Annotated[list[Text], Field(fail_fast=True)] | None = Field(default=None, max_length=10_000)
     guided_grammar: Text | None = None
     structured_outputs: dict[str, Any] | None = None
     constraint_weighting: Text | None = None
@@ -84,9 +87,16 @@ class Common(Fields):
 
 
 class TextPart(Fields):
-    """A part of a message. Images, audio and files are refused."""
+    """A part of a message. Images, audio, video and files are refused."""
 
-    REFUSED = {"prompt_cache_breakpoint": _CACHED}  # noqa: RUF012
+    REFUSED = {  # noqa: RUF012
+        "prompt_cache_breakpoint": _CACHED,
+        "image_url": _TEXT_ONLY,
+        "input_audio": _TEXT_ONLY,
+        "video_url": _TEXT_ONLY,
+        "file": _TEXT_ONLY,
+        "refusal": "answers here have none",
+    }
     NEUTRAL = {"prompt_cache_breakpoint": ({"mode": "explicit"},)}  # noqa: RUF012 - every beginning is cached
 
     type: Literal["text"]
@@ -113,13 +123,13 @@ class ToolCall(Fields):
 class ChatMessage(Fields):
     """One message. The fields of answers that are always empty here may be sent back."""
 
-    REFUSED = {"audio": _NO_AUDIO, "function_call": "use tool_calls", "refusal": "answers here have none"}  # noqa: RUF012
+    REFUSED = {"audio": _TEXT_ONLY, "function_call": "use tool_calls", "refusal": "answers here have none"}  # noqa: RUF012
     NEUTRAL = {"refusal": ("",), "annotations": ([],)}  # noqa: RUF012
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
 
@@ -183,15 +193,15 @@ class PredictedText(Fields):
     """``prediction``: text that the answer probably repeats; drafters may copy from it."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class ChatRequest(Common):
     """The body of POST /v1/chat/completions."""
 
     REFUSED: ClassVar = {
-        "audio": _NO_AUDIO,
-        "modalities": _NO_AUDIO,
+        "audio": _TEXT_ONLY,
+        "modalities": _TEXT_ONLY,
         "functions": "use tools",
         "function_call": "use tool_choice",
         "reasoning_effort": "the model's reasoning has no levels",
@@ -217,7 +227,7 @@ class ChatRequest(Common):
         "service_tier": ("auto", "default"),
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
@@ -226,7 +236,7 @@ class ChatRequest(Common):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: PredictedText | None = None
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    metadata: Annotated[dict[str, str], AtMost(16)] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
@@ -243,7 +253,7 @@ class CompletionRequest(Common):
     }
     NEUTRAL: ClassVar = {"suffix": ("",)}
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None

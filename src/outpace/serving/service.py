@@ -17,6 +17,7 @@ from outpace.engine.scheduler import Closed, QueueFull
 from outpace.model import Model
 from outpace.serving.asked import Asked, check_population, grammar_options, length_of, options_of, priority_of
 from outpace.serving.errors import ApiError
+from outpace.serving.fields import field_named
 from outpace.serving.jobs import Job
 from outpace.serving.logs import Log
 from outpace.serving.metrics import LatencyBounds, Metrics
@@ -73,7 +74,7 @@ class Service:
                 offered.decoder.scheduler.check(one)
             except BadInput as error:
                 where = f"prompt {at + 1} of {len(prompts)}: " if len(prompts) > 1 else ""
-                raise ApiError(f"{where}{error}") from error
+                raise ApiError(f"{where}{error}", param=field_named(str(error), type(body).model_fields)) from error
             one = replace(
                 one,
                 tenant=asked.tenant.name,

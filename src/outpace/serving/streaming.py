@@ -54,13 +54,19 @@ class Answering(Response):
         """Send everything. Returns the status code."""
         try:
             await self.job.wait()
-            response, status = JSONResponse(self.answers.whole(), headers=self._about), 200
+            # Log-probabilities of a long answer are megabytes of JSON, which must not hold up everybody's streams.
+            large = any(one.logprobs for one in self.job.generations)
+            response: Response = await asyncio.to_thread(self._whole) if large else self._whole()
+            status = 200
         except Exception as error:
             self.job.cancel()
             known = self._failed(error)
             response, status = error_response(known, self._about), known.status
         await response(scope, receive, send)
         return status
+
+    def _whole(self) -> Response:
+        return Response(to_json(self.answers.whole()), headers=self._about, media_type="application/json")
 
 
 class Streaming(Answering):

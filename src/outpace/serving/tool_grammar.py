@@ -1,4 +1,8 @@
-"""The grammar of an answer that may call tools of which some are strict: their arguments follow their schemas."""
+"""The grammar of an answer with calls: where it has to be a call, or where tools are strict.
+
+A call that ``tool_choice`` demands names an offered function, and its arguments are a JSON object. Those of strict
+tools follow their schemas.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 
 from outpace.constraints.compiler import LAYOUT
 from outpace.constraints.grammar import Grammar
+from outpace.constraints.token_trie import installed
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
 from outpace.serving.schemas import Tool
@@ -16,13 +21,18 @@ from outpace.serving.tools import Format
 
 
 def tool_grammar(tokenizer: ChatTokenizer, tools: Seq[Tool], parser: ToolParser | None) -> Grammar | None:
-    """The grammar of what the model writes; None where no tool is strict. ``tools``: those that may be called.
+    """The grammar of what the model writes; None where it is free. ``tools``: those that may be called.
 
-    Raises ApiError where the model's way to write calls cannot be expressed.
+    Raises ApiError where strict tools are asked for and the model's way to write calls cannot be expressed.
     """
-    if parser is None or not any(tool.function.strict for tool in tools):
+    if parser is None:
         return None
     form, named = parser.format, len(tools) == 1 and parser.forced != parser.format.forced(None)
+    if not any(tool.function.strict for tool in tools):
+        # Several calls in one list are not expressed here, so that there the model is left to write them.
+        demanded = parser.forced and (named or not form.listed)
+        if not demanded or not installed():
+            return None
     bodies = [f"body{at}: {_body(form, tool)}" for at, tool in enumerate(tools)]
     any_body = " | ".join(f"body{at}" for at in range(len(tools)))
     opening = form.begin + form.name
@@ -71,7 +81,7 @@ def _arguments(tool: Tool) -> str:
         schema = tool.function.parameters
     Grammar.schema(dict(schema))
     written = json.dumps({**schema, "x-guidance": LAYOUT}, ensure_ascii=False)
-    return f'" " %json {written}'
+    return f'" "? %json {written}'
 
 
 def _text(text: str) -> str:

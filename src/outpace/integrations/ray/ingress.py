@@ -21,7 +21,7 @@ from outpace.integrations.ray.replay import StreamBroken, replayed
 from outpace.integrations.ray.resumed_stream import ResumedStream, resumable
 from outpace.serving.app import MOST_BYTES, cross_origin
 from outpace.serving.errors import ApiError, api_error
-from outpace.serving.guard import Guard, tenant_in
+from outpace.serving.guard import Guard, about, tenant_in
 from outpace.serving.logs import Log
 from outpace.serving.streaming import GONE, error_response, until_gone
 from outpace.serving.tenants import Tenant, Tenants
@@ -51,7 +51,7 @@ class Ingress:
 
     def app(self, *, most_bytes: int = MOST_BYTES, origins: Seq[str] = ()) -> ASGIApp:
         """The whole application: keys, the size of bodies and web pages of other origins are checked first."""
-        guarded: ASGIApp = Guard(self, self._tenants, most_bytes, self.metrics.answered)
+        guarded: ASGIApp = Guard(self, self._tenants, most_bytes, self._refused)
         return CORSMiddleware(guarded, **cross_origin(origins)) if origins else guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,6 +98,11 @@ class Ingress:
         if known.status == 500:
             self.log.failure("request failed", error)
         return known
+
+    def _refused(self, error: ApiError, scope: Scope) -> None:
+        """The guard has refused a request."""
+        self.metrics.answered(error.status)
+        self.log.refusal(str(error), **about(error, scope))
 
     def reply(self, call: Call) -> AsyncGenerator[Message, None]:
         """The messages of a complete reply; see :func:`replayed`."""
