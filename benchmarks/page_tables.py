@@ -18,7 +18,7 @@ def marks(script: str) -> tuple[str, str]:
 
 
 def write_tables(folder: Path, page: Path | None, script: str, lines_of: Callable[[str, Results], list[str]]) -> None:
-    """Print every study in ``folder``, by ``lines_of`` its name and results, and write it between its marks on the page."""
+    """Print every study in ``folder``, by ``lines_of`` its name and results; write it between its marks on the page."""
     studies: dict[str, list[Mapping[str, Any]]] = {}
     for file in sorted(folder.glob("*.json")):
         studies.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))

@@ -79,12 +79,11 @@ def _errors(results: Results) -> list[str]:
         "| particles | TV of the answer | of as many samples | error of an estimate | 95 % |",
         "|---|---|---|---|---|",
     ]
-    for one in sorted(results, key=lambda one: int(one["particles"])):
-        lines.append(
-            f"| {one['particles']} | {one['answer_tv']:.3f} | {one['tv_of_samples']:.3f} | "
-            f"{percent(one['relative_rmse'])} | {bounds([100 * end for end in one['relative_rmse_ci95']], 0)} |"
-        )
-    return lines
+    return lines + [
+        f"| {one['particles']} | {one['answer_tv']:.3f} | {one['tv_of_samples']:.3f} | "
+        f"{percent(one['relative_rmse'])} | {bounds([100 * end for end in one['relative_rmse_ci95']], 0)} |"
+        for one in sorted(results, key=lambda one: int(one["particles"]))
+    ]
 
 
 def _about(settings: Mapping[str, Any], machine: Mapping[str, Any], prompts: int) -> str:

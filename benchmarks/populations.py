@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,8 @@ def started(options: argparse.Namespace) -> Run:
     return Runs(options)
 
 
-def main() -> None:
+def read(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "table"))
     study_options(parser)
@@ -160,11 +161,16 @@ def main() -> None:
     parser.add_argument("--gates", type=Path, help="folder of trained gates; without it those rows are left out")
     parser.add_argument("--error-particles", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of 'error'")
     parser.add_argument("--runs", type=int, default=1000, help="of 'error'")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
+    if options.what == "run" and not options.prompts and set(options.studies) != {"error"}:
+        parser.error("give --prompts; 'error' alone needs none")
+    return options
+
+
+def main() -> None:
+    options = read()
     if options.what == "table":
         write_tables(options.out, options.page, SCRIPT, study_lines)
-    elif not options.prompts and set(options.studies) != {"error"}:
-        parser.error("give --prompts; 'error' alone needs none")
     else:
         run_parts(options, parts(options), lambda: started(options))
 

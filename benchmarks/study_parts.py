@@ -1,4 +1,4 @@
-"""Studies that run for hours: parts that are done stand in a folder, one JSON file each, and a run goes on with the rest."""
+"""Studies that run for hours: done parts stand in a folder, one JSON file each, and a run goes on with the rest."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ def batches(options: argparse.Namespace) -> list[tuple[Prompt, ...]]:
     return [prompts[at : at + options.batch] for at in range(0, len(prompts), options.batch)]
 
 
-def run_parts(
-    options: argparse.Namespace, parts: Iterable[Part], start: Callable[[], Callable[[Part], str | None]]
-) -> None:
-    """Run the parts that are not done yet. ``start`` loads what they need, and returns what runs one: its result as
-    JSON, or None where it was interrupted."""
+Run = Callable[[Part], str | None]
+"""Runs a part; returns its result as JSON, or None where it was interrupted."""
+
+
+def run_parts(options: argparse.Namespace, parts: Iterable[Part], start: Callable[[], Run]) -> None:
+    """Run the parts that are not done yet. ``start`` loads what they need, and returns what runs one."""
     parts = list(parts)
     options.out.mkdir(parents=True, exist_ok=True)
     open_parts = [part for part in parts if not (options.out / part.file).exists()]

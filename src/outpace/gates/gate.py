@@ -30,8 +30,8 @@ class DraftFacts(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """``config.json`` of a gate of the kind ``gate``. ``draft`` None: it judges drafts of any drafter. ``features`` 0: it
-    has no classifier.
+    """``config.json`` of a gate of the kind ``gate``. ``draft`` None: it judges drafts of any drafter. ``features``
+    0: it has no classifier.
 
     ``thresholds``: what its training chose, by the names of the method's settings.
     """
