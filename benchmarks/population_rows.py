@@ -80,8 +80,11 @@ def of_transformers(beams: int) -> Decode:
     def decode(runs: Runs, prompt: Prompt, tokens: int) -> Answered:
         import torch
 
+        from outpace.targets.hf import HFTarget
+
         model = runs.model(dtype="float32", target="generic")
         ids = torch.tensor([model.tokenizer.chat(list(prompt.messages))])
+        assert isinstance(model.target, HFTarget)
         inner = model.target.model
         inner.generation_config.eos_token_id = None
         with torch.inference_mode():
