@@ -14,22 +14,17 @@ results for each part; run again, they go on where they ended. ``table`` pools w
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import outpace
-from lossy_tables import write_tables
-from outpace.core.files import write_atomically
+from lossy_tables import SCRIPT, study_lines
 from outpace.core.sampling import SamplingParams
-from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts, stratified
+from page_tables import write_tables
+from study_parts import Part, Run, batches, run_parts, study_options
 
 SWEEPS: dict[str, tuple[str, ...]] = {
     # As in the defaults, delta is the square root of epsilon.
@@ -56,21 +51,6 @@ SCORED = (
 """Rows of ``scores``: lossless, and three settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some prompts with some rows. ``study``: what it belongs to; its file's name has a digest of all that it is."""
-
-    study: str
-    rows: tuple[str, ...]
-    prompts: tuple[Prompt, ...]
-    settings: Mapping[str, Any]
-
-    @property
-    def file(self) -> str:
-        said = json.dumps([self.rows, [asdict(one) for one in self.prompts], dict(self.settings)], sort_keys=True)
-        return f"{self.study}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.json"
-
-
 def rows_of(drafter: str, temperature: float, only: Sequence[str] = ()) -> tuple[str, ...]:
     """The drafter with its own rule, and with every lossy one, or ``only`` with some."""
     lossy = [rule for rule in (SWEEPS if temperature else GREEDY) if rule in only or not only]
@@ -78,27 +58,17 @@ def rows_of(drafter: str, temperature: float, only: Sequence[str] = ()) -> tuple
 
 
 def divergence(options: argparse.Namespace) -> Iterator[Part]:
-    prompts = chosen(options)
-    for prompt in range(0, len(prompts), options.batch):  # all studies advance together
+    for prompts in batches(options):  # all studies advance together
         for temperature in map(float, options.temperatures.split(",")):
             for drafter in options.methods.split(","):
                 rows = rows_of(drafter, temperature, options.rules)
                 study = f"divergence-{options.model_name}-{drafter}-t{temperature:g}"
-                yield Part(study, rows, prompts[prompt : prompt + options.batch], settings(options, temperature))
+                yield Part(study, rows, prompts, settings(options, temperature))
 
 
 def scores(options: argparse.Namespace) -> Iterator[Part]:
-    prompts = chosen(options)
-    for prompt in range(0, len(prompts), options.batch):
-        some = prompts[prompt : prompt + options.batch]
-        yield Part(f"scores-{options.model_name}", SCORED, some, settings(options, 0.0))
-
-
-def chosen(options: argparse.Namespace) -> tuple[Prompt, ...]:
-    """Every ``--share``-th prompt of each category, at most ``--limit`` of all."""
-    found = [prompt for file in options.prompts for prompt in load_prompts(file)]
-    mixed = stratified(found, len(found))
-    return tuple(mixed[: -(-len(mixed) // options.share)][: options.limit])
+    for prompts in batches(options):
+        yield Part(f"scores-{options.model_name}", SCORED, prompts, settings(options, 0.0))
 
 
 def settings(options: argparse.Namespace, temperature: float) -> dict[str, Any]:
@@ -114,61 +84,40 @@ def settings(options: argparse.Namespace, temperature: float) -> dict[str, Any]:
 
 def measure(options: argparse.Namespace, parts: Iterable[Part]) -> None:
     """Run the parts that are not done yet."""
-    parts = list(parts)
-    options.out.mkdir(parents=True, exist_ok=True)
-    open_parts = [part for part in parts if not (options.out / part.file).exists()]
-    print(f"{len(parts) - len(open_parts)} of {len(parts)} parts are done", flush=True)
-    if not open_parts:
-        return
-    torch.set_num_threads(options.threads)
-    model = outpace.load(options.model, dtype=options.dtype)
-    drafts = outpace.load(options.draft_model, dtype=options.dtype) if options.draft_model else None
-    began = time.monotonic()
-    for number, part in enumerate(open_parts, 1):
-        found = outpace.bench(
-            model,
-            list(part.rows),
-            list(part.prompts),
-            max_new_tokens=options.max_new_tokens,
-            params=SamplingParams(temperature=part.settings["temperature"], seed=options.seed),
-            draft_model=drafts,
-            quality=True,
-        )
-        if not found.complete:
-            return
-        write_atomically(options.out / part.file, (found.to_json() + "\n").encode())
-        spent = time.monotonic() - began
-        left = spent / number * (len(open_parts) - number)
-        print(
-            f"{part.study}: {number} of {len(open_parts)}, {spent / 60:.0f} min, about {left / 60:.0f} left", flush=True
-        )
-        if options.hours and spent > 3600 * options.hours:
-            return
+
+    def start() -> Run:
+        torch.set_num_threads(options.threads)
+        model = outpace.load(options.model, dtype=options.dtype)
+        drafts = outpace.load(options.draft_model, dtype=options.dtype) if options.draft_model else None
+
+        def run(part: Part) -> str | None:
+            found = outpace.bench(
+                model,
+                list(part.rows),
+                list(part.prompts),
+                max_new_tokens=options.max_new_tokens,
+                params=SamplingParams(temperature=part.settings["temperature"], seed=options.seed),
+                draft_model=drafts,
+                quality=True,
+            )
+            return found.to_json() if found.complete else None
+
+        return run
+
+    run_parts(options, parts, start)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=("divergence", "scores", "table"))
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prompts", nargs="+", type=Path, default=())
-    parser.add_argument("--share", type=int, default=1, help="use one prompt in so many")
-    parser.add_argument("--limit", type=int)
-    parser.add_argument("--batch", type=int, default=4, help="prompts in a part")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--dtype")
-    parser.add_argument("--draft-model", help="by default the one that is shipped for the model")
+    study_options(parser)
     parser.add_argument("--methods", default="draft-model,pld", help="drafters of 'divergence'")
     parser.add_argument("--rules", nargs="+", default=(), choices=SWEEPS, help="only these; by default all")
     parser.add_argument("--temperatures", default="0,0.7")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hours", type=float, help="end after the part in which this time is over")
-    parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
     options = parser.parse_args()
     options.model_name = Path(options.model).stem
     if options.study == "table":
-        write_tables(options.out, options.page)
+        write_tables(options.out, options.page, SCRIPT, study_lines)
     else:
         measure(options, (divergence if options.study == "divergence" else scores)(options))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from outpace.bench.figure_text import bounds, percent, times
@@ -13,10 +11,9 @@ from outpace.bench.quality.frontier import on_frontier
 from outpace.bench.quality.prompt_quality import PromptQuality
 from outpace.bench.quality.quality_row import quality_row
 from outpace.bench.statistics import Rate, speedup, speedup_interval, total_rate
-from outpace.core.files import write_atomically
 from outpace.methods.bindings import split_rule
 
-BEGIN, END = "<!-- measured by benchmarks/lossy_frontier.py: {} -->", "<!-- end: {} -->"
+SCRIPT = "lossy_frontier.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +26,7 @@ class Pooled:
     length: float | None
     """Mean acceptance length: tokens committed per forward of the target."""
     speed: float | None
+    speed_ci95: tuple[float, float] | None
     gain: float | None
     gain_ci95: tuple[float, float] | None
     quality: dict[str, Any]
@@ -51,30 +49,15 @@ def pooled(results: Sequence[Mapping[str, Any]]) -> list[Pooled]:
         base = rates.get(split_rule(name)[0], rates["none"])
         quality = quality_row(worth[name], worth["none"], lossless=lossless, greedy=greedy, baseline=name == "none")
         speed, gain = speedup(rates[name], rates["none"]), speedup(rates[name], base)
+        speed_ci95, gain_ci95 = speedup_interval(rates[name], rates["none"]), speedup_interval(rates[name], base)
         length = total_rate((one["committed"][name], one["rounds"][name]) for one in prompts)
-        found.append(
-            Pooled(name, lossless, len(prompts), length, speed, gain, speedup_interval(rates[name], base), quality)
-        )
+        found.append(Pooled(name, lossless, len(prompts), length, speed, speed_ci95, gain, gain_ci95, quality))
     return found
 
 
 def _rate(one: Mapping[str, Any], name: str) -> Rate:
     seconds = one["decode_seconds"][name]
     return (one["decode_tokens_per_second"][name] or 0.0) * seconds, seconds
-
-
-def write_tables(folder: Path, page: Path | None) -> None:
-    """Pool, print, and write into the page where it has the study's marks."""
-    studies: dict[str, list[Mapping[str, Any]]] = {}
-    for file in sorted(folder.glob("*.json")):
-        studies.setdefault(file.stem.rpartition("-")[0], []).append(json.loads(file.read_text()))
-    text = page.read_text() if page else ""
-    for study, results in studies.items():
-        lines = study_lines(study, results)
-        print(f"{study}\n", *lines, "", sep="\n")
-        text = written(text, study, lines)
-    if page:
-        write_atomically(page, text.encode())
 
 
 def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -129,8 +112,8 @@ def _divergence_line(row: Pooled, best: Mapping[str, set[str]]) -> str:
     on = [said for key, said in (("excess_nll", "NLL"), ("tv", "TV")) if row.name in best[key]]
     return (
         f"{_beginning(row)} {times(row.gain)} | {bounds(row.gain_ci95)} | "
-        f"{_figure(found['excess_nll'], '+.4f')} | {bounds(found['excess_nll_ci95'], 4)} | "
-        f"{_figure(found['tv'], '.4f')} | {percent(found['edit_distance'])} | {', '.join(on)} |"
+        f"{figure(found['excess_nll'], '+.4f')} | {bounds(found['excess_nll_ci95'], 4)} | "
+        f"{figure(found['tv'], '.4f')} | {percent(found['edit_distance'])} | {', '.join(on)} |"
     )
 
 
@@ -140,22 +123,14 @@ def _score_line(row: Pooled) -> str:
     ci95 = [100 * one for one in found["score_difference_ci95"] or ()]
     return (
         f"{_beginning(row)} {percent(found['score'])} of {found['of']} | {bounds(found['score_ci95'])} | "
-        f"{_figure(points[0], '+.1f')} | {bounds(ci95, 1)} | "
-        f"{_figure(points[1], '.1f')} | {_figure(found['excess_nll'], '+.4f')} |"
+        f"{figure(points[0], '+.1f')} | {bounds(ci95, 1)} | "
+        f"{figure(points[1], '.1f')} | {figure(found['excess_nll'], '+.4f')} |"
     )
 
 
 def _beginning(row: Pooled) -> str:
-    return f"| `{row.name}` | {_figure(row.length, '.2f')} | {times(row.speed)} |"
+    return f"| `{row.name}` | {figure(row.length, '.2f')} | {times(row.speed)} |"
 
 
-def _figure(value: float | None, form: str) -> str:
+def figure(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-def written(text: str, study: str, lines: Sequence[str]) -> str:
-    """``text`` with the lines between the study's marks; unchanged where it has no such marks."""
-    begin, end = BEGIN.format(study), END.format(study)
-    before, marked, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    return before + begin + "\n" + "\n".join(lines) + "\n" + end + after if marked and closed else text

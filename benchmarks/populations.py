@@ -1,122 +1,178 @@
-"""Populations measured: error of particles against their number, and what beams and particles take.
+"""Groups of sequences, beams, particles and gates, measured against what each replaces. Resumable.
 
-    python benchmarks/populations.py --model smollm2 --prompts 4 --out out/populations.json
+    python benchmarks/populations.py run --out runs/populations --prompts prompts.jsonl --gates gates
+    python benchmarks/populations.py run --out runs/populations --prompts prompts.jsonl \\
+        --model qwen2.5-coder-1.5b.gguf --draft-model qwen2.5-coder-0.5b.gguf
+    python benchmarks/populations.py table --out runs/populations --page docs/populations.md
 
-1. On a toy target: total variation between the law of ``smcsd``'s answer and the target's, and the root mean square
-   error of the estimated probability of a text, by the number of particles.
-2. With the model: tokens per second of all particles together beside as many independent samples that run at once
-   (the same K/V), and rounds per token of ``dsbd`` beside beam search. ``--draft-model``; by default the shipped one.
+``run`` works through the studies of ``--studies`` a few prompts at a time; every prompt runs all rows of a study, one
+after the other, beginning with another one each time:
+
+- ``groups``: n and best_of, against as many requests one after the other;
+- ``transformers``: beam search against transformers' own, both in float32 (which takes the model's memory twice);
+- ``beams``: ``dsbd`` against beams without a draft, at temperature 0 and as stochastic beams at temperature 1;
+- ``particles``: ``smcsd`` against as many independent samples at once, which need the same K/V, by their number;
+- ``gates``: ``pad``, ``sprinter`` and ``bild`` with the gates in ``--gates`` (folders of these names, as ``outpace
+  train`` writes them), ``bild`` without one, and the controller ``fallback``, with what they do to answers;
+- ``error``: on a toy target, how far the law of ``smcsd``'s answer is from the target's, and the error of an estimate.
+
+What is done stands in ``--out``, one file of results for each part; run again, it goes on where it ended. ``table``
+pools what is there, prints it, and with ``--page`` writes it into the page, between its marks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
-from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+import torch
+
 import outpace
-from outpace.certify.distributions import autoregressive_distribution
-from outpace.certify.exact import tiny_context
-from outpace.core.sampling import SamplingParams
-from outpace.engine.decoder import Decoder
-from outpace.engine.request import Request
+from outpace.core.machine import describe
+from outpace.engine.method import Method
 from outpace.engine.scheduler import Limits
-from outpace.methods.registry import build
 from outpace.model import Model
-from outpace.prompts.questions import load_prompts
-from outpace.targets.table import random_table
+from page_tables import write_tables
+from particle_errors import particle_errors
+from population_rows import rows_of, timed
+from population_tables import SCRIPT, study_lines
+from study_parts import Part, Run, batches, run_parts, study_options
 
-PROMPT, VOCABULARY, LENGTH, SEED = (0, 1, 2), 4, 3, 21
-
-
-def toy_errors(counts: list[int], runs: int) -> list[dict[str, float]]:
-    """Of the answer and of the estimate, for every number of particles."""
-    params = SamplingParams(temperature=1.0)
-    target = autoregressive_distribution(random_table(VOCABULARY, SEED), VOCABULARY, params, PROMPT, LENGTH)
-    text = max(target, key=lambda one: target[one])
-    found = []
-    for count in counts:
-        answers: Counter[tuple[int, ...]] = Counter()
-        squares = []
-        for seed in range(runs):
-            context = tiny_context(VOCABULARY, SEED)
-            method = build("smcsd", context, {"num_particles": count, "num_draft_tokens": 2})
-            decoder = Decoder(context.target)
-            sampled = SamplingParams(temperature=1.0, seed=seed)
-            one = decoder.submit(Request(PROMPT, method, sampled, max_new_tokens=LENGTH))
-            decoder.run()
-            answers[tuple(one.tokens)] += 1
-            estimate = sum(math.exp(each.log_weight) for each in one.hypotheses if each.tokens == text) / count
-            squares.append((estimate - target[text]) ** 2)
-        distance = 0.5 * sum(abs(answers[one] / runs - target.get(one, 0.0)) for one in {*answers, *target})
-        found.append({"particles": count, "answer_tv": distance, "estimate_rmse": math.sqrt(statistics.mean(squares))})
-    return found
+STUDIES = ("groups", "transformers", "beams", "particles", "gates", "error")
+GATES = ("sprinter", "pad", "bild")
+GATE_ROWS = ("draft-model", "draft-model#fallback", "bild#unsure")
+"""Rows of ``gates`` that need no trained gate."""
 
 
-def timed(model: Model, prompts: list[str], **options: Any) -> dict[str, Any]:
-    """Seconds, tokens of all sequences and mean tokens a round, over all prompts one after the other."""
-    tokens = 0
-    seconds = 0.0
-    lengths = []
-    for prompt in prompts:
-        began = perf_counter()
-        found = model.generate(prompt, **options)
-        seconds += perf_counter() - began
-        listed = found if isinstance(found, list) else [found]
-        population = listed[0].population
-        tokens += sum(len(one.tokens) for one in population or listed)
-        lengths += [one.metrics["mean_acceptance_length"] for one in listed]
-    return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_round": statistics.mean(lengths),
+def parts(options: argparse.Namespace) -> Iterator[Part]:
+    model = Path(options.model).stem
+    used = {
+        "model": model,
+        "dtype": options.dtype,
+        "draft_model": options.draft_model and Path(options.draft_model).name,
+        "max_new_tokens": options.max_new_tokens,
+        "threads": options.threads,
+        "seed": options.seed,
     }
+    if "error" in options.studies:
+        for count in options.error_particles:
+            yield Part("error-toy", (str(count),), (), {"runs": options.runs, "seed": options.seed})
+    for prompts in batches(options):  # all studies advance together
+        for study in options.studies:
+            if study == "gates":
+                trained = tuple(one for one in GATES if options.gates and (options.gates / one).is_dir())
+                yield Part(f"gates-{model}", (*GATE_ROWS, *trained), prompts, used)
+            elif study != "error":
+                names = tuple(row.name for row in rows_of(study, options))
+                yield Part(f"{study}-{model}", names, prompts, used)
+
+
+class Runs:
+    """What runs parts, and the models that it has loaded."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._models: dict[str, Model] = {}
+        self._warm: set[str] = set()
+
+    def model(self, **how: Any) -> Model:
+        """The target: as the options say, or loaded in another way."""
+        how.setdefault("dtype", self.options.dtype)
+        if str(how) not in self._models:
+            model = outpace.load(self.options.model, **how)
+            model.shared.limits = Limits(max_batch=max(32, self.options.samples, *self.options.particles))
+            self._models[str(how)] = model
+        return self._models[str(how)]
+
+    @property
+    def draft(self) -> dict[str, Any]:
+        """The option that names the draft model; none for the shipped one."""
+        if self.options.draft_model is None:
+            return {}
+        if "draft" not in self._models:
+            self._models["draft"] = outpace.load(self.options.draft_model, dtype=self.options.dtype)
+        return {"draft_model": self._models["draft"]}
+
+    def __call__(self, part: Part) -> str | None:
+        study = part.study.partition("-")[0]
+        if study == "error":
+            return json.dumps(particle_errors(int(part.rows[0]), self.options.runs, self.options.seed))
+        return self._gates(part) if study == "gates" else self._rows(study, part)
+
+    def _rows(self, study: str, part: Part) -> str:
+        rows = rows_of(study, self.options)
+        per_prompt = []
+        for at, prompt in enumerate(part.prompts):
+            if study not in self._warm:  # what is measured once is measured here
+                self._warm.add(study)
+                for row in rows:
+                    timed(row, self, prompt, min(8, self.options.max_new_tokens))
+            turn = at % len(rows)
+            found = {}
+            for row in (*rows[turn:], *rows[:turn]):
+                found[row.name] = timed(row, self, prompt, self.options.max_new_tokens)
+            per_prompt.append({"id": prompt.id, "rows": found})
+        bases: dict[str, str] = {row.name: row.base for row in rows}
+        about = {"settings": dict(part.settings), "machine": describe(), "bases": bases, "per_prompt": per_prompt}
+        return json.dumps(about, indent=1)
+
+    def _gates(self, part: Part) -> str | None:
+        model, draft = self.model(), self.draft
+
+        def built(row: str) -> Method:
+            name, _, label = row.partition("#")
+            given: dict[str, Any] = {}
+            if row in GATES:
+                given["settings"] = {"gate": str(self.options.gates / row)}
+            elif label == "unsure":
+                given["settings"] = {"fallback": 0.5, "rollback": 2.0}
+            elif label:
+                given["controller"] = label
+            return replace(model.method(name, **given, **draft), name=row)
+
+        found = outpace.bench(
+            model,
+            [built(row) for row in part.rows],
+            list(part.prompts),
+            max_new_tokens=self.options.max_new_tokens,
+            quality=True,
+        )
+        return found.to_json() if found.complete else None
+
+
+def started(options: argparse.Namespace) -> Run:
+    torch.set_num_threads(options.threads)
+    return Runs(options)
+
+
+def read(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    study_options(parser)
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--samples", type=int, default=8, help="n, and best_of, of 'groups'")
+    parser.add_argument("--beams", type=int, default=4)
+    parser.add_argument("--particles", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--gates", type=Path, help="folder of trained gates; without it those rows are left out")
+    parser.add_argument("--error-particles", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of 'error'")
+    parser.add_argument("--runs", type=int, default=1000, help="of 'error'")
+    options = parser.parse_args(words)
+    if options.what == "run" and not options.prompts and set(options.studies) != {"error"}:
+        parser.error("give --prompts; 'error' alone needs none")
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--draft-model")
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--particles", type=int, default=8)
-    parser.add_argument("--beams", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    report: dict[str, Any] = {"settings": {name: str(value) for name, value in vars(given).items()}}
-    report["toy"] = toy_errors([1, 2, 4, 8, 16, 32], given.runs)
-    for row in report["toy"]:
-        print(row)
-    model = outpace.load(given.model)
-    model.shared.limits = Limits(max_batch=max(8, given.particles))
-    draft = {} if given.draft_model is None else {"draft_model": outpace.load(given.draft_model)}
-    texts = [prompt.turns[0] for prompt in load_prompts(None, given.prompts)]
-    sampled = {"temperature": 1.0, "max_new_tokens": given.max_new_tokens, "seed": 0, "ignore_eos": True}
-    greedy = {"max_new_tokens": given.max_new_tokens, "ignore_eos": True, "num_beams": given.beams}
-    particles = {"num_particles": given.particles}
-    runs: dict[str, dict[str, Any]] = {
-        "independent samples": {"n": given.particles, "method": "none", **sampled},
-        "independent samples, drafted": {"n": given.particles, "method": "draft-model", **draft, **sampled},
-        "particles": {"method": "smcsd", "settings": particles, **draft, **sampled},
-        "beams": greedy,
-        "beams, dsbd": {"method": "dsbd", **draft, **greedy},
-        "stochastic beams": {"num_beams": given.beams, **sampled},
-        "stochastic beams, dsbd": {"method": "dsbd", "num_beams": given.beams, **draft, **sampled},
-    }
-    report["model"] = {}
-    for name, options in runs.items():
-        timed(model, texts[:1], **{**options, "max_new_tokens": 8})  # what is measured once is measured here
-        report["model"][name] = timed(model, texts, **options)
-        print(name, report["model"][name])
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    options = read()
+    if options.what == "table":
+        write_tables(options.out, options.page, SCRIPT, study_lines)
+    else:
+        run_parts(options, parts(options), lambda: started(options))
 
 
 if __name__ == "__main__":

@@ -165,6 +165,8 @@ def test_benchmarks_and_make_targets_exist(page: Path) -> None:
         script, *words = re.sub(r'"[^"]*"', "", line).split()  # what is quoted is another command's
         options = [word for word in words if word.startswith("--")]
         code = (ROOT / script).read_text(encoding="utf-8")
+        beside = [ROOT / "benchmarks" / f"{name}.py" for name in re.findall(r"^from (\w+) import", code, re.M)]
+        code += "".join(path.read_text(encoding="utf-8") for path in beside if path.exists())
         assert not [option for option in options if f'"{option}"' not in code], line
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     assert set(re.findall(r"`make\s+([\w-]+)", text)) <= set(targets)

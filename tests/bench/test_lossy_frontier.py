@@ -12,9 +12,11 @@ import pytest
 import lossy_frontier
 import outpace
 from cli_support import toy
-from lossy_tables import BEGIN, END, written
+from lossy_tables import SCRIPT
 from outpace.acceptance.rule_text import rule_from
+from page_tables import marks, written
 
+BEGIN, END = marks(SCRIPT)
 TEXTS = ("abc abc abc", "xyz xyz", "abd")
 PROMPTS = "".join(json.dumps({"prompt": text, "answer": number}) + "\n" for number, text in enumerate(TEXTS))
 
@@ -95,5 +97,6 @@ def test_scores_have_their_own_table(
 
 
 def test_a_page_without_marks_stays_as_it_is() -> None:
-    assert written("text", "study", ["line"]) == "text"
-    assert written(f"text {BEGIN.format('study')} no end", "study", ["line"]) == f"text {BEGIN.format('study')} no end"
+    assert written("text", "study", ["line"], SCRIPT) == "text"
+    unclosed = f"text {BEGIN.format('study')} no end"
+    assert written(unclosed, "study", ["line"], SCRIPT) == unclosed

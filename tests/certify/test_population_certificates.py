@@ -54,9 +54,7 @@ def test_acceptance_without_rejection_is_found(monkeypatch: pytest.MonkeyPatch) 
     def biased(p: Any, chance: Any, proposed: Any = (), q: Any = None) -> Any:
         places = list(proposed)
         yield from places
-        left = p.clone()
-        left[places] = 0.0
-        yield from honest(left, chance)
+        yield from honest(p.without(places), chance)
 
     monkeypatch.setattr(joint, "ordered_draws", biased)
     certificate = certify_population("dsbd", most=1)

@@ -10,8 +10,8 @@ import torch
 from outpace.core.errors import BadInput
 from outpace.prompts.task import ExactAnswer
 from outpace.training.gates.classifier import Labels, auc, fit, held_out, passing_threshold, stopping_threshold
+from outpace.training.gates.kinds.bild import DraftToken, best_thresholds, outcome
 from outpace.training.gates.tasks import tasks
-from outpace.training.gates.thresholds import DraftToken, best_thresholds, outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -39,6 +39,23 @@ CASES: dict[str, dict[str, Any]] = {
         "max_new_tokens": 12,
         "prefix_allowed_tokens_fn": lambda row, ids: list(range(int(ids[-1]) % 7, 97, 3)),
     },
+    "beams": {"max_new_tokens": 12, "num_beams": 3},
+    "several of the beams": {
+        "max_new_tokens": 16,
+        "num_beams": 4,
+        "num_return_sequences": 3,
+        "eos_token_id": list(range(0, 90, 7)),
+        "pad_token_id": 5,
+        "length_penalty": 1.5,
+    },
+    "beams that end early": {"max_length": 24, "num_beams": 2, "early_stopping": True, "eos_token_id": [3, 9, 31, 50]},
+    "beams and processors": {
+        "max_new_tokens": 12,
+        "num_beams": 3,
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.2,
+        "min_new_tokens": 6,
+    },
     "what changes no token": {"max_new_tokens": 9, "use_cache": False, "num_beams": 1, "output_scores": False},
 }
 
@@ -131,8 +148,24 @@ def test_a_streamer_is_given_the_prompt_and_every_token(llama: tuple[Any, Any]) 
         accelerated.generate(**inputs(), streamer=Listening())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_beams_have_the_scores_of_transformers(llama: tuple[Any, Any]) -> None:
+    model, accelerated = llama
+    given = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 9, "return_dict_in_generate": True}
+    found = accelerated.generate(**inputs(), **given)
+    theirs = model.generate(**inputs(), **given, output_scores=True)
+    assert torch.equal(found.sequences, theirs.sequences)
+    assert torch.allclose(found.sequences_scores, theirs.sequences_scores, atol=2e-4)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"num_beams": 2}, "num_beams=2: beam search"),
+    ({"num_beams": 4, "num_beam_groups": 2}, "num_beam_groups=2: groups of beams are not built"),
+    ({"num_beams": 2, "do_sample": True}, "do_sample with num_beams=2: its sampled beams are another distribution"),
+    ({"num_beams": 2, "renormalize_logits": True}, "renormalize_logits with num_beams=2"),
+    ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3 is more than num_beams=2"),
+    ({"num_beams": 2, "length_penalty": "a"}, "length_penalty must be a number"),
+    ({"num_beams": "a"}, "num_beams must be a whole number"),
+    ({"num_beams": 2, "streamer": object()}, "streamer takes tokens as they come"),
     ({"assistant_model": object()}, "assistant_model: give outpace.accelerate a draft_model"),
     ({"stopping_criteria": [1]}, "stopping_criteria"),
     ({"custom_generate": "a/b"}, "custom_generate"),
@@ -149,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"inputs_embeds": torch.ones(1, 2, 3)}, "inputs_embeds"),
     ({"position_ids": torch.ones(1, 2)}, "position_ids"),
     ({"nonsense": 1}, "nonsense"),
-    ({"num_return_sequences": 2}, "num_return_sequences=2 needs do_sample=True"),
+    ({"num_return_sequences": 2}, "num_return_sequences=2 needs do_sample=True, or num_beams"),
     ({"do_sample": True, "temperature": 0}, "temperature=0 does not sample"),
     ({"do_sample": True, "temperature": "hot"}, "temperature must be a number"),
     ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),

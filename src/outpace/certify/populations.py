@@ -68,6 +68,21 @@ BEAM_CELLS = (
         "one beam", SamplingParams(temperature=0.8), 3, {"num_draft_tokens": 2, "num_beams": 1}, vocab_size=2, seed=14
     ),
     Cell("wider than the beams", SamplingParams(temperature=1.0), 2, {"num_draft_tokens": 1, "max_width": 3}, seed=15),
+    Cell(
+        "drawn from some continuations",
+        SamplingParams(temperature=1.0),
+        2,
+        {"num_draft_tokens": 1, "candidates": 3},
+        seed=18,
+    ),
+    Cell(
+        "fewer layers after rejections",
+        SamplingParams(temperature=1.0),
+        4,
+        {"num_draft_tokens": 2, "num_beams": 1, "max_width": 1, "candidates": 1, "layer_chance": 0.5},
+        vocab_size=2,
+        seed=19,
+    ),
     Cell("temperature 0", SamplingParams(), 5, {"num_draft_tokens": 3, "max_width": 4}, seed=16),
     Cell("temperature 0, stop token", SamplingParams(), 6, {"num_draft_tokens": 2}, frozenset({1}), 5, seed=17),
 )

@@ -175,8 +175,8 @@ def train(
         str,
         typer.Argument(
             metavar="KIND",
-            help="Kind of head, or a method that uses one: eagle3, medusa, draft-lm, ...; or of gate: pad, sprinter, "
-            "bild.",
+            help="Kind of head, or a method that uses one: eagle3, medusa, draft-lm, ...; or of gate: sprinter, "
+            "pad, bild, ...",
         ),
     ],
     output: Annotated[Path, option("--out", "-o", value="DIR", text="Folder for the trained head or gate.")],
@@ -224,11 +224,11 @@ def train(
 def _kind_and_settings(kind: str) -> tuple[str, Iterable[str]]:
     """The kind of head or gate that was named, and the settings of its training. Raises BadInput for neither."""
     from outpace.heads.kinds import find_kind
-    from outpace.training.gates.job import GATES, gate_kind
+    from outpace.training.gates.registry import find_gate
     from outpace.training.job import kind_and_method
 
-    if (gate := gate_kind(kind)) is not None:
-        return gate, GATES[gate].options.model_fields
+    if (gate := find_gate(kind)) is not None:
+        return gate.name, gate.options.model_fields
     name, _ = kind_and_method(kind)
     return name, find_kind(name).Options.model_fields
 

@@ -7,7 +7,7 @@ but two thresholds.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -17,7 +17,6 @@ from outpace.core.validation import StrictModel
 from outpace.heads.head_config import TargetFacts
 
 FORMAT = 1
-GateKind = Literal["pad", "sprinter", "bild"]
 _FARTHEST = 8.0
 """Standard deviations at which a feature is cut: one that training has not seen must not decide alone."""
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -31,13 +30,14 @@ class DraftFacts(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """``config.json`` of a gate. ``draft`` None: it judges drafts of any drafter. ``features`` 0: no classifier.
+    """``config.json`` of a gate of the kind ``gate``. ``draft`` None: it judges drafts of any drafter. ``features``
+    0: it has no classifier.
 
     ``thresholds``: what its training chose, by the names of the method's settings.
     """
 
     format: int = FORMAT
-    gate: GateKind
+    gate: str
     target: TargetFacts
     draft: DraftFacts | None = None
     features: int = Field(default=0, ge=0, le=2**20)

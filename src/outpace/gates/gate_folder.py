@@ -19,7 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.files import atomic_folder, read_json
 from outpace.core.validation import validated
 from outpace.gates.draft_probe import alike as same_draft, draft_probe
-from outpace.gates.gate import FORMAT, Gate, GateConfig, GateKind
+from outpace.gates.gate import FORMAT, Gate, GateConfig
 from outpace.heads.fingerprint import alike, probe
 from outpace.heads.head_config import CONFIG, PROVENANCE, WEIGHTS
 from outpace.targets.base import Target
@@ -58,7 +58,7 @@ def save_gate(config: GateConfig, gate: Gate | None, folder: Path, provenance: M
         raise BadInput(f"the gate cannot be written to '{folder}': {error}") from error
 
 
-def open_gate(folder: Path, kind: GateKind, features: int, target: Target, draft: Target | None) -> StoredGate:
+def open_gate(folder: Path, kind: str, features: int, target: Target, draft: Target | None) -> StoredGate:
     """The gate in a folder, for these models. ``features``: how many its kind reads; 0: it has no classifier.
 
     Raises BadInput for a folder that holds no gate of the kind, and for a gate of another target or draft model.

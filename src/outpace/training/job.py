@@ -17,7 +17,6 @@ from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.core.names import normalised
-from outpace.gates.gate import GateKind
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters
 from outpace.heads.head_config import HeadConfig, TargetFacts
@@ -32,7 +31,8 @@ from outpace.prompts.sources import source
 from outpace.training.collection import TOKENS, collect
 from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
 from outpace.training.data_config import BatchConfig, DataConfig
-from outpace.training.gates.job import TAKES, check_taken, gate_kind, train_gate
+from outpace.training.gates.job import TAKES, check_taken, train_gate
+from outpace.training.gates.registry import GateTraining, find_gate
 from outpace.training.given_states import GivenStates, opened
 from outpace.training.job_checks import check_amounts, check_drafter, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
@@ -113,7 +113,7 @@ def train(
     is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
     ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
-    ``draft_model``: of a gate (``pad``, ``sprinter``, ``bild``; :mod:`outpace.training.gates.job`), or what loads it;
+    ``draft_model``: of a gate (:mod:`outpace.training.gates.kinds`), or what loads it;
     None: the shipped one. ``options``: the kind's own settings. ``on_progress`` is called all along and may raise
     KeyboardInterrupt. ``clock``: seconds.
 
@@ -121,7 +121,7 @@ def train(
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
     that ran out.
     """
-    if (gate := gate_kind(kind)) is not None:
+    if (gate := find_gate(kind)) is not None:
         return _trained_gate(gate, {name: value for name, value in locals().items() if name in _PARAMETERS})
     check_drafter(draft_model)
     head_kind, method = kind_and_method(kind)
@@ -279,10 +279,10 @@ _OF_ALL = ("model", "kind", "output", "draft_model", "options", "seed", "on_prog
 """Parameters that the training of heads and of gates have in common."""
 
 
-def _trained_gate(kind: GateKind, given: Mapping[str, Any]) -> TrainedHead:
+def _trained_gate(kind: GateTraining, given: Mapping[str, Any]) -> TrainedHead:
     """The training of a gate. Raises BadInput for parameters that only heads have."""
     rest = {name: value for name, value in given.items() if name not in _OF_ALL}
-    check_taken(kind, _changed(**rest))
+    check_taken(kind.name, _changed(**rest))
     folder = Path(given["output"])
     about = train_gate(
         given["model"],
@@ -295,4 +295,4 @@ def _trained_gate(kind: GateKind, given: Mapping[str, Any]) -> TrainedHead:
         clock=given["clock"],
         **{name: rest[name] for name in TAKES},
     )
-    return TrainedHead(kind, kind, folder, about)
+    return TrainedHead(kind.name, kind.name, folder, about)

@@ -60,5 +60,7 @@ def check_lengths(turns: int, prompt_tokens: int, answer_tokens: int) -> None:
 
 def check_drafter(draft_model: object) -> None:
     """Raise BadInput for a draft model in the training of a head."""
+    from outpace.training.gates.registry import gate_trainings
+
     if draft_model is not None:
-        raise BadInput("--draft-model is for gates (bild, pad, sprinter); a head drafts by itself")
+        raise BadInput(f"--draft-model is for gates ({', '.join(gate_trainings())}); a head drafts by itself")

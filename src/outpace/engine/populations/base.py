@@ -10,16 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
 from outpace.engine.populations.ends import Ends
 from outpace.targets.base import Sequence, TreeScores
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(eq=False, slots=True)
@@ -84,13 +81,11 @@ class JointDraw(NamedTuple):
 class Layer:
     """Draws of one depth over a whole group, in order: without replacement from ``q``, or deterministic.
 
-    ``q``: (parents, V) float64, the joint probabilities of a token after each parent that was drawn after;
-    ``parents``: where (member, node) is in it.
+    ``q``: weights of all that could be drawn; None: nothing was drawn at random.
     """
 
     draws: tuple[JointDraw, ...]
-    q: Tensor | None = None
-    parents: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    q: Mapping[JointDraw, float] | None = None
 
 
 @dataclass(slots=True)

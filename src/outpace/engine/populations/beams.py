@@ -115,14 +115,16 @@ class BeamRule(GroupRule):
         last = len(beams[0].tokens) + 1 >= ends.limit
         rows = torch.cat([log_probs(scores[member], nodes) for member, nodes in _by_member(beams)])
         weights = torch.tensor([one.log_weight for one in beams], device=rows.device)
-        joint = rows + weights[:, None]  # in float32, as transformers adds them
         most = max(2, 1 + len(ends.request.stop_ids)) * width
-        order = self._drawn(state, beams, layer, rows, chance) if state.sampled else likeliest(joint, most)
+        if state.sampled:
+            order = self._drawn(state, beams, layer, rows, scores[beams[0].member], chance)
+        else:
+            order = likeliest(rows + weights[:, None], most)
         running: list[Chosen] = []
         ended: list[Hypothesis] = []
         for rank, place in enumerate(islice(order, most)):
             parent, token = divmod(place, rows.shape[1])
-            weight = float(joint[parent, token])
+            weight = float(rows[parent, token] + weights[parent])  # in float32, as transformers adds them
             tokens = (*beams[parent].tokens, token)
             reason = ends.reason(tokens)
             if reason is None and len(running) < width:
@@ -137,25 +139,21 @@ class BeamRule(GroupRule):
         return sorted(running, key=lambda one: -one.log_weight)
 
     @staticmethod
-    def _drawn(state: BeamState, beams: Seq[Place], layer: Layer | None, rows: Tensor, chance: Chance) -> Iterator[int]:
-        from outpace.engine.populations.joint import joint_probabilities, ordered_draws
+    def _drawn(
+        state: BeamState, beams: Seq[Place], layer: Layer | None, rows: Tensor, one: TreeScores, chance: Chance
+    ) -> Iterator[int]:
+        from outpace.engine.populations import joint
 
-        p = joint_probabilities(rows, [one.log_weight for one in beams], state.ends.request.params)
+        params, open_rows = state.ends.request.params, one.sequence.sampler.open_rows
+        p = joint.joint_distribution(rows, [beam.log_weight for beam in beams], params, open_rows)
         if layer is None or layer.q is None:
-            return ordered_draws(p.flatten(), chance)
+            return joint.ordered_draws(p, chance)
         # Draws after beams that were not chosen are passed over. Whether a draw is one of these is known without its
         # token, so the others are draws from q over the chosen beams alone.
-        where = {(one.member, one.node): at for at, one in enumerate(beams)}
-        vocab = rows.shape[1]
-        proposed = [
-            where[draw.member, draw.node] * vocab + draw.token
-            for draw in layer.draws
-            if (draw.member, draw.node) in where
-        ]
-        if not proposed:
-            return ordered_draws(p.flatten(), chance)
-        q = layer.q[[layer.parents[one.member, one.node] for one in beams]].to(p.device)
-        return ordered_draws(p.flatten(), chance, proposed, q.flatten())
+        begins = {(beam.member, beam.node): at * rows.shape[1] for at, beam in enumerate(beams)}
+        proposed = [begins[draw[:2]] + draw.token for draw in layer.draws if draw[:2] in begins]
+        q = {begins[draw[:2]] + draw.token: weight for draw, weight in layer.q.items() if draw[:2] in begins}
+        return joint.ordered_draws(p, chance, proposed, q)
 
     def _finish(self, state: BeamState, ended: Seq[Hypothesis]) -> None:
         width = self.options.num_beams

@@ -5,18 +5,23 @@ Beam search takes the pairs with the largest joint scores. Stochastic beam sampl
 after the other without replacement, each with probability proportional to exp(joint score / T); its limit for T to 0 is
 beam search, and with one beam it is sampling at temperature T. Top-k, top-p and min-p, at temperature T, say which
 tokens may follow a beam at all.
+
+A pair is drawn beam first, then token: each beam's next token is one distribution of the target's own kind, and no row
+of probabilities is written down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence as Seq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
-from outpace.core.token_distribution import warp
+from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, normalised
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.targets.base import TreeScores
 
@@ -35,21 +40,62 @@ def log_probs(scores: TreeScores, nodes: Seq[int]) -> Tensor:
     return TreeDistribution(sampler, scores.tree, rows, where, lambda: scores.logits).processed(nodes)
 
 
-def joint_probabilities(rows: Tensor, weights: Seq[float], params: SamplingParams) -> Tensor:
-    """Probabilities of (beam, token) pairs: (n, V) float64, of log-probabilities ``rows`` (n, V) after beams with
-    scores ``weights``. All 0 where nothing can follow."""
-    joint = (rows.double() + torch.tensor(weights, dtype=torch.float64, device=rows.device)[:, None]).nan_to_num(
-        nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf
-    )
-    if params.top_k or params.top_p < 1.0 or params.min_p > 0.0:
-        alive = rows.amax(-1).isfinite()
-        kept = warp(rows.masked_fill(~alive[:, None], 0.0), params) > 0.0
-        joint = joint.masked_fill(~kept, -torch.inf)
-    best = joint.max()
-    if not best.isfinite():
-        return torch.zeros_like(joint)
-    probs = ((joint - best) / params.temperature).exp()
-    return probs / probs.sum()
+class JointDistribution:
+    """Probabilities of places, beam * V + token: ``laws``, of the tokens after each beam (None: no token can follow),
+    and ``shares``, what each beam has of ``total``."""
+
+    def __init__(self, laws: Seq[TokenDistribution | None], shares: Seq[float], vocab_size: int) -> None:
+        self._laws, self._shares, self._vocab_size = list(laws), list(shares), vocab_size
+        self.total = math.fsum(shares)
+
+    @classmethod
+    def of(cls, weights: Tensor) -> JointDistribution:
+        """Of one beam whose tokens have ``weights`` (m,), with a total of 1."""
+        return cls([DenseDistribution(normalised(weights))], [1.0], len(weights))
+
+    def __getitem__(self, place: int) -> float:
+        beam, token = divmod(place, self._vocab_size)
+        law = self._laws[beam]
+        return 0.0 if law is None else self._shares[beam] * law[token]
+
+    def draw(self, chance: Chance) -> int:
+        """A place, in proportion to what it has. ``total`` must be above 0."""
+        beam = chance.categorical(torch.tensor(self._shares, dtype=torch.float64))
+        law = self._laws[beam]
+        assert law is not None
+        return beam * self._vocab_size + chance.categorical(law)
+
+    def without(self, places: Iterable[int]) -> JointDistribution:
+        """The same, with nothing at ``places``."""
+        tokens: dict[int, list[int]] = {}
+        for place in places:
+            beam, token = divmod(place, self._vocab_size)
+            tokens.setdefault(beam, []).append(token)
+        laws, shares = list(self._laws), list(self._shares)
+        for beam, some in tokens.items():
+            if (law := laws[beam]) is not None:
+                laws[beam], left = law.residual(None, some)
+                shares[beam] *= left
+        return JointDistribution(laws, shares, self._vocab_size)
+
+
+def joint_distribution(
+    rows: Tensor, weights: Seq[float], params: SamplingParams, open_rows: OpenRows
+) -> JointDistribution:
+    """Of (beam, token) pairs, by log-probabilities ``rows`` (n, V) float32 after beams with scores ``weights``; a total
+    of 1, or of 0 where nothing can follow."""
+    laws = open_rows(rows, range(len(rows)), params)
+    best = [weight + highest for weight, highest in zip(weights, rows.amax(-1).tolist(), strict=True)]
+    top = max((one for one in best if math.isfinite(one)), default=0.0)
+    shares = []
+    for law, one in zip(laws, best, strict=True):
+        # What truncation leaves of a beam's e^(joint score / T), from its likeliest token, which is always left.
+        if law is None or not math.isfinite(one):
+            shares.append(0.0)
+        else:
+            shares.append(math.exp((one - top) / params.temperature) / law.highest())
+    total = math.fsum(shares) or 1.0
+    return JointDistribution(laws, [one / total for one in shares], rows.shape[1])
 
 
 def likeliest(joint: Tensor, most: int) -> Iterator[int]:
@@ -62,31 +108,49 @@ def likeliest(joint: Tensor, most: int) -> Iterator[int]:
         yield place
 
 
-def ordered_draws(p: Tensor, chance: Chance, proposed: Iterable[int] = (), q: Tensor | None = None) -> Iterator[int]:
-    """Places of ``p`` (m,), drawn one after the other without replacement.
+def ordered_draws(
+    p: JointDistribution | Tensor,
+    chance: Chance,
+    proposed: Iterable[int] = (),
+    q: Mapping[int, float] | Tensor | None = None,
+) -> Iterator[int]:
+    """Places of ``p`` (or of weights, (m,)), drawn one after the other without replacement.
 
-    ``proposed``: places that were drawn so from ``q`` (m,), in order. Each is accepted with probability min(1, p / q)
-    in place of a draw, where p is what earlier rejections have left for this draw and q what earlier proposals have
-    left (recursive rejection: Jeon et al. 2024, arXiv 2402.14160, algorithm 1); when none is left, what remains is
-    drawn. A proposal is judged without a look at later ones, so the law of the draws is that of ``p`` alone.
+    ``proposed``: places that were drawn so from ``q``, in order; ``q`` are weights of the places that could be drawn.
+    Each is accepted with probability min(1, p / q) in place of a draw, where p is what earlier rejections have left for
+    this draw and q what earlier proposals have left (recursive rejection: Jeon et al. 2024, arXiv 2402.14160, algorithm
+    1); when none is left, what remains is drawn. A proposal is judged without a look at later ones, so the law of the
+    draws is that of ``p`` alone.
+
+    A rejection takes nothing from places that ``q`` does not have: these are one number, and a draw among them.
     """
-    left = p.clone()
+    joint = p if isinstance(p, JointDistribution) else JointDistribution.of(p)
+    weights = dict(enumerate(q.tolist())) if isinstance(q, Tensor) else q or {}
+    known = [place for place, weight in weights.items() if weight > 0.0]
+    where = {place: at for at, place in enumerate(known)}
+    proposal = np.array([weights[place] for place in known], dtype=np.float64)
+    inside = np.array([joint[place] for place in known], dtype=np.float64)
+    outside = joint.without(known)
     drafts = iter(proposed)
-    proposal = None if q is None else q.clone()
-    while (total := float(left.sum())) > 0.0:
-        rest = left / total
+    while (total := float(inside.sum()) + outside.total) > 0.0:
+        rest, beyond = inside / total, outside.total / total
         taken: int | None = None
         for place in drafts:
-            assert proposal is not None
+            at = where[place]
             law = proposal / proposal.sum()
-            proposal[place] = 0.0
-            if chance.bernoulli(float(rest[place] / law[place])):
-                taken = place
+            proposal[at] = 0.0
+            if chance.bernoulli(float(rest[at] / law[at])):
+                taken = at
                 break
-            residual = (rest - law).clamp_(min=0.0)
-            if (mass := float(residual.sum())) > 0.0:  # else p equals q up to rounding, and nothing is rejected
-                rest = residual / mass
+            residual = (rest - law).clip(min=0.0)
+            if (mass := float(residual.sum()) + beyond) > 0.0:  # else p equals q up to rounding: nothing is rejected
+                rest, beyond = residual / mass, beyond / mass
         if taken is None:
-            taken = chance.categorical(rest)
-        left[taken] = 0.0
-        yield taken
+            taken = chance.categorical(torch.tensor([*rest.tolist(), beyond], dtype=torch.float64)) if known else 0
+        if taken < len(known):
+            inside[taken] = 0.0
+            yield known[taken]
+        else:
+            drawn = outside.draw(chance)
+            outside = outside.without([drawn])
+            yield drawn

@@ -106,15 +106,18 @@ class AcceleratedModel:
             custom_generate: refused where they ask for anything.
         kwargs: ``input_ids``, ``attention_mask`` (padding on the left), ``tokenizer``, and settings of a
             GenerationConfig: max_new_tokens, max_length, min_new_tokens, min_length, do_sample, temperature, top_k,
-            top_p, min_p, repetition_penalty, no_repeat_ngram_size, bad_words_ids, suppress_tokens, eos_token_id,
-            pad_token_id, stop_strings, num_return_sequences, return_dict_in_generate and the like.
+            top_p, min_p, num_beams, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
+            bad_words_ids, suppress_tokens, eos_token_id, pad_token_id, stop_strings, num_return_sequences,
+            return_dict_in_generate and the like.
 
         Returns ids (rows, length), input ids and padding included, on the device of the input; with
-        ``return_dict_in_generate`` an output object whose ``sequences`` they are. Sampled ids are drawn with torch's
-        random numbers: ``torch.manual_seed`` repeats them. An answer also ends where the context does.
+        ``return_dict_in_generate`` an output object whose ``sequences`` they are; of beams it has their
+        ``sequences_scores``. Beams of a method that drafts for one sequence are decoded without a draft. Sampled
+        ids are drawn with torch's random numbers: ``torch.manual_seed`` repeats them. An answer also ends where the
+        context does.
 
-        Raises BadInput, in one line, for what it cannot honour exactly: beams, stopping criteria, scores, hidden
-        states, right padding and others, by name.
+        Raises BadInput, in one line, for what it cannot honour exactly: sampled beams, stopping criteria, scores,
+        hidden states, right padding and others, by name.
 
         >>> model.generate(**tokenizer(["One", "Two"], padding=True, return_tensors="pt"))  # doctest: +SKIP
         """
@@ -135,23 +138,37 @@ class AcceleratedModel:
         mask = _mask(others.pop("attention_mask", None), ids, settings)
         check_arguments(others)
         requests = self._requests(settings, ids, mask, logits_processor, prefix_allowed_tokens_fn)
+        if streamer is not None and settings.beams is not None:
+            raise BadInput("streamer takes tokens as they come, and which beam is the answer is known at the end")
         if streamer is not None and len(requests) > 1:
             raise BadInput(f"streamer takes one row, and there are {len(requests)}; leave it out")
-        rows = self._decoded(requests, streamer, ids)
-        copies = len(requests) // len(ids)
-        sequences = _padded(ids.repeat_interleave(copies, 0), rows, settings.pad_token_id)
+        answered = self._decoded(requests, streamer, ids)
+        rows, scores = _answers(answered, settings)
+        sequences = _padded(ids.repeat_interleave(len(rows) // len(ids), 0), rows, settings.filling)
         if not settings.get("return_dict_in_generate"):
             return sequences
-        from transformers.generation import GenerateDecoderOnlyOutput
+        from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
-        return GenerateDecoderOnlyOutput(sequences=sequences)
+        if scores is None:
+            return GenerateDecoderOnlyOutput(sequences=sequences)
+        return GenerateBeamDecoderOnlyOutput(sequences=sequences, sequences_scores=torch.tensor(scores).to(ids.device))
 
     def _requests(
         self, settings: Settings, ids: Tensor, mask: Tensor, logits_processor: Any, prefix_allowed_tokens_fn: Any
     ) -> list[Request]:
         copies = whole("num_return_sequences", settings.get("num_return_sequences"), 1) or 1
-        if copies > 1 and not settings.get("do_sample"):
-            raise BadInput(f"num_return_sequences={copies} needs do_sample=True: greedy answers are all the same")
+        beams, method = settings.beams, self._method
+        if beams is not None:
+            if copies > beams.num_beams:
+                raise BadInput(
+                    f"num_return_sequences={copies} is more than num_beams={beams.num_beams}: a beam gives one"
+                )
+            copies = 1  # one request has all of a row's beams
+            method = method if method.population is not None else self._model.method("none")
+        elif copies > 1 and not settings.get("do_sample"):
+            raise BadInput(
+                f"num_return_sequences={copies} needs do_sample=True, or num_beams: greedy answers are all the same"
+            )
         stops = settings.stop_strings
         if stops and isinstance(self._model.tokenizer, IdsTokenizer):
             raise BadInput(
@@ -171,7 +188,8 @@ class AcceleratedModel:
                 found.append(
                     Request(
                         prompt=tuple(row[len(padding) :]),
-                        method=self._method,
+                        method=method,
+                        beams=beams,
                         params=params,
                         max_new_tokens=new,
                         stop_ids=frozenset(settings.ids("eos_token_id")),
@@ -180,8 +198,8 @@ class AcceleratedModel:
                 )
         return found
 
-    def _decoded(self, requests: Sequence[Request], streamer: Any, ids: Tensor) -> list[list[int]]:
-        """The new tokens of every request, an end-of-sequence token included."""
+    def _decoded(self, requests: Sequence[Request], streamer: Any, ids: Tensor) -> list[Generation]:
+        """Every request, answered."""
         news = SimpleQueue[tuple[Ticket, bool]]()
 
         def told(ticket: Ticket, piece: str | None) -> None:
@@ -208,7 +226,7 @@ class AcceleratedModel:
             raise
         if streamer is not None:
             streamer.end()
-        return [_new_tokens(ticket.finished()) for ticket in tickets]
+        return [ticket.finished() for ticket in tickets]
 
     def _learn_tokenizer(self, tokenizer: Any) -> None:
         if tokenizer is not None and isinstance(self._model.tokenizer, IdsTokenizer):
@@ -252,6 +270,15 @@ class AcceleratedModel:
 def _new_tokens(generation: Generation) -> list[int]:
     sequence = generation.sequence
     return sequence.tokens[sequence.prompt_length :]
+
+
+def _answers(answered: Sequence[Generation], settings: Settings) -> tuple[list[list[int]], list[float] | None]:
+    """The new tokens of every row that is returned, an end-of-sequence token included; and of beams their scores."""
+    if settings.beams is None:
+        return [_new_tokens(one) for one in answered], None
+    count = settings.get("num_return_sequences") or 1
+    kept = [hypothesis for one in answered for hypothesis in one.hypotheses[:count]]
+    return [list(one.tokens) for one in kept], [one.score for one in kept]
 
 
 def _input_ids(inputs: Any, input_ids: Any, settings: Settings, model: Any) -> Tensor:

@@ -13,6 +13,7 @@ from outpace.api.processor_forms import read_processors
 from outpace.core.errors import BadInput, shortened, shown
 from outpace.core.processors import LogitsProcessor
 from outpace.core.sampling import SamplingParams
+from outpace.engine.populations.beam_options import BeamOptions
 
 DEFAULT_NEW_TOKENS = 20
 """Of transformers, where neither the call nor the model says how long an answer may be."""
@@ -22,6 +23,7 @@ _HONOURED = {
     *("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
     *("sequence_bias", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
     *("return_dict_in_generate", "renormalize_logits", "remove_invalid_values"),
+    *("num_beams", "length_penalty", "early_stopping"),
 }
 _WITHOUT_EFFECT = {
     # how transformers computes, drafts and stores: outpace does each in its own way, and the tokens are the same
@@ -31,11 +33,10 @@ _WITHOUT_EFFECT = {
     *("num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit"),
     *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight"),
     # of beams and encoders alone
-    *("early_stopping", "length_penalty", "diversity_penalty", "encoder_repetition_penalty"),
+    *("diversity_penalty", "encoder_repetition_penalty"),
     *("encoder_no_repeat_ngram_size", "decoder_start_token_id", "transformers_version"),
 }
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
     "num_beam_groups": (1,),
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -70,14 +71,33 @@ class Settings:
         return found
 
     @property
-    def pad_token_id(self) -> int | None:
-        """What fills rows that end early."""
-        return next(iter((*self.ids("pad_token_id"), *self.ids("eos_token_id"))), None)
+    def filling(self) -> int | None:
+        """What fills rows that end early. For beams transformers takes a pad_token_id of 0 for none."""
+        pad = [one for one in self.ids("pad_token_id")[:1] if one or self.beams is None]
+        return next(iter((*pad, *self.ids("eos_token_id"), *self.ids("pad_token_id"))), None)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end an answer."""
         return texts("stop_strings", self.get("stop_strings"))
+
+    @property
+    def beams(self) -> BeamOptions | None:
+        """Beam search; None: one sequence. Raises BadInput where beams are sampled: theirs are another distribution."""
+        given = {name: self.get(name) for name in ("length_penalty", "early_stopping") if self.get(name) is not None}
+        options = BeamOptions(self.get("num_beams") or 1, **given)
+        if options.num_beams == 1:
+            return None
+        refused = {
+            "do_sample": "its sampled beams are another distribution than outpace's (outpace.generate(num_beams=, "
+            "temperature=)); leave do_sample out, or call transformers' own",
+            "renormalize_logits": "log-probabilities of beams are not normalised again; leave it out, or call "
+            "transformers' own",
+        }
+        for name, why in refused.items():
+            if self.get(name):
+                raise BadInput(f"generate cannot honour {name} with num_beams={options.num_beams}: {why}")
+        return options
 
     def new_tokens(self, prompt: int, context: int) -> int:
         """The most tokens that a prompt of ``prompt`` tokens, padding included, may be given."""
@@ -184,7 +204,7 @@ def _check_setting(name: str, value: Any) -> None:
     if name.startswith("_") or name in _HONOURED or name in _WITHOUT_EFFECT or value is None or value is False:
         return
     if value not in _NEUTRAL.get(name, ()):
-        hint = ": beam search is not supported" if "beam" in name else ""
+        hint = ": groups of beams are not built" if "beam" in name else ""
         raise BadInput(
             f"generate cannot honour {name}={shortened(repr(value), 40)}{hint}; leave it out, or call transformers' own"
         )

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from outpace.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from outpace.gates.gate import Gate, GateKind
+    from outpace.gates.gate import Gate
     from outpace.gates.gate_folder import StoredGate
     from outpace.targets.base import Target
 
@@ -21,7 +21,7 @@ RANDOM = "random"
 GATE_SETTING = f"folder of a trained gate (outpace train); '{RANDOM}': untrained weights, for certification"
 
 
-def stored_gate(kind: GateKind, folder: str, features: int, target: Target, draft: Target | None) -> StoredGate:
+def stored_gate(kind: str, folder: str, features: int, target: Target, draft: Target | None) -> StoredGate:
     """The gate in ``folder``, checked. Raises BadInput where none was named, and for one of other models."""
     from outpace.gates.gate_folder import open_gate
 
@@ -34,7 +34,7 @@ def stored_gate(kind: GateKind, folder: str, features: int, target: Target, draf
 
 
 def classifier(
-    kind: GateKind, folder: str, features: int, threshold: float | None, target: Target, draft: Target | None
+    kind: str, folder: str, features: int, threshold: float | None, target: Target, draft: Target | None
 ) -> tuple[Gate, float]:
     """The gate's classifier, and the threshold: the one that was given, or the one that its training chose."""
     from outpace.gates.gate import random_gate

@@ -3,7 +3,7 @@
 A draft model drafts a chain, and the target verifies it. A draft token that exact verification rejects is replaced only
 where it is a *pivot*: one that would cost the answer its usefulness, not one that merely differs. A gate that was
 trained on counterfactual continuations says which tokens are pivots
-(:mod:`outpace.training.gates.pivot_labels`); it reads the target's hidden states before and behind the token.
+(:mod:`outpace.training.gates.kinds.pad`); it reads the target's hidden states before and behind the token.
 
 With ``threshold`` 0 every rejected token counts as a pivot, and the output distribution is the target's.
 """

@@ -1,4 +1,4 @@
-"""A gate's training, from prompts to a folder: ``outpace train pad|sprinter|bild``.
+"""A gate's training, from prompts to a folder: ``outpace train sprinter``, ``pad``, ``bild``.
 
 gate = outpace.train(outpace.load("smollm2"), "sprinter", "gates/sprinter", max_minutes=3)
 outpace.generate(model, "Why is the sky blue?", method="sprinter", settings={"gate": "gates/sprinter"})
@@ -10,18 +10,15 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-from pydantic import BaseModel
+from typing import Any
 
 from outpace.core.errors import BadInput
 from outpace.core.machine import describe
-from outpace.core.names import normalised
 from outpace.core.validation import known_fields, validated
 from outpace.gates.draft_probe import draft_probe
-from outpace.gates.gate import DraftFacts, GateConfig, GateKind
+from outpace.gates.gate import DraftFacts, GateConfig
 from outpace.gates.gate_folder import check_new_folder, save_gate
 from outpace.heads.checkpoint import facts
 from outpace.methods.named_weights import DraftModels
@@ -29,11 +26,9 @@ from outpace.model import Model
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
-from outpace.training.gates.acceptance_labels import SprinterOptions, train_sprinter
-from outpace.training.gates.pivot_labels import PadOptions, train_pad
 from outpace.training.gates.prompts import given_tasks, open_prompts, task_prompts
-from outpace.training.gates.thresholds import BildOptions, train_bild
-from outpace.training.gates.work import MadeGate, Work
+from outpace.training.gates.registry import GateTraining
+from outpace.training.gates.work import Work
 from outpace.training.job_checks import check_amounts, check_lengths
 from outpace.training.training_progress import Report, TrainingProgress
 
@@ -43,31 +38,11 @@ _LABELS, _HALF = 0.85, 0.45
 """Shares of the time: until when labels are collected, and of two steps the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    options: type[BaseModel]
-    train: Callable[[Work], MadeGate]
-    reads_draft: bool
-    """Whether the gate is for one draft model alone."""
-    checks_answers: bool = False
-    """Whether its prompts are tasks with a right answer."""
-
-
-GATES: dict[GateKind, _Kind] = {
-    "bild": _Kind(BildOptions, train_bild, reads_draft=True),
-    "pad": _Kind(PadOptions, train_pad, reads_draft=False, checks_answers=True),
-    "sprinter": _Kind(SprinterOptions, train_sprinter, reads_draft=True),
-}
 TAKES = ("prompts", "tokens", "exclude", "max_minutes", "answer_tokens")
 """The parameters of :func:`outpace.train` that a gate's training takes, beside those that every training has."""
 
 
-def gate_kind(named: str) -> GateKind | None:
-    """The kind of gate of this name; None: there is none."""
-    return next((kind for kind in GATES if normalised(kind) == normalised(named)), None)
-
-
-def check_taken(kind: GateKind, changed: Mapping[str, Any]) -> None:
+def check_taken(kind: str, changed: Mapping[str, Any]) -> None:
     """Raise BadInput for the first option of heads, of those that were ``changed`` (as on the command line), that gates
     do not take."""
     takes = [one.replace("_", "-") for one in TAKES]
@@ -80,7 +55,7 @@ def check_taken(kind: GateKind, changed: Mapping[str, Any]) -> None:
 
 def train_gate(
     model: Model | Callable[[], Model],
-    kind: GateKind,
+    kind: GateTraining,
     folder: Path,
     *,
     draft_model: DraftModels | Callable[[], DraftModels],
@@ -99,18 +74,18 @@ def train_gate(
     Raises BadInput for options out of range, files that cannot be read, a folder that holds something, and where the
     labels do not suffice; nothing is written then.
     """
-    settings = validated(GATES[kind].options, options, _refusal(kind))
+    settings = validated(kind.options, options, _refusal(kind))
     check_new_folder(folder)
     excluded = Overlap(bench_texts([Path(one) for one in exclude or ()]))
     check_amounts(tokens, 0, 0, max_minutes, None, None)
     check_lengths(1, 1, answer_tokens)
-    scored = GATES[kind].checks_answers
+    scored = kind.checks_answers
     given = given_tasks(prompts or (), excluded, seed) if scored else None
     sources = [] if scored else [source(str(one), seed) for one in prompts or ()]
     if not isinstance(model, Model):
         model = model()
     named = draft_model() if callable(draft_model) else draft_model
-    context = replace(model.context(draft_model=named), label=kind)
+    context = replace(model.context(draft_model=named), label=kind.name)
     draft = context.draft()
     began, seconds = clock(), math.inf if max_minutes is None else 60.0 * max_minutes
 
@@ -125,12 +100,12 @@ def train_gate(
         report(TrainingProgress("data", min(done, wanted), wanted, "", "tokens"))
 
     work = Work(model, draft, asked, settings, wanted, answer_tokens, seed, ends(_HALF), over, ends(1.0), told)
-    made = GATES[kind].train(work)
+    made = kind.train(work)
     drafted_with = context.taken[0]
     config = GateConfig(
-        gate=kind,
+        gate=kind.name,
         target=facts(model.target, model.name),
-        draft=DraftFacts(name=drafted_with, fingerprint=draft_probe(draft)) if GATES[kind].reads_draft else None,
+        draft=DraftFacts(name=drafted_with, fingerprint=draft_probe(draft)) if kind.reads_draft else None,
         features=made.features,
         hidden=made.hidden,
         thresholds=made.thresholds,
@@ -145,7 +120,7 @@ def train_gate(
         "seed": seed,
     }
     about = {
-        "command": _command(kind, flags),
+        "command": _command(kind.name, flags),
         "draft_model": drafted_with,
         "parameters": 0 if made.gate is None else sum(weight.numel() for weight in made.gate.parameters()),
         "seconds": round(clock() - began, 1),
@@ -158,9 +133,9 @@ def train_gate(
     return about
 
 
-def _refusal(kind: str) -> Callable[[str, str], BadInput]:
-    known = known_fields(GATES[cast(GateKind, kind)].options)
-    return lambda key, reason: BadInput(f"gate '{kind}', setting '{key}': {reason} (settings: {known})")
+def _refusal(kind: GateTraining) -> Callable[[str, str], BadInput]:
+    known = known_fields(kind.options)
+    return lambda key, reason: BadInput(f"gate '{kind.name}', setting '{key}': {reason} (settings: {known})")
 
 
 def _command(kind: str, flags: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from outpace.core.validation import StrictModel
 from outpace.targets.base import Sequence
 from outpace.training.gates.classifier import held_out
 from outpace.training.gates.playing import Asked, RecordingDrafter, played
+from outpace.training.gates.registry import gate
 from outpace.training.gates.work import MadeGate, Work
 
 FALLBACKS = tuple(step / 10 for step in range(10))
@@ -97,6 +98,19 @@ def best_thresholds(drafts: Seq[Seq[DraftToken]], limit: float, costs: Costs) ->
     return max(allowed, key=lambda one: one[0])[1]
 
 
+@gate(
+    "bild",
+    options=BildOptions,
+    reads_draft=True,
+    figures={
+        "drafts": "{} drafts",
+        "held_out_drafts": "{} held out",
+        "tokens_per_round": "{} tokens per round",
+        "excess_nll": "{} nats of excess per token",
+        "expected_speedup": "{}x expected",
+        "expected_speedup_lossless": "{}x with rollback 0",
+    },
+)
 def train_bild(work: Work) -> MadeGate:
     """Drafts, and the thresholds for ``excess_nll``. Raises BadInput where drafts are too few."""
     model, options = work.model, work.options

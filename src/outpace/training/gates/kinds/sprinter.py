@@ -6,7 +6,7 @@ The model decodes prompts with the draft model and recursive rejection, half of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +19,7 @@ from outpace.gates.features import ROW_FEATURES
 from outpace.targets.base import Sequence
 from outpace.training.gates.classifier import Labels, fit, passing_threshold
 from outpace.training.gates.playing import Asked, RecordingDrafter, played
+from outpace.training.gates.registry import gate
 from outpace.training.gates.work import MadeGate, Work
 
 LENGTH = 8
@@ -35,6 +36,25 @@ class SprinterOptions(StrictModel):
     hidden: int = Field(16, ge=1, le=1024, description="width of the classifier's hidden layer")
 
 
+def _remark(thresholds: Mapping[str, float]) -> str | None:
+    if thresholds["threshold"] < 1.0:
+        return None
+    return "no token would stand: give a larger --param error=SHARE, or more data"
+
+
+@gate(
+    "sprinter",
+    options=SprinterOptions,
+    reads_draft=True,
+    figures={
+        "answers": "{} answers",
+        "labels": "{} labels",
+        "auc": "AUC {}",
+        "standing": "{:.0%} of the held-out ones stand",
+        "error": "{:.1%} of these wrongly",
+    },
+    remark=_remark,
+)
 def train_sprinter(work: Work) -> MadeGate:
     """Labels, a classifier, and the threshold for ``error``. Raises BadInput where labels are too few."""
     model, options, data = work.model, work.options, Labels()

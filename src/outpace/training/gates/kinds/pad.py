@@ -30,6 +30,7 @@ from outpace.targets.base import TreeScores
 from outpace.training.answers import PromptTokens, answered
 from outpace.training.gates.classifier import Labels, fit, stopping_threshold
 from outpace.training.gates.playing import TOGETHER, Asked, played
+from outpace.training.gates.registry import gate
 from outpace.training.gates.work import MadeGate, Work
 
 LENGTH = 6
@@ -77,6 +78,21 @@ class MismatchRecorder(Greedy):
         return verdict
 
 
+@gate(
+    "pad",
+    options=PadOptions,
+    reads_draft=False,
+    checks_answers=True,
+    figures={
+        "tasks": "{} tasks",
+        "right": "{} answered right",
+        "mismatches": "{} rejected draft tokens",
+        "labels": "{} labels",
+        "auc": "AUC {}",
+        "standing": "{:.0%} of the held-out ones stand",
+        "missed": "{:.0%} of the pivots stand",
+    },
+)
 def train_pad(work: Work) -> MadeGate:
     """Labels, a classifier, and the threshold for ``missed``. Raises BadInput where labels are too few."""
     model, options = work.model, work.options
