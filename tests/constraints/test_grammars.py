@@ -107,6 +107,13 @@ def test_a_set_of_bits() -> None:
     assert [single(bits_of([token], 65)) for token in (0, 31, 32, 64)] == [0, 31, 32, 64]
 
 
+def _nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found}, "required": ["a"]}
+    return found
+
+
 def _long(depth: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(depth)}}
 
@@ -146,6 +153,30 @@ def test_what_cannot_be_used_is_refused_in_one_line(make: Any, limits: GrammarLi
         compiled(make(), BYTES, *([] if limits is None else [limits]))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("grammar", "line"),
+    [
+        (
+            Grammar.schema({"type": "integer", "minimum": 5, "maximum": 4}),
+            "the schema cannot be used: Unsatisfiable schema: minimum (5) is greater than maximum (4)",
+        ),
+        (Grammar.lark('start: "a" b\n\nb: "b\n'), "the grammar cannot be used: line 3, column "),
+        (Grammar.lark('root ::= "a" b'), "the grammar cannot be used: Rule 'b' not found"),
+        (Grammar.lark("root ::= ("), "the grammar cannot be used: "),
+        (Grammar.lark("root ::= " + "(" * 5000), "the grammar cannot be used: it is nested too deeply"),
+        (Grammar.schema(_nested(200)), "the schema cannot be used: it is nested too deeply"),
+        (Grammar.regex("a("), "the regular expression cannot be used: invalid regex "),
+    ],
+)
+def test_a_refusal_says_where_in_the_users_own_text(grammar: Grammar, line: str) -> None:
+    """The engine numbers the lines of a text that has ours before the user's, and shows both."""
+    with pytest.raises(BadInput) as refused:
+        compiled(grammar, BYTES)
+    said = str(refused.value)
+    assert said.startswith(line), said
+    assert not any(words in said for words in ("llguidance", "no_forcing", "start:", "x-guidance", "<non-verbose/>"))
 
 
 def test_a_regular_expression_that_explodes_ends_in_words() -> None:
