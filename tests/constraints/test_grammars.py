@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 
 from outpace.certify.letters import Letters
@@ -54,6 +55,16 @@ def accepted(grammar: Grammar, text: str, tokenizer: ChatTokenizer = BYTES) -> b
 def test_a_grammar_accepts_what_it_describes_alone(grammar: Grammar, yes: Seq[str], no: Seq[str]) -> None:
     assert [text for text in yes if not accepted(grammar, text)] == []
     assert [text for text in no if accepted(grammar, text)] == []
+
+
+def test_a_class_of_pydantic_is_a_schema() -> None:
+    class Point(pydantic.BaseModel):
+        x: int
+        y: int
+
+    grammar = Grammar.read(Point)
+    assert grammar == Grammar.schema(Point.model_json_schema())
+    assert accepted(grammar, '{"x": 1, "y": -2}') and not accepted(grammar, '{"x": 1}')
 
 
 def test_white_space_is_fixed_unless_the_schema_says_otherwise() -> None:
