@@ -93,9 +93,13 @@ def test_answers_are_parsed_into_the_class_that_was_asked_for(client: openai.Ope
     parsed = client.chat.completions.parse(response_format=Town, **asked).choices[0].message.parsed
     assert isinstance(parsed, Town)
     schema: Any = {"type": "json_schema", "json_schema": {"name": "town", "schema": Town.model_json_schema()}}
-    for more in ({"response_format": schema}, {"extra_body": {"guided_json": Town.model_json_schema()}}):
-        answer = client.chat.completions.create(**asked, **more).choices[0]  # type: ignore[call-overload]
-        assert (answer.finish_reason, Town.model_validate_json(answer.message.content)) == ("stop", parsed)
+    ways: list[dict[str, Any]] = [
+        {"response_format": schema},
+        {"extra_body": {"guided_json": Town.model_json_schema()}},
+    ]
+    for more in ways:
+        answer = client.chat.completions.create(**asked, **more).choices[0]
+        assert (answer.finish_reason, Town.model_validate_json(answer.message.content or "")) == ("stop", parsed)
     cut = client.chat.completions.create(response_format=schema, **{**asked, "max_tokens": 3}).choices[0]
     assert cut.finish_reason == "length"
 
