@@ -113,10 +113,11 @@ gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time
 	@PYTHONPATH=$(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(or $(GPU_PYTHON),$(BIN)/python) benchmarks/gpu.py --folder $(OUT) \
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
 
-# It takes long. A run that was cut short goes on; OPTIONS="--max-minutes 20" cuts it.
-structured-peers: peers ## compare answers under grammars with other libraries; run it again to go on
+# About twenty minutes on a quiet machine. A run that was cut short goes on; OPTIONS="--max-minutes 20" cuts it.
+structured-peers: peers ## answers under grammars beside other libraries, into docs/constrained.md; run it again to go on
 	@mkdir -p $(OUT)
-	@$(BIN)/python benchmarks/structured_peers.py --json $(OUT)/structured.json --threads $(THREADS) $(OPTIONS)
+	@$(BIN)/python benchmarks/structured_peers.py --json $(OUT)/structured.json --threads $(THREADS) \
+	  --page docs/constrained.md $(OPTIONS)
 
 # Each in minutes on two cores; STUDIES="moesd accdyn" runs some of them.
 STUDIES ?= accdyn breakeven configspec context illusion kvshot moesd rules sdsl se

@@ -1,15 +1,18 @@
 """Microseconds that a grammar takes at a node: one step and one mask, p50 and p99, along answers to several schemas.
 
-python benchmarks/grammar_masks.py [--model smollm2] [--cases FILE]
+python benchmarks/grammar_masks.py [--model smollm2 --model qwen2.5-coder-0.5b.gguf] [--nodes 2000] [--cases FILE]
 
-The first answer of a grammar builds parts of its tables; ``later`` is the same answer again. ``--cases`` writes the
-grammars, the vocabulary and the answers for ``xgrammar_masks.py``, which measures another engine.
+Prints a table with two columns for each model's vocabulary. The *first* answer of a grammar builds parts of its tables;
+*later* is the same answer again, until ``--nodes`` nodes were measured. ``--cases`` writes the grammars, the vocabulary
+and the answers for ``xgrammar_masks.py``, which measures another engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,6 +23,8 @@ import outpace
 from outpace.constraints import Grammar, compiled
 from outpace.constraints.token_trie import token_trie
 from outpace.core.constraint import ConstraintState
+from outpace.core.errors import OutpaceError
+from outpace.core.files import write_atomically
 from structured_peers import gbnf
 
 ITEM = {
@@ -77,26 +82,65 @@ def cases(model: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cases", type=Path)
-    asked = parser.parse_args()
-    model = outpace.load(asked.model)
-    if asked.cases:
-        asked.cases.parent.mkdir(parents=True, exist_ok=True)
-        asked.cases.write_text(json.dumps(cases(model)), encoding="utf-8")
-    began = perf_counter()
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one grammar: what compiling took, and the microseconds of nodes."""
+
+    compile_ms: float
+    first: list[float]
+    later: list[float]
+
+    def cell(self, times: list[float]) -> str:
+        """p50 and p99."""
+        return f"{np.percentile(times, 50):,.0f}, {np.percentile(times, 99):,.0f}"
+
+
+def measure(model: Any, nodes: int) -> dict[str, Measured]:
+    """Every grammar over the model's vocabulary, whose own tables are built before."""
     token_trie(model.tokenizer)
-    print(f"vocabulary of {len(model.tokenizer):,} tokens, read in {perf_counter() - began:.2f} s")
-    print(f"{'grammar':10} {'compile ms':>10} {'first p50':>10} {'p99':>8} {'later p50':>10} {'p99':>8}")
+    found = {}
     for name, (grammar, text) in CASES.items():
         compile_ms = 1e3 * compiled(grammar, model.tokenizer).seconds
-        first = microseconds(grammar, text, model)
-        later = [one for _ in range(5) for one in microseconds(grammar, text, model)]
-        cells = [np.percentile(one, at) for one in (first, later) for at in (50, 99)]
-        print(f"{name:10} {compile_ms:10.1f} {cells[0]:10.0f} {cells[1]:8.0f} {cells[2]:10.0f} {cells[3]:8.0f}")
+        first, later = microseconds(grammar, text, model), list[float]()
+        while len(later) < nodes:
+            later += microseconds(grammar, text, model)
+        found[name] = Measured(compile_ms, first, later)
+    return found
+
+
+def table(columns: dict[str, dict[str, Measured]]) -> str:
+    """A row a grammar, and of each vocabulary: compiling, the first answer, and later ones."""
+    heads = [f"{vocabulary}: {what}" for vocabulary in columns for what in ("compile ms", "first", "later")]
+    lines = [f"| microseconds a node: p50, p99 | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
+    for name in CASES:
+        cells = []
+        for found in columns.values():
+            one = found[name]
+            cells += [f"{one.compile_ms:.1f}", one.cell(one.first), one.cell(one.later)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help="given once for each; smollm2 by default")
+    parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--cases", type=Path, help="of the first model")
+    asked = parser.parse_args()
+    columns: dict[str, dict[str, Measured]] = {}
+    try:
+        for number, name in enumerate(asked.model or ["smollm2"]):
+            model = outpace.load(name)
+            if asked.cases and not number:
+                asked.cases.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(asked.cases, json.dumps(cases(model)).encode())
+            columns[f"{model.target.vocab_size:,} tokens ({Path(name).stem})"] = measure(model, asked.nodes)
+    except OutpaceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(columns))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

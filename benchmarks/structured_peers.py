@@ -2,16 +2,21 @@
 
 python benchmarks/structured_peers.py --json runs/structured.json [--kinds extraction,sql] [--limit 10]
 
-``make structured-peers`` installs the other libraries and asks all sixty prompts.
+``make structured-peers`` installs the other libraries, asks all sixty prompts, and writes docs/constrained.md.
 
 Every library answers a prompt in turn, in an order that rotates, each in a process of its own with its own masks:
 outpace (``none``, which does not speculate, and ``auto``) in bfloat16 and int4, llama.cpp through llama-cpp-python with
 GBNF in bfloat16 and in 4-bit formats, vLLM's CPU build with xgrammar in bfloat16. All get the same token ids, greedy,
-and end where the grammar does.
+and end where the grammar does. llama.cpp has two rows: ``GBNF`` is llama-cpp-python's sampler, which asks the grammar
+about all tokens; ``GBNF-on-demand`` is the way of llama.cpp's own programs, which ask about the likeliest one first.
 
 The JSON file is written whole after every answer. Started again with the same file the run goes on where it was, also
 after a kill, and asks again what ended with an error; ``--max-minutes`` ends it in between. With ``--table`` it only
-prints. Rates are tokens after the first by seconds after the first, in total over prompts. Ratios are of these,
+prints. ``--page`` rewrites the lines between the two marks of a page, once every row has answered or refused all sixty
+prompts. A library that was not started, and answers that were refused, stand below the tables with the reason; a prompt
+that one row refuses is left out of the other rows of its precision.
+
+Rates are tokens after the first by seconds after the first, in total over prompts. Ratios are of these,
 outpace's ``auto`` in the same precision to each row, with a 95 % interval (paired bootstrap over prompts). A finished
 answer is *valid* where outpace's constraint accepts it, whatever its white space, and the package jsonschema does where
 it is installed. ``as none``: how many answers of another method of outpace have the tokens of the one without
@@ -39,7 +44,7 @@ from outpace.bench.peers.weights import find
 from outpace.bench.peers.worker import Worker, WorkerError
 from outpace.bench.statistics import Rate, speedup, speedup_interval, total_rate
 from outpace.core import machine
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.files import write_atomically
 from outpace.core.machine import usable_cpus
 from outpace.core.version import __version__
@@ -49,6 +54,10 @@ from schema_suite import Judge
 LLAMA_FORMATS = ("BF16", OWN, "Q4_0")
 SAME = {"bfloat16": "bfloat16", "BF16": "bfloat16"}
 """Precisions that are compared with one another; every other is a 4-bit one."""
+KINDS = ("extraction", "function", "sql", "list", "edit")
+BEGIN, END = "<!-- table: structured peers -->", "<!-- end of the table -->"
+"""Between these lines of a page the tables stand."""
+ON_DEMAND = "GBNF-on-demand"
 VLLM_ENGINE = {
     "skip_tokenizer_init": False,
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
@@ -104,7 +113,7 @@ def libraries(asked: argparse.Namespace, job: Job, stop_ids: list[int]) -> list[
         for format_ in LLAMA_FORMATS:
             requantize = None if format_ == OWN else format_
             one = process("llama.cpp", sys.executable, "llama_cpp.py", "bfloat16", requantize=requantize)
-            found.append(Library("llama.cpp", one, format_, ("GBNF",)))
+            found.append(Library("llama.cpp", one, format_, ("GBNF", ON_DEMAND)))
     if "vllm" in asked.peers:
         one = process("vllm", asked.vllm_python, "vllm.py", "bfloat16", foreign=True, engine=VLLM_ENGINE)
         found.append(Library("vllm", one, "bfloat16", ("xgrammar",)))
@@ -125,8 +134,8 @@ def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
     launcher = Launcher(asked.threads, asked.timeout, weights.local, limit, print)
     try:
         for one in found:
-            _start(one, launcher)
-            result["libraries"].setdefault(f"{one.name} {one.precision}", {})["error"] = one.error
+            version = _start(one, launcher)
+            result["libraries"][f"{one.name} {one.precision}"] = {"error": one.error, "version": version}
         for number, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
             assert prompt.grammar is not None
             grammar = prompt.grammar
@@ -145,12 +154,15 @@ def measure(asked: argparse.Namespace, result: dict[str, Any]) -> None:
         launcher.close(now=True)
 
 
-def _start(one: Library, launcher: Launcher) -> None:
+def _start(one: Library, launcher: Launcher) -> str:
+    """Start the library's process; its version, "" where it does not start."""
     try:
-        one.worker, _ = launcher.start(one.process)
+        one.worker, loaded = launcher.start(one.process)
     except WorkerError as error:
         one.error = str(error)
         print(f"{one.name} {one.precision}: {error}", file=sys.stderr)
+        return ""
+    return str(loaded["version"])
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
@@ -161,7 +173,8 @@ def save(path: Path, result: dict[str, Any]) -> None:
 def _answer(one: Library, row: str, told: dict[str, Any]) -> dict[str, Any]:
     """One answer; before a row's first of this run the same once more, so that it has warmed up."""
     assert one.worker is not None
-    request = {"do": "answer", "config": row if one.name == "outpace" else "grammar", **told}
+    masks = told["grammar"] | {"on_demand": row == ON_DEMAND}
+    request = {"do": "answer", "config": row if one.name == "outpace" else "grammar", **told, "grammar": masks}
     try:
         if row not in one.warm:
             one.worker.ask(request)
@@ -209,14 +222,8 @@ def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
         "| library | precision | prompts | tokens/s | `auto` beside it | valid of finished | cut | as `none` |",
         "|" + "---|" * 8,
     ]
-    rows = {name: one for name, one in result["answers"].items() if any("tokens" in each for each in one.values())}
-    chosen = lambda name: name.split("-")[1] in kinds  # noqa: E731
-    for precision in ("bfloat16", "4 bits"):
-        mine = {name: one for name, one in rows.items() if SAME.get(name.split()[-1], "4 bits") == precision}
-        if not mine:
-            continue
-        shared = set.intersection(*({id_ for id_, one in each.items() if "tokens" in one} for each in mine.values()))
-        ids = sorted(filter(chosen, shared))
+    for mine in _by_precision(result).values():
+        ids = _shared(mine, kinds)
         reference = next((rates(one, ids) for name, one in mine.items() if name.startswith("outpace auto")), None)
         for name, one in sorted(mine.items(), key=lambda pair: -(total_rate(rates(pair[1], ids)) or 0.0)):
             finished = [one[id_] for id_ in ids if len(one[id_]["tokens"]) < length]
@@ -229,6 +236,86 @@ def table(result: dict[str, Any], length: int, kinds: list[str]) -> str:
                 f"{len(ids) - len(finished)} | {_as_none(name, mine, ids)} |"
             )
     return "\n".join(lines)
+
+
+Answers = dict[str, dict[str, Any]]
+
+
+def _by_precision(result: dict[str, Any]) -> dict[str, dict[str, Answers]]:
+    """The rows that have answered anything, by precision."""
+    rows = {name: one for name, one in result["answers"].items() if any("tokens" in each for each in one.values())}
+    groups: dict[str, dict[str, Answers]] = {"bfloat16": {}, "4 bits": {}}
+    for name, one in rows.items():
+        groups[SAME.get(name.split()[-1], "4 bits")][name] = one
+    return {precision: mine for precision, mine in groups.items() if mine}
+
+
+def _shared(rows: dict[str, Answers], kinds: list[str]) -> list[str]:
+    """The prompts of some kinds that all of the rows have answered."""
+    answered = [{id_ for id_, one in each.items() if "tokens" in one} for each in rows.values()]
+    return sorted(id_ for id_ in set.intersection(*answered) if id_.split("-")[1] in kinds)
+
+
+def refusals(result: dict[str, Any]) -> list[str]:
+    """A line for each library that was not started, and for each reason for which answers were refused."""
+    told = [f"* {name} was not started: {one['error']}" for name, one in result["libraries"].items() if one["error"]]
+    for name, answers in result["answers"].items():
+        library, row, precision = name.rsplit(" ", 2)
+        whys: dict[str, list[str]] = {}
+        for id_, one in answers.items():
+            if "error" in one:
+                whys.setdefault(one["error"], []).append(id_.removeprefix("structured-"))
+        told += [
+            f"* {library} `{row}` {precision} did not answer {len(ids)} of {len(answers)} prompts "
+            f"({', '.join(ids[:4])}{', ...' if len(ids) > 4 else ''}): {why}"
+            for why, ids in whys.items()
+        ]
+    return told
+
+
+def missing(result: dict[str, Any]) -> int:
+    """Answers that have neither come nor been refused, of all sixty prompts and the rows that were asked."""
+    whole = len(load_prompts("structured"))
+    return sum(whole - len(answers) for answers in result["answers"].values()) or (0 if result["answers"] else whole)
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """outpace's ``auto`` beside the fastest other library, on JSON extraction."""
+    told = []
+    for precision, mine in _by_precision(result).items():
+        ids = _shared(mine, ["extraction"])
+        auto = next((one for name, one in mine.items() if name.startswith("outpace auto")), None)
+        others = {name: one for name, one in mine.items() if not name.startswith("outpace ")}
+        if auto is None or not others or not ids:
+            continue
+        best = max(others, key=lambda name: total_rate(rates(others[name], ids)) or 0.0)
+        library, row, format_ = best.rsplit(" ", 2)
+        told.append(
+            f"`auto` beside the fastest other library on JSON extraction, {precision}: "
+            f"{_ratio(rates(others[best], ids), rates(auto, ids))} ({library} `{row}` {format_})."
+        )
+    return told
+
+
+def rewritten(page: str, result: dict[str, Any]) -> str:
+    """The page with what stands between its marks replaced. Raises BadInput for one without the marks."""
+    before, mark, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise BadInput(f"the page has no marks {BEGIN} and {END}")
+    settings = result["settings"]
+    length = settings["max_new_tokens"]
+    versions = dict.fromkeys(f"{name.split()[0]} {one['version']}" for name, one in result["libraries"].items())
+    lines = [
+        f"{', '.join(versions)}; {settings['model']}, greedy, {length} tokens at most, {settings['threads']} threads, "
+        f"{result['machine']['cpu']}.",
+        "",
+    ]
+    for title, group in (("All sixty prompts", list(KINDS)), *((one.capitalize(), [one]) for one in KINDS)):
+        lines += [f"{title}:", "", table(result, length, group), ""]
+    for block in (summary(result), refusals(result)):
+        lines += [*block, ""] if block else []
+    return "\n".join((before + BEGIN, "", *lines, END + after))
 
 
 def rates(answers: dict[str, dict[str, Any]], ids: list[str]) -> list[Rate]:
@@ -258,8 +345,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
+    parser.add_argument("--page", type=Path, help="write the tables between its marks, when all is answered")
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--kinds", default="extraction,function,sql,list,edit")
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--methods", default="none,auto")
     parser.add_argument("--dtypes", default="bfloat16,int4")
@@ -270,10 +358,18 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--max-minutes", type=float)
     asked = parser.parse_args()
-    known: dict[str, Any] = json.loads(asked.json.read_text("utf-8")) if asked.json.exists() else {}
+    try:
+        known: dict[str, Any] = json.loads(asked.json.read_text("utf-8")) if asked.json.exists() else {}
+    except ValueError:
+        print(f"error: {asked.json} is no file of this command", file=sys.stderr)
+        return 2
+    unknown = set(asked.kinds.split(",")) - set(KINDS)
+    if unknown:
+        print(f"error: --kinds: there is no {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}", file=sys.stderr)
+        return 2
     settings = {"model": asked.model, "max_new_tokens": asked.max_new_tokens, "threads": asked.threads}
-    if known and known["settings"] != settings:
-        print(f"error: {asked.json} was measured with other settings: {known['settings']}", file=sys.stderr)
+    if known and known.get("settings") != settings:
+        print(f"error: {asked.json} was measured with other settings: {known.get('settings')}", file=sys.stderr)
         return 2
     result = known or {
         "version": __version__,
@@ -298,6 +394,21 @@ def main() -> int:
     kinds = asked.kinds.split(",")
     for group in (kinds, *([kind] for kind in kinds if len(kinds) > 1)):
         print(f"\n{', '.join(group)}\n\n{table(result, asked.max_new_tokens, group)}")
+    print("", *summary(result), *refusals(result), sep="\n")
+    return 0 if asked.page is None else _write(asked.page, result)
+
+
+def _write(page: Path, result: dict[str, Any]) -> int:
+    """Rewrite the page, if nothing is missing; the exit code."""
+    if left := missing(result):
+        print(f"{page} is as it was: {left} answers are missing; the same command goes on", file=sys.stderr)
+        return 0
+    try:
+        write_atomically(page, rewritten(page.read_text("utf-8"), result).encode())
+    except (OSError, OutpaceError) as error:
+        print(f"error: cannot write the tables to {page}: {error}", file=sys.stderr)
+        return 2
+    print(f"written to {page}")
     return 0
 
 

@@ -15,7 +15,7 @@ import structured_peers
 from outpace.bench.peers.entries import Entry, Question
 from outpace.bench.peers.processes import WORKERS, Job, WorkerProcess, worker_command
 from outpace.bench.peers.stopping import TimeLimit
-from outpace.bench.peers.weights import Weights
+from outpace.bench.peers.weights import Weights, find
 from outpace.bench.peers.worker import Worker, WorkerError, environment
 from outpace.constraints import Grammar, compiled
 from outpace.prompts.questions import load_prompts
@@ -115,6 +115,7 @@ def test_every_library_has_a_worker_and_vllm_its_grammars() -> None:
     )
     job = Job(Weights("m", "/m", "/m.gguf", "Q4_1", True), None, "bfloat16", 1, 256)
     found = structured_peers.libraries(asked, job, [2])
+    assert {one.rows for one in found if one.name == "llama.cpp"} == {("GBNF", structured_peers.ON_DEMAND)}
     assert [(one.name, one.precision) for one in found] == [
         ("outpace", "bfloat16"),
         ("outpace", "int4"),
@@ -151,6 +152,98 @@ def test_the_table_counts_valid_answers_and_those_that_equal_plain_decoding() ->
     }
 
 
+def result(*rows: str, wrong: str = "") -> dict[str, Any]:
+    """A file in which these rows have answered all sixty prompts, but for ``wrong``, which has refused all SQL."""
+    ids = [one.id for one in load_prompts("structured")]
+    answer = {"tokens": [1, 2, 3], "ttft_ms": 5.0, "valid": True}
+    answers: dict[str, Any] = {
+        name: {id_: {**answer, "seconds": 1.0 if name.startswith("outpace auto") else 3.0} for id_ in ids}
+        for name in rows
+    }
+    if wrong:
+        answers[wrong] |= {id_: {"error": "no such rule"} for id_ in ids if "-sql-" in id_}
+    return {
+        "settings": {"model": "m", "max_new_tokens": 5, "threads": 2},
+        "machine": {"cpu": "a CPU"},
+        "libraries": {
+            "outpace bfloat16": {"error": "", "version": "1"},
+            "vllm bfloat16": {"error": "", "version": "2"},
+        },
+        "answers": answers,
+    }
+
+
+AUTO, XGRAMMAR = "outpace auto bfloat16", "vllm xgrammar bfloat16"
+
+
+def test_refusals_stand_below_the_tables_with_their_reason() -> None:
+    found = result(AUTO, XGRAMMAR, wrong=XGRAMMAR)
+    found["libraries"]["llama.cpp BF16"] = {"error": "ModuleNotFoundError: llama_cpp", "version": ""}
+    started, answered = structured_peers.refusals(found)
+    assert started == "* llama.cpp BF16 was not started: ModuleNotFoundError: llama_cpp"
+    count = sum("-sql-" in one.id for one in load_prompts("structured"))
+    assert f"vllm `xgrammar` bfloat16 did not answer {count} of 60 prompts (sql-" in answered
+    assert answered.endswith("): no such rule")
+    [all_of, none_of] = (structured_peers.table(found, 5, one).splitlines()[2] for one in (["sql", "list"], ["sql"]))
+    assert f"| {sum('-list-' in one.id for one in load_prompts('structured'))} |" in all_of and "| 0 |" in none_of
+
+
+def main(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any] | str, page: Path, *more: str) -> int:
+    file = page.with_suffix(".json")
+    file.write_text(found if isinstance(found, str) else json.dumps(found))
+    monkeypatch.setattr(outpace, "load", lambda _: None)
+    monkeypatch.setattr(structured_peers, "valid", lambda *_: None)
+    given = ["--json", str(file), "--table", "--page", str(page), "--model", "m", "--threads", "2", *more]
+    monkeypatch.setattr("sys.argv", ["structured_peers.py", *given, "--max-new-tokens", "5"])
+    return structured_peers.main()
+
+
+def test_the_page_is_rewritten_when_every_row_has_answered_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(before := f"before\n\n{structured_peers.BEGIN}\n\nold\n\n{structured_peers.END}\nafter\n")
+    part = result(AUTO, XGRAMMAR)
+    for name in list(part["answers"][XGRAMMAR])[:7]:
+        del part["answers"][XGRAMMAR][name]
+    assert main(monkeypatch, part, page) == 0
+    assert page.read_text() == before and "7 answers are missing" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(monkeypatch, result(AUTO, XGRAMMAR, wrong=XGRAMMAR), page) == 0
+    text = page.read_text()
+    assert text.startswith("before\n\n<!--") and text.endswith("-->\nafter\n") and "old" not in text
+    assert text.count("| outpace `auto` | bfloat16 |") == 6, "all prompts, and each kind"
+    assert "outpace 1, vllm 2; m, greedy, 5 tokens at most, 2 threads, a CPU." in text
+    assert "on JSON extraction, bfloat16: 3.00" in text and "(vllm `xgrammar` bfloat16)." in text
+    assert "did not answer" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "said"),
+    [
+        ("no json", [], "is no file of this command"),
+        ({"settings": {"model": "other"}}, [], "measured with other settings"),
+        (result(AUTO), ["--kinds", "sql,sqk"], "there is no sqk"),
+        (result(AUTO), [], "has no marks"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_one_line(
+    found: Any, more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    assert main(monkeypatch, found, page, *more) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and said in err and err.count("\n") == 1
+    assert page.read_text() == "no marks"
+
+
+def test_the_documentation_has_the_marks() -> None:
+    page = (Path(structured_peers.__file__).parents[1] / "docs" / "constrained.md").read_text()
+    assert "| outpace `auto` |" in structured_peers.rewritten(page, result(AUTO))
+
+
 def ask(worker: Worker, grammar: Grammar | None, prompt: list[int], length: int, config: str) -> dict[str, Any]:
     told = {} if grammar is None else {"grammar": {"kind": grammar.kind, "source": grammar.source, "gbnf": ""}}
     return worker.ask({"do": "answer", "config": config, "prompt": prompt, "length": length, **told})
@@ -183,4 +276,30 @@ def test_outpaces_own_worker_holds_answers_to_a_grammar_and_ends_them() -> None:
     assert found["none"] == found["auto"] and len(found["none"]) < 160
     assert compiled(prompt.grammar, model.tokenizer).accepts(model.tokenizer.decode(found["none"]))
     assert len(ask(worker, None, ids, 7, "none")["tokens"]) == 7
+    worker.close()
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_llama_cpp_finds_the_same_answers_when_its_grammar_is_asked_on_demand() -> None:
+    pytest.importorskip("llama_cpp")
+    model, weights = outpace.load("smollm2"), find("smollm2", "bfloat16")
+    told = Job(weights, None, "bfloat16", 2, 512).settings({"grammar": {}}, "bfloat16")
+    worker = Worker(
+        worker_command(sys.executable, "llama_cpp.py"), environment(2, foreign=False, offline=True), 200, TimeLimit()
+    )
+    worker.ask({"do": "load", "settings": told})
+    for prompt in [one for one in load_prompts("structured") if one.id.endswith("-1")]:
+        assert prompt.grammar is not None
+        source, ids = prompt.grammar.source, list(model.tokenizer.chat(prompt.messages))
+        masks = {"kind": prompt.grammar.kind, "source": source, "gbnf": ""}
+        masks["gbnf"] = structured_peers.gbnf(source) if prompt.grammar.kind == "lark" else ""
+        both = [
+            worker.ask(
+                {"do": "answer", "config": "grammar", "prompt": ids, "length": 24,
+                 "grammar": masks | {"on_demand": on_demand}}
+            )["tokens"]
+            for on_demand in (False, True)
+        ]  # fmt: skip
+        assert both[0] == both[1], prompt.id
     worker.close()

@@ -31,6 +31,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         Constrained(regex="a", choice=["b"]).read()
     with pytest.raises(BadInput, match="cannot read --schema"):
         Constrained(schema=str(tmp_path / "none.json")).read()
+    with pytest.raises(BadInput, match=r"a schema must be a JSON object, or true for any JSON, not list"):
+        Constrained(schema="[1]").read()
     (tmp_path / "x").write_bytes(b"\xff")
     with pytest.raises(BadInput, match="not UTF-8"):
         Constrained(grammar=tmp_path / "x").read()

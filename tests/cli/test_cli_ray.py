@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from cli_support import Run, refused, runner
-from outpace.cli import serve_ray
+from outpace.cli import generate_ray, serve_ray
+from outpace.cli.generate_ray import Batch
 from outpace.cli.serve_ray import Replication
+from outpace.constraints import Grammar
 from outpace.core.errors import MissingExtra
 from outpace.core.machine import usable_cpus
 from outpace.integrations.ray.cluster import ADDRESS_VARIABLE, require_ray
@@ -90,6 +92,26 @@ def test_options_that_belong_together(run: Run, source: str, output: str) -> Non
     refused(run("generate", "--ray", source, output, "--replicas", "0"), "--replicas")
     for option in ("--explain", "--json", "--logprobs=2"):
         refused(run("generate", "--ray", source, output, option), option.partition("=")[0])
+
+
+def test_a_batch_has_the_grammar_of_the_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str, output: str
+) -> None:
+    batches: list[Batch] = []
+
+    def kept(batch: Batch, *_: object, **__: object) -> int:
+        batches.append(batch)
+        return 0
+
+    monkeypatch.setattr(generate_ray, "generate_batch", kept)
+    for given in (["--choice", "ab", "--choice", "ba", "--constraint-weighting", "fvo", "--grammar-bytes", "99"], []):
+        assert run("generate", "--ray", source, output, "--model", "toy", *given).code == 0
+    held, free = (one.options for one in batches)
+    assert held["grammar"] == Grammar.choice(["ab", "ba"])
+    assert held["grammar_limits"].max_bytes == 99
+    assert held["params"].constraint_weighting.kind == "fvo"
+    assert "grammar" not in free
+    refused(run("generate", "--ray", source, output, "--schema", "[1]"), "a schema must be a JSON object")
 
 
 def test_files(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, output: str) -> None:

@@ -84,6 +84,13 @@ def test_the_grammar_is_drafted(model: outpace.Model) -> None:
     assert found.metrics["mean_acceptance_length"] > 1.4
 
 
+def test_auto_tells_what_the_grammar_drafted(model: outpace.Model) -> None:
+    held = model.generate("Invent three people.", grammar=GRAMMARS["list"], max_new_tokens=80).metrics["drafting_parts"]
+    assert held["grammar"] > 0.3
+    assert all(0.0 <= share <= 1.0 for share in held.values())
+    assert "grammar" not in model.generate("Invent three people.", max_new_tokens=20).metrics["drafting_parts"]
+
+
 def test_a_stop_string_that_is_forced_is_refused(model: outpace.Model) -> None:
     with pytest.raises(BadInput, match="stop string 'name'"):
         model.generate("x", grammar=PERSON, stop="name")

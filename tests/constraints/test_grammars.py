@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 
 from outpace.certify.letters import Letters
@@ -54,6 +55,16 @@ def accepted(grammar: Grammar, text: str, tokenizer: ChatTokenizer = BYTES) -> b
 def test_a_grammar_accepts_what_it_describes_alone(grammar: Grammar, yes: Seq[str], no: Seq[str]) -> None:
     assert [text for text in yes if not accepted(grammar, text)] == []
     assert [text for text in no if accepted(grammar, text)] == []
+
+
+def test_a_class_of_pydantic_is_a_schema() -> None:
+    class Point(pydantic.BaseModel):
+        x: int
+        y: int
+
+    grammar = Grammar.read(Point)
+    assert grammar == Grammar.schema(Point.model_json_schema())
+    assert accepted(grammar, '{"x": 1, "y": -2}') and not accepted(grammar, '{"x": 1}')
 
 
 def test_white_space_is_fixed_unless_the_schema_says_otherwise() -> None:
@@ -107,6 +118,13 @@ def test_a_set_of_bits() -> None:
     assert [single(bits_of([token], 65)) for token in (0, 31, 32, 64)] == [0, 31, 32, 64]
 
 
+def _nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found}, "required": ["a"]}
+    return found
+
+
 def _long(depth: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(depth)}}
 
@@ -146,6 +164,30 @@ def test_what_cannot_be_used_is_refused_in_one_line(make: Any, limits: GrammarLi
         compiled(make(), BYTES, *([] if limits is None else [limits]))
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("grammar", "line"),
+    [
+        (
+            Grammar.schema({"type": "integer", "minimum": 5, "maximum": 4}),
+            "the schema cannot be used: Unsatisfiable schema: minimum (5) is greater than maximum (4)",
+        ),
+        (Grammar.lark('start: "a" b\n\nb: "b\n'), "the grammar cannot be used: line 3, column "),
+        (Grammar.lark('root ::= "a" b'), "the grammar cannot be used: Rule 'b' not found"),
+        (Grammar.lark("root ::= ("), "the grammar cannot be used: "),
+        (Grammar.lark("root ::= " + "(" * 5000), "the grammar cannot be used: it is nested too deeply"),
+        (Grammar.schema(_nested(200)), "the schema cannot be used: it is nested too deeply"),
+        (Grammar.regex("a("), "the regular expression cannot be used: invalid regex "),
+    ],
+)
+def test_a_refusal_says_where_in_the_users_own_text(grammar: Grammar, line: str) -> None:
+    """The engine numbers the lines of a text that has ours before the user's, and shows both."""
+    with pytest.raises(BadInput) as refused:
+        compiled(grammar, BYTES)
+    said = str(refused.value)
+    assert said.startswith(line), said
+    assert not any(words in said for words in ("llguidance", "no_forcing", "start:", "x-guidance", "<non-verbose/>"))
 
 
 def test_a_regular_expression_that_explodes_ends_in_words() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from cli_support import toy
+from outpace.constraints import Grammar
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
 from outpace.integrations.ray.batch_answers import Answers, BatchWorker
@@ -221,6 +222,16 @@ def test_the_answers_of_a_worker_are_those_of_the_model() -> None:
         assert one["usage"]["completion_tokens"] == len(expected.tokens)
     assert "error" in found[3]
     assert found[4]["usage"]["completion_tokens"] <= 2
+
+
+def test_rows_are_held_to_the_grammar_of_the_batch() -> None:
+    model = toy()
+    options = {"max_new_tokens": 8, "params": SamplingParams(temperature=1.0), "grammar": Grammar.choice(["ab", "ba"])}
+    found = Answers(model, model.method("pld"), options)(rows(6))
+    assert {one["finish_reason"] for one in found} == {"stop"}
+    assert {one["text"] for one in found} <= {"ab", "ba"}
+    wrong = Answers(model, model.method("pld"), {**options, "grammar": Grammar.regex("(")})(rows(2))
+    assert all("the regular expression cannot be used" in one["error"] for one in wrong)
 
 
 def test_a_sampled_row_has_its_answer_again_whatever_runs_beside_it() -> None:

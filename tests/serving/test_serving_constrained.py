@@ -104,6 +104,30 @@ def test_strict_tools_have_arguments_of_their_schema() -> None:
     assert chunks
 
 
+CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+
+
+@pytest.mark.parametrize(
+    "wrong", [CALL, f" {CALL}", f"```json\n{CALL}\n```", f"```\n{CALL}\n```", CALL.replace(" ", "\n ")]
+)
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+def test_calls_without_a_mark_are_held_to_their_schemas(family: str, wrong: str) -> None:
+    if family == "llama3":
+        wrong = wrong.replace("arguments", "parameters")
+    whole, _ = asked(family, wrong, tools=STRICT)
+    found = [arguments for _, arguments in calls(whole["message"])]
+    assert all(one["city"] in ("Oslo", "Bergen") for one in found)
+    if family == "hermes" and not wrong.startswith(" "):
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("said", ["```python\nprint(1)\n```", "[1, 2]", "``` {", "Rome: {1}"])
+def test_text_that_is_no_call_is_allowed_beside_strict_tools(said: str) -> None:
+    whole, _ = asked("hermes", said, tools=STRICT)
+    if said != "``` {":  # a call begins like that
+        assert whole["message"]["content"] == said
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 @pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
 def test_strict_tools_that_have_to_be_called(family: str, choice: Any) -> None:
@@ -117,6 +141,22 @@ def test_text_without_a_call_is_allowed_beside_strict_tools() -> None:
     whole, _ = asked("hermes", "No need for that.", tools=STRICT)
     assert whole["message"]["content"] == "No need for that."
     assert whole["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"next": {"$ref": "#"}}, "without end"),
+        ({"next": {"type": "integer", "minimum": 5, "maximum": 4}}, "Unsatisfiable schema"),
+    ],
+)
+def test_strict_tools_with_bad_schemas_are_refused(parameters: dict[str, Any], words: str) -> None:
+    schema = {"type": "object", "properties": parameters, "required": ["next"]}
+    tools = [{"type": "function", "function": {"name": "weather", "strict": True, "parameters": schema}}]
+    with client(service(model("hermes", "x"))) as to:
+        for choice in ("auto", "required"):
+            error = refused(to, 400, words, tools=tools, tool_choice=choice)
+            assert error["param"] == "tools"
 
 
 def test_strict_tools_and_a_schema_contradict_each_other() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 import outpace
@@ -80,6 +81,47 @@ def test_greedy_answers_are_those_of_generate(client: openai.OpenAI, expected: o
         assert found.logprob == pytest.approx(wanted.logprob, abs=0.05)
         assert bytes(found.bytes or ()).decode() == found.token
         assert [len(found.top_logprobs), found.top_logprobs[0].token] == [2, found.token]
+
+
+class Town(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    coastal: bool
+
+
+def test_answers_are_parsed_into_the_class_that_was_asked_for(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**GREEDY, "max_tokens": 60, "messages": [{"role": "user", "content": "Invent a town."}]}
+    parsed = client.chat.completions.parse(response_format=Town, **asked).choices[0].message.parsed
+    assert isinstance(parsed, Town)
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "town", "schema": Town.model_json_schema()}}
+    ways: list[dict[str, Any]] = [
+        {"response_format": schema},
+        {"extra_body": {"guided_json": Town.model_json_schema()}},
+    ]
+    for more in ways:
+        answer = client.chat.completions.create(**asked, **more).choices[0]
+        assert (answer.finish_reason, Town.model_validate_json(answer.message.content or "")) == ("stop", parsed)
+    cut = client.chat.completions.create(response_format=schema, **{**asked, "max_tokens": 3}).choices[0]
+    assert cut.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("field", "pattern"),
+    [
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_regex": r"\d{4}-\d\d"}, r"\d{4}-\d\d"),
+        ({"guided_grammar": 'start: "<" /[a-c]{2}/ ">"'}, "<[abc]{2}>"),
+    ],
+)
+def test_fields_of_vllm_hold_answers_of_the_model(client: openai.OpenAI, field: dict[str, Any], pattern: str) -> None:
+    answer = client.chat.completions.create(messages=QUESTION, extra_body=field, **GREEDY).choices[0]
+    assert answer.finish_reason == "stop"
+    assert re.fullmatch(pattern, answer.message.content or "")
+
+
+def test_a_schema_that_nothing_satisfies_is_a_bad_request(client: openai.OpenAI) -> None:
+    wrong = {"guided_json": {"type": "integer", "minimum": 5, "maximum": 4}}
+    with pytest.raises(openai.BadRequestError, match=r"'guided_json': the schema cannot be used: Unsatisfiable schema"):
+        client.chat.completions.create(messages=QUESTION, extra_body=wrong, **GREEDY)
 
 
 def test_a_stream_is_the_same_answer(client: openai.OpenAI, expected: outpace.Result) -> None:

@@ -104,13 +104,14 @@ def generate(
     if ray:
         from outpace.cli.generate_ray import Batch, generate_batch
 
-        params = sampling.params()
-        options = {
+        params = sampling.params(constraint_weighting=constrained.weighting)
+        options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "stop": list(stop or ()),
             "ignore_eos": ignore_eos,
             "references": list(texts),
             "params": params,
+            **({} if grammar is None else {"grammar": grammar, "grammar_limits": limits}),
         }
         batch = Batch(machine, drafting, drafting.settings([method], params), options, system, raw)
         assert output is not None

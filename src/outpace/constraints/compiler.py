@@ -28,6 +28,9 @@ LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 _EVERY_SPELLING = '%llguidance { "no_forcing": true }'
 """Text that the grammar forces may be spelled in every way that the vocabulary has, as everywhere else."""
+_EXCERPT = re.compile(r"\s*(\d+ \||\^\s*$)")
+"""Lines of the engine's messages that show its own source: ours is around the user's."""
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\):? ")
 _COMPILED: Lru[tuple[Grammar, GrammarLimits, str], ParsedConstraint] = Lru(KEPT)
 _LOCK = Lock()
 
@@ -106,14 +109,28 @@ def _matcher(grammar: Grammar, trie: TokenTrie, limits: GrammarLimits) -> Any:
         source = _source(grammar, llguidance)
         matcher = llguidance.LLMatcher(trie.inner, source, log_level=0, limits=bounds)
         wrong = matcher.get_error()
+    except RecursionError:
+        wrong = "it is nested too deeply"
     except ValueError as error:
         wrong = str(error)
     if not wrong:
         return matcher
-    line = shortened(wrong)
+    line = _why(wrong, grammar)
     if any(words in line for words in ("fuel", "too large", "too big", "grammar size")):
         raise BadInput(f"{_too_slow(grammar, limits)} ({line})")
     raise BadInput(f"the {grammar.name} cannot be used: {line}")
+
+
+def _why(wrong: str, grammar: Grammar) -> str:
+    """The engine's reason in one line, without its excerpt of the source; positions are those of the user's text."""
+    lines = [line for line in wrong.replace("<non-verbose/>", "").splitlines() if not _EXCERPT.match(line)]
+    line = shortened(" ".join(lines))
+    found = _POSITION.match(line)
+    if found is None:
+        return line
+    row = int(found[1]) - len(_EVERY_SPELLING.splitlines())
+    where = f"line {row}, column {found[2]}: " if grammar.kind == "lark" and not _is_gbnf(grammar.source) else ""
+    return where + line[found.end() :].removeprefix("failed to compile JSON schema: ")
 
 
 def _too_slow(grammar: Grammar, limits: GrammarLimits) -> str:
@@ -126,12 +143,7 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
     """The grammar in the engine's own form. Raises ValueError or BadInput for what is broken."""
     match grammar.kind:
         case "schema":
-            schema = json.loads(grammar.source)
-            check_schema(schema)
-            schema = with_ecma_patterns(schema)
-            if isinstance(schema, dict):
-                schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
-            rules = f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+            rules = f"start: {json_rule(json.loads(grammar.source))}"
         case "regex":
             pattern = llguidance.regex_to_lark(_unanchored(grammar.source), "d")  # only ASCII digits are digits
             rules = f"start: /{pattern}/"
@@ -139,12 +151,30 @@ def _source(grammar: Grammar, llguidance: Any) -> str:
             rules = "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(grammar.source))
         case "lark":
             rules = grammar.source
-            if re.search(r"^\s*root\s*::=", rules, re.MULTILINE):
+            if _is_gbnf(rules):
                 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-                rules = gbnf_to_lark(rules)
+                try:
+                    rules = gbnf_to_lark(rules)
+                except RecursionError:
+                    raise
+                except Exception as error:  # the converter raises nothing more specific
+                    raise ValueError(str(error) or "it is no GBNF") from None
     found: str = llguidance.LLMatcher.grammar_from_lark(f"{_EVERY_SPELLING}\n{rules}")
     return found
+
+
+def json_rule(schema: Any) -> str:
+    """A schema as a part of a rule of the engine's grammars. Raises BadInput where no finite answer satisfies it."""
+    check_schema(schema)
+    schema = with_ecma_patterns(schema)
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {**LAYOUT, **_dict(schema.get("x-guidance"))}}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _is_gbnf(rules: str) -> bool:
+    return re.search(r"^\s*root\s*::=", rules, re.MULTILINE) is not None
 
 
 def _dict(given: Any) -> dict[str, Any]:

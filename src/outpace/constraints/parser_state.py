@@ -74,7 +74,7 @@ class Cursor:
         self.matcher, self.at = self._make(), self.root
         if "NoExtensionBias" in why:
             return True
-        raise BadInput(f"the grammar is too complex to go on: {shortened(why)}")
+        raise BadInput(f"the grammar is too complex to go on: {shortened(why.replace('<non-verbose/>', ''))}")
 
 
 class ParserState:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Any
 
+from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.grammar_drafter import GrammarDrafter
-from outpace.drafting.merged import Merge, MergeState
+from outpace.drafting.merged import Merge, MergeState, contributed
+from outpace.targets.base import Sequence
+
+
+@dataclass(slots=True, kw_only=True)
+class _State(MergeState):
+    """``scored``: rounds in which each part's draft was in the tree that the target scored, by its name."""
+
+    scored: Counter[str] = field(default_factory=Counter)
 
 
 class WithGrammar(Merge):
@@ -18,6 +29,9 @@ class WithGrammar(Merge):
     def __init__(self, drafter: Drafter[Any], name: str) -> None:
         super().__init__((drafter, GrammarDrafter()), (name, "grammar"))
         self.proposal = drafter.proposal
+
+    def opened(self, sequence: Sequence, parts: list[Any]) -> MergeState:
+        return _State(sequence, parts)
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
         whole = super().unite(trees, budget, greedy=greedy)
@@ -30,6 +44,18 @@ class WithGrammar(Merge):
         for state, tree in zip(states, trees, strict=True):
             state.united, state.drafts = tree, (tree,)
         return trees
+
+    def observe_batch(self, states: Seq[MergeState], verdicts: Seq[Verdict]) -> None:
+        for state, verdict in zip(states, verdicts, strict=True):
+            assert isinstance(state, _State)
+            for name, tree in zip(self.names, state.drafts, strict=False):  # none where this drafter was not asked
+                state.scored[name] += contributed(tree, verdict.scores.tree)
+        super().observe_batch(states, verdicts)
+
+    def drafting(self, state: MergeState) -> dict[str, int]:
+        assert isinstance(state, _State)
+        names = self.names if state.sequence.sampler.grammar is not None else self.names[:1]
+        return {name: state.scored[name] for name in names}
 
 
 def _likeliest_path(tree: TokenTree) -> TokenTree:

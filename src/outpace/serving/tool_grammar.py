@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
-from outpace.constraints.compiler import LAYOUT
+from outpace.constraints.compiler import json_rule
 from outpace.constraints.grammar import Grammar
 from outpace.constraints.token_trie import installed
+from outpace.core.errors import BadInput
 from outpace.models.base import ChatTokenizer
 from outpace.serving.errors import ApiError
 from outpace.serving.schemas import Tool
@@ -42,19 +43,26 @@ def tool_grammar(tokenizer: ChatTokenizer, tools: Seq[Tool], parser: ToolParser 
         first = f"{_arguments(tools[0])} {_text(form.closing)}" if named else "body"
         rules.insert(0, f"start: {first} {more}".rstrip())
     else:
-        rules.insert(0, _free(tokenizer, form, opening, more))
+        rules.insert(0, _free(tokenizer, form, opening, more, [_call(tool, form) for tool in tools]))
     return Grammar.lark("\n".join(rule for rule in rules if rule))
 
 
-def _free(tokenizer: ChatTokenizer, form: Format, opening: str, more: str) -> str:
-    """Rules of an answer that may be text, or a call."""
+def _free(tokenizer: ChatTokenizer, form: Format, opening: str, more: str, calls: list[str]) -> str:
+    """Rules of an answer that may be text, or a call; ``calls``: without what begins and ends them.
+
+    An answer may begin with a call that has no mark; text that begins like one is not allowed, for it would be read as
+    a call whose arguments nothing holds to the schema.
+    """
+    like_a_call = f"[ \\t\\r\\n]*({'|'.join(map(_literal, form.openings))})[ \\t\\r\\n]*\\{{(.|\\n)*"
+    text = f"TEXT: /(.|\\n)*/ & ~/{like_a_call}/"
     if form.begin.strip() and not form.listed and _spelled(tokenizer, form.begin.strip()):
         mark = form.begin.strip()
-        rest = opening.removeprefix(mark)
-        pattern = "(.|\\n)*" + "".join(f"[{one}]" if one.isalnum() or one in "<>_" else f"\\{one}" for one in mark)
-        return f"start: head {_text(rest)} body {more}| TEXT\nhead[lazy]: /{pattern}/\nTEXT: /(.|\\n)*/"
+        bare = [f"{_text(_line(one) + form.name)} bare {_text(_closed(end))}" for one, end in form.openings.items()]
+        start = " | ".join([f"head {_text(opening.removeprefix(mark))} body {more}", *bare, "TEXT"])
+        head = f"head[lazy]: /(.|\\n)*{_literal(mark)}/ & ~/{like_a_call}/"
+        return "\n".join([f"start: {start}", head, f"bare: {' | '.join(calls)}", text])
     if not form.begin and opening.startswith("{"):
-        return f"start: {_text(opening)} body {more}| TEXT\nTEXT: /[^{{](.|\\n)*/"
+        return f"start: {_text(opening)} body {more}| TEXT\n{text}"
     raise ApiError(
         "this model begins calls with a special token, so that strict tools need a 'tool_choice' that demands a call",
         param="tools",
@@ -67,21 +75,41 @@ def _spelled(tokenizer: ChatTokenizer, mark: str) -> bool:
     return all(tokenizer.token_bytes(token) for token in tokenizer.encode(mark))
 
 
+def _literal(text: str) -> str:
+    """A regular expression of the very text."""
+    return "".join(f"[{one}]" if one.isalnum() or one in "<>_" else f"\\{one}" for one in text)
+
+
+def _line(opener: str) -> str:
+    return f"{opener}\n" if opener else ""
+
+
+def _closed(end: str) -> str:
+    """The end of a call's object, and of what it stands in."""
+    return f"}}\n{end}" if end else "}"
+
+
 def _between(form: Format) -> str:
     return "\n" if form.begin.strip() else "; "
 
 
 def _body(form: Format, tool: Tool) -> str:
-    return f"{_text(tool.function.name + form.arguments)} {_arguments(tool)} {_text(form.closing)}".rstrip()
+    return f"{_call(tool, form)} {_text(form.closing)}".rstrip()
+
+
+def _call(tool: Tool, form: Format) -> str:
+    """The rest of a call after the beginning of its name, up to its arguments."""
+    return f"{_text(tool.function.name + form.arguments)} {_arguments(tool)}"
 
 
 def _arguments(tool: Tool) -> str:
     schema: Mapping[str, Any] = {"type": "object"}
     if tool.function.strict and tool.function.parameters is not None:
         schema = tool.function.parameters
-    Grammar.schema(dict(schema))
-    written = json.dumps({**schema, "x-guidance": LAYOUT}, ensure_ascii=False)
-    return f'" "? %json {written}'
+    try:
+        return f'" "? {json_rule(json.loads(Grammar.schema(dict(schema)).source))}'
+    except BadInput as error:
+        raise ApiError(f"the tool '{tool.function.name}': {error}", param="tools", code="invalid_value") from error
 
 
 def _text(text: str) -> str:

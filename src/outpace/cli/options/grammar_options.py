@@ -84,7 +84,8 @@ class Constrained(GrammarBounds):
             raise BadInput(f"{' and '.join(f'--{name}' for name in given)} contradict each other; give one of them")
         if self.schema is not None:
             text = self.schema.strip()
-            return Grammar.schema(text if text[:1] == "{" or text == "true" else _file(Path(self.schema), "--schema"))
+            written = text[:1] in ("{", "[") or text in ("true", "false")
+            return Grammar.schema(text if written else _file(Path(self.schema), "--schema"))
         if self.regex is not None:
             return Grammar.regex(self.regex)
         if self.grammar is not None:

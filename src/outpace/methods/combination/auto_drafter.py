@@ -290,6 +290,12 @@ class Auto(MergedTrees[AutoState]):
     def part_trees(self, state: AutoState) -> Seq[TokenTree]:
         return (state.free,) if state.asked is None else (state.free, state.asked.learned)
 
+    def drafting(self, state: AutoState) -> dict[str, int]:
+        found = super().drafting(state)
+        if state.sequence.sampler.grammar is None:
+            return found
+        return found | self.parts[0].drafting(state.parts[0])  # what the grammar drafted stands beside the free part
+
     def observe_batch(self, states: Seq[AutoState], verdicts: Seq[Verdict]) -> None:
         super().observe_batch(states, verdicts)
         for state, verdict in zip(states, verdicts, strict=True):

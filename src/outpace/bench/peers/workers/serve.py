@@ -5,8 +5,9 @@
     {"do": "load", "settings": {...}}                               {"version", "precision", "failed": {config: why}}
     {"do": "answer", "config": "plain", "prompt": [ids], "length": 48}   {"ttft_ms", "seconds", "tokens", "memory_mb"}
 
-A request may have a "grammar" beside its prompt: {"kind": "schema" or "lark", "source": text, "gbnf": text}. Its answer
-ends where the grammar does; every other answer has its full length.
+A request may have a "grammar" beside its prompt: {"kind": "schema" or "lark", "source": text, "gbnf": text}, and
+"on_demand" for a library that can obey it in two ways. Its answer ends where the grammar does; every other answer has
+its full length.
 
 Any reply may be ``{"error": "one line"}`` instead. The end of the input ends the process, also in the middle of an
 answer: nothing of it outlives a runner that was killed. LIBRARY.py has a function ``load(settings)`` that returns an
