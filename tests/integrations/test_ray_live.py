@@ -1,4 +1,7 @@
-"""Ray itself: replicas and workers that are killed, for real, with the embedded model. Takes minutes."""
+"""Ray itself: replicas and workers that are killed, for real, with the embedded model. Takes minutes.
+
+make ray
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from ray_replicas import Ended, account, asked, conversations, replicas, served
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.model,
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'outpace[ray]'"),
+    pytest.mark.skipif(
+        find_spec("ray") is None and not os.environ.get("OUTPACE_RAY"),  # set by make ray, which installs it
+        reason="ray is not installed: make ray, or pip install 'outpace[serve,ray]'",
+    ),
     pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two replicas need two CPUs"),
 ]
 WORKER = "ray::MapWorker"
@@ -36,8 +42,13 @@ def text_of(ended: list[Ended]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    with served(TWO, tmp_path_factory.mktemp("ray") / "log") as found:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ray") / "log"
+
+
+@pytest.fixture(scope="module")
+def server(log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    with served((*TWO, "--log-requests"), log) as found:
         yield found
     assert found[1].returncode == 0
 
@@ -53,6 +64,19 @@ def status(url: str, path: str) -> int:
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
     connection.request("GET", path)
     return connection.getresponse().status
+
+
+def test_every_request_has_its_line_in_the_log(server: tuple[str, subprocess.Popen[bytes]], log: Path) -> None:
+    """Also requests that are alike, of which Ray would write one line for several."""
+    url, _ = server
+    text_of(asked(url, conversations(1, "smollm2", 4) * 24, 4))
+
+    def ids() -> list[str]:
+        lines = [line for line in log.read_text().splitlines() if '"event": "request"' in line]
+        return [json.loads(line[line.index("{") :])["id"] for line in lines]
+
+    until(lambda: len(ids()) >= 24, 30)
+    assert len(set(ids())) == len(ids()) == 24
 
 
 def test_every_request_is_accounted_for_when_a_replica_is_killed(server: tuple[str, subprocess.Popen[bytes]]) -> None:
