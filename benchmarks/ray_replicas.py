@@ -6,6 +6,7 @@ end in one of these ways: complete, with the text that it had undisturbed; a str
 a beginning of that text; refused with a status code. Anything else is lost. Needs outpace[serve,ray].
 
     python benchmarks/ray_replicas.py --replicas 2 --kill 1 --json out/ray_replicas.json
+    python benchmarks/ray_replicas.py --sampled --kill 2
     python benchmarks/ray_replicas.py --serve "--engine vllm --method pld --dtype float32 --kv-bytes 268435456
         --max-model-len 1024 --engine-arg=--enforce-eager" --tokens 48
 """
@@ -40,6 +41,8 @@ _QUESTIONS = (
     "Explain in {n} steps how bread is baked at home.",
     "List {n} tools that a gardener needs, and what each is for.",
 )
+SAMPLED = 0.8
+"""The temperature of sampled answers."""
 _FOLLOWING = "Now say the same in other words."
 
 
@@ -166,8 +169,8 @@ def replicas(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return sorted(found, key=lambda one: one.create_time())
 
 
-def conversations(count: int, model: str, tokens: int) -> list[dict[str, Any]]:
-    """First turns; every second one is streamed."""
+def conversations(count: int, model: str, tokens: int, *, sampled: bool = False) -> list[dict[str, Any]]:
+    """First turns; every second one is streamed. ``sampled``: half of them, streamed or not, above temperature 0."""
     found = []
     for number in range(count):
         question = _QUESTIONS[number % len(_QUESTIONS)].format(n=number + 2)
@@ -175,7 +178,7 @@ def conversations(count: int, model: str, tokens: int) -> list[dict[str, Any]]:
             "model": model,
             "messages": [{"role": "user", "content": question}],
             "max_tokens": tokens,
-            "temperature": 0,
+            "temperature": SAMPLED if sampled and number % 4 > 1 else 0,
         }
         if number % 2:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -213,16 +216,17 @@ def asked(url: str, bodies: Sequence[dict[str, Any]], users: int, during: thread
     return [ended[at] for at in range(len(bodies))]
 
 
-def account(before: Sequence[Ended], after: Sequence[Ended]) -> dict[str, int]:
-    """How the requests ended; an answer that differs from the undisturbed one counts as that."""
+def account(bodies: Sequence[dict[str, Any]], before: Sequence[Ended], after: Sequence[Ended]) -> dict[str, int]:
+    """How the requests ended; a greedy answer that differs from the undisturbed one counts as that."""
     counts: Counter[str] = Counter()
-    for undisturbed, one in zip(before, after, strict=True):
-        outcome = one.outcome
-        if outcome == "complete" and one.text != undisturbed.text:
+    for body, undisturbed, one in zip(bodies, before, after, strict=True):
+        outcome, sampled = one.outcome, body["temperature"] > 0
+        if not sampled and outcome == "complete" and one.text != undisturbed.text:
             outcome = "different"
-        if outcome == "broken" and not undisturbed.text.startswith(one.text):
+        if not sampled and outcome == "broken" and not undisturbed.text.startswith(one.text):
             outcome = "different"
-        counts[f"{outcome} {'stream' if one.streamed else 'whole'}"] += 1
+        stream = "sampled stream" if sampled else "stream"
+        counts[f"{outcome} {stream if one.streamed else 'whole'}"] += 1
     return dict(sorted(counts.items()))
 
 
@@ -232,7 +236,7 @@ def _share(ended: Sequence[Ended]) -> float:
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     given = ["--model", options.model, "--threads", str(options.threads), "--replicas", str(options.replicas)]
-    bodies = conversations(options.conversations, options.model, options.tokens)
+    bodies = conversations(options.conversations, options.model, options.tokens, sampled=options.sampled)
     with served([*given, "--log-requests", *shlex.split(options.serve)], options.log) as (url, process):
         began = time.perf_counter()
         first = asked(url, bodies, options.users)
@@ -267,7 +271,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "second_turns_at_the_same_replica": stayed,
         "cached_share_of_second_turns": round(_share(second), 3),
         "killed": len(killed),
-        "after_the_kill": account(first, disturbed) if killed else {},
+        "after_the_kill": account(bodies, first, disturbed) if killed else {},
         "replays": float(replays[0]),
         "replicas_at_the_end": whole_again,
         "exit_code": code,
@@ -294,6 +298,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=24)
     parser.add_argument("--users", type=int, default=8, help="requests at a time")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--sampled", action="store_true", help="half of the answers above temperature 0")
     parser.add_argument("--kill", type=int, default=1, help="replicas that are killed under load")
     parser.add_argument("--serve", default="", help="further options of outpace serve, such as '--engine vllm'")
     parser.add_argument("--log", type=Path, default=Path("out/ray_replicas.log"))

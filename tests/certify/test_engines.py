@@ -334,6 +334,7 @@ def test_the_command(cli: Run, honest: str, tmp_path: Path) -> None:
         assert found["lossless"] is True and found["endpoint"] == address and found["checks"]
         words = cli(*common, "--endpoint", biased, "--baseline", honest)
         assert words.code == 1 and "not lossless" in words.out and "refused: " in words.out
+        assert all(line.startswith("  ") for line in words.out.splitlines()[1:])  # a line each, of any length
         refused(cli(*common, "--endpoint", address), "--api-key-file")
     refused(cli(*common, "--endpoint", address), "nothing answers")
     refused(cli("certify"), "--endpoint URL")

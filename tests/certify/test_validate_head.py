@@ -203,7 +203,7 @@ def test_what_cannot_be_exported_or_imported_is_said_in_a_line(cli: Run, folder:
     refused(cli("export-head", here, "--layout", "medusa", "--out", new), "it is written as: eagle, speculators")
     refused(cli("export-head", here, "--layout", "eagle", "--out", here), "not empty")
     refused(cli("export-head", "nowhere", "--layout", "eagle", "--out", new), "no such folder")
-    refused(cli("export-head", "eagle3", "--layout", "eagle", "--out", new), "no kind of head that is shipped for")
+    refused(cli("export-head", "eagle3", "--layout", "eagle", "--out", new), "no head of this kind is shipped for")
     refused(cli("import-head", here, "--out", new), "of outpace's own layout already")
     refused(cli("import-head", str(tmp_path), "--out", new), "no config.json")
     strange = tmp_path / "strange"

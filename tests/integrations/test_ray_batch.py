@@ -14,7 +14,7 @@ from cli_support import toy
 from outpace.constraints import Grammar
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
-from outpace.integrations.ray.batch_answers import Answers, BatchWorker
+from outpace.integrations.ray.batch_answers import REFUSAL, Answers, BatchWorker
 from outpace.integrations.ray.batch_journal import Journal, journal_path
 from outpace.integrations.ray.batch_rows import Row, read_rows
 from outpace.integrations.ray.batch_run import LOST, run_batch
@@ -206,6 +206,38 @@ def test_bad_rows_are_in_the_output_and_not_computed(tmp_path: Path) -> None:
     compute = Losing({3}, passes=0)
     assert ran(tmp_path, given, compute)[2] == {"id": "bad", "line": 3, "error": "no prompt"}
     assert compute.sizes == [4]
+
+
+def test_a_batch_that_is_refused_before_anything_was_computed_leaves_no_journal(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def refuse(_: Sequence[Row], __: int) -> Iterator[list[dict[str, Any]]]:
+        raise BadInput("the workers do not start")
+        yield []
+
+    def refuse_later(left: Sequence[Row], _: int) -> Iterator[list[dict[str, Any]]]:
+        yield [answer(left[0])]
+        raise BadInput("the workers do not start")
+
+    given = [*rows(3), Row(4, 4, error="no prompt")]
+    for passes, kept in ((refuse, False), (refuse_later, True)):
+        with pytest.raises(BadInput, match="do not start"), Journal(out, ABOUT, resume=False) as journal:
+            run_batch(given, journal, passes, 8, lambda _: None)
+        assert journal_path(out).exists() is kept
+    with pytest.raises(BadInput), Journal(out, ABOUT, resume=True) as journal:
+        run_batch(given, journal, refuse, 8, lambda _: None)
+    assert journal_path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(BadInput("unknown model 'x'"), "unknown model 'x'"), (OSError("disk"), "OSError: disk")]
+)
+def test_a_worker_that_cannot_load_its_model_says_why_in_place_of_results(error: Exception, said: str) -> None:
+    def fail() -> Answers:
+        raise error
+
+    worker = BatchWorker(fail)
+    assert [json.loads(text) for text in worker({"row": ["{}", "{}"]})["result"]] == [{REFUSAL: said}]
 
 
 def test_the_answers_of_a_worker_are_those_of_the_model() -> None:

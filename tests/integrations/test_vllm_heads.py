@@ -59,6 +59,12 @@ def test_the_warning_is_among_what_the_command_tells(tmp_path: Path) -> None:
     assert any("'tiny-chat' is served" in note for note in found.notes)
 
 
+def test_a_kind_that_is_not_shipped_for_the_model_is_refused_by_the_name_that_the_user_gave() -> None:
+    wanted = Wanted(head="eagle3", model="tiny-chat")
+    with pytest.raises(BadInput, match=r"no head of this kind is shipped for 'tiny-chat'$"):
+        speculation(wanted, owner, "/cache/converted", Interpreter("python", "0.32.0"))
+
+
 def test_a_head_whose_embedding_is_another_is_refused(tmp_path: Path) -> None:
     folder = written(head_of("eagle3", 50), "speculators", tmp_path / "head")
 

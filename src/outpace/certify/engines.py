@@ -224,7 +224,7 @@ class _Certification:
         if self.target is None:
             return []
         if not self.endpoint.has_ids or not self.endpoint.never_ends:
-            self.remarks.append("the target's probabilities were not tested against: this needs token ids, ignore_eos")
+            self.remarks.append("ranks by the target's probabilities were not tested: no token ids, or no ignore_eos")
             return []
         found = {}
         for at, answers in self.ours.items():
@@ -236,7 +236,7 @@ class _Certification:
     def _against_logprobs(self) -> list[SampledTest]:
         endpoint, params = self.endpoint, self.plan.params
         answers = [one for one in _all(self.ours) if one.top is not None]
-        left_out = "the engine's own log-probabilities were not tested against: "
+        left_out = "ranks by the engine's own log-probabilities were not tested: "
         plain = SamplingParams(temperature=params.temperature)
         if not endpoint.top_logprobs or not answers:
             self.remarks.append(left_out + "it returns none")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -195,31 +196,29 @@ def certify_endpoint(
 
 
 def _show(found: EngineCertificate) -> None:
-    console = out()
+    say = partial(out().print, soft_wrap=True)
     mark = {True: "[green]lossless[/]", False: "[bold red]not lossless[/]", None: "[yellow]not shown[/]"}
-    console.print(
-        f"[bold cyan]{found.model}[/] at {found.endpoint}  {mark[found.lossless]}  ({found.sampling})", soft_wrap=True
-    )
-    console.print(f"  {found.verdict}", markup=False)
-    console.print(f"  compared with: {found.reference}", style="dim", markup=False)
+    say(f"[bold cyan]{found.model}[/] at {found.endpoint}  {mark[found.lossless]}  ({found.sampling})")
+    say(f"  {found.verdict}", markup=False)
+    say(f"  compared with: {found.reference}", style="dim", markup=False)
     if found.speculation is not None:
         counts = found.speculation
-        console.print(f"  {counts['drafted']} tokens drafted, {counts['accepted']} accepted", style="dim")
+        say(f"  {counts['drafted']} tokens drafted, {counts['accepted']} accepted", style="dim")
     if found.logprobs is not None:
         kind = f"{found.logprobs['kind']}, the {found.logprobs['top']} most likely tokens"
-        console.print(f"  log-probabilities: {kind}", style="dim")
+        say(f"  log-probabilities: {kind}", style="dim")
     if found.numerics is not None:
         size = f"{found.numerics.bias:.2g} in {found.numerics.contexts} prefixes"
-        console.print(f"  the baseline's own numerics: up to {size} (total variation)", style="dim")
+        say(f"  the baseline's own numerics: up to {size} (total variation)", style="dim")
     if found.detectable_bias is not None:
         finest = min(one.detectable_bias for one in found.checks if one.detectable_bias is not None)
         power = f"{finest:.2g} by the most sensitive test, of {found.detectable_bias:.2g} by every test"
-        console.print(f"  detected with 90 % probability: a bias of {power}", style="dim")
+        say(f"  detected with 90 % probability: a bias of {power}", style="dim")
     if found.first_difference is not None:
-        console.print(f"  first difference: {found.first_difference}", style="dim", markup=False)
+        say(f"  first difference: {found.first_difference}", style="dim", markup=False)
     for check in found.checks:
         if check.passed is False:
             size = "" if check.p_value is None else f", adjusted p = {check.p_value:.2g}"
-            console.print(f"  refused: {check.name}{size}  {check.note}", style="red", markup=False)
+            say(f"  refused: {check.name}{size}  {check.note}", style="red", markup=False)
     for remark in found.remarks:
-        console.print(f"  {remark}", style="dim", markup=False)
+        say(f"  {remark}", style="dim", markup=False)

@@ -56,24 +56,23 @@ def shipped(target: Target) -> list[HeadFolder]:
     return fitting
 
 
-def find_head(named: str | Path, model: Callable[[], HeadOwner]) -> HeadFolder:
-    """The head in a folder, or the one of a kind that is shipped for the model, which is then loaded. Raises BadInput
-    for neither."""
+def find_head(named: str | Path, model: Callable[[], HeadOwner], name: str = "") -> HeadFolder:
+    """The head in a folder, or the one of a kind that is shipped for the model, which is then loaded. ``name``: the
+    user's for the model. Raises BadInput for neither."""
     from outpace.heads.head_folder import open_head
 
     kind, kinds = str(named), sorted(shipped_for())
     if Path(named).is_dir():
         return open_head(named)
-    offered: dict[str, HeadFolder] = {}
-    whose = "shipped"
+    why = f"no kind of head that is shipped ({', '.join(kinds)})"
     if kind in kinds:
         owner = model()
         offered = {one.kind: one for one in shipped(owner.target)}
-        kinds, whose = sorted(offered), f"shipped for '{owner.name}'"
-    if kind not in offered:
-        have = ", ".join(kinds) or "none is"
-        raise BadInput(f"there is no head at '{kind}': no such folder, and no kind of head that is {whose} ({have})")
-    return offered[kind]
+        if kind in offered:
+            return offered[kind]
+        which = f"; these are: {', '.join(sorted(offered))}" if offered else ""
+        why = f"no head of this kind is shipped for '{name or owner.name}'{which}"
+    raise BadInput(f"there is no head at '{kind}': no such folder, and {why}")
 
 
 def shipped_for() -> dict[str, list[str]]:

@@ -85,14 +85,25 @@ class Answers:
         return tickets
 
 
+REFUSAL = "refusal"
+"""The key of what a worker returns in place of results where its model could not be loaded: why."""
+
+
 class BatchWorker:
     """A worker of Ray Data: from batches of rows to batches of results, both as JSON texts."""
 
     def __init__(self, open_answers: Any) -> None:
-        self._answers: Answerer = open_answers()
+        self._answers: Answerer | None = None
+        self._refusal = ""
+        try:
+            self._answers = open_answers()
+        except Exception as error:  # raised here, it would make Ray start worker after worker
+            self._refusal = str(error) if isinstance(error, OutpaceError) else f"{type(error).__name__}: {error}"
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """``row`` to ``result``."""
+        if self._answers is None:
+            return {"result": [json.dumps({REFUSAL: self._refusal})]}
         rows = [Row.from_dict(json.loads(text)) for text in batch["row"]]
         return {"result": [json.dumps(one) for one in self._answers(rows)]}
 

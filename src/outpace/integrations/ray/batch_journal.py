@@ -29,6 +29,7 @@ class Journal:
         self.output, self.path = output, journal_path(output)
         self._about = {"format": FORMAT, **about}
         self._places: dict[int, int] = {}
+        self._begun = not self.path.exists()
         self.failed: dict[int, str] = {}
         """Why lines have no answer."""
         if output.exists():
@@ -92,6 +93,8 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if self._begun and isinstance(error, BadInput) and len(self.failed) == len(self._places):
+            self.path.unlink(missing_ok=True)  # what was refused before anything was computed leaves nothing behind
 
     def _open(self) -> BinaryIO:
         try:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.integrations.ray.batch_answers import Answerer, BatchWorker
+from outpace.core.errors import BadInput, shortened
+from outpace.integrations.ray.batch_answers import REFUSAL, Answerer, BatchWorker
 from outpace.integrations.ray.batch_journal import Journal
 from outpace.integrations.ray.batch_rows import Row
 
@@ -57,7 +58,7 @@ class RayPass:
     gpus: int = 0
 
     def __call__(self, rows: Sequence[Row], block: int) -> Iterator[list[dict[str, Any]]]:
-        """The results of each block."""
+        """The results of each block. Raises BadInput where the workers cannot load the model."""
         import ray.data
 
         context = ray.data.DataContext.get_current()
@@ -79,4 +80,7 @@ class RayPass:
                 max_task_retries=_RETRIES,
             )
         for batch in data.iter_batches(batch_size=None, prefetch_batches=0):
-            yield [json.loads(text) for text in batch["result"]]
+            results = [json.loads(text) for text in batch["result"]]
+            if REFUSAL in results[0]:
+                raise BadInput(f"the workers do not start: {shortened(results[0][REFUSAL])}")
+            yield results

@@ -17,10 +17,18 @@ Data the arguments that bound the retries of a worker's task."""
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """For the messages of replies, which are small; of a cluster that is started here."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent to anybody
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",  # lines of requests that differ in their numbers alone are no copies of each other
+    "RAY_COLOR_PREFIX": "0",  # the log may be a file
+}
+"""Read by Ray, in part when it is imported. What the user has set stays."""
 
 
 def require_ray(what: str) -> None:
     """Raise BadInput, with the command that installs it, where Ray is missing or of another version."""
+    _set_environment()
     try:
         from ray import __version__ as version
     except ImportError:  # also where a folder named ray is in the way
@@ -60,14 +68,18 @@ def in_cluster() -> bool:
     return bool(os.environ.get(ADDRESS_VARIABLE))
 
 
+def _set_environment() -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def connected() -> Iterator[None]:
     """Ray, connected to the cluster of ``RAY_ADDRESS``, or to one that lives on this machine as long as the context.
 
     Raises BadInput where there is no cluster at that address.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    _set_environment()
     import ray
 
     for name in ("ray", "ray.data"):

@@ -73,7 +73,7 @@ def speculation(wanted: Wanted, model: Callable[[], Model], served: str, interpr
         raise BadInput(f"--proposer must be one of {', '.join(PROPOSERS)}, not {wanted.proposer}")
     name = canonical(wanted.method)
     if wanted.head is not None:
-        head = find_head(wanted.head, model)
+        head = find_head(wanted.head, model, wanted.model)
         kind = find(name).head
         if name != "auto" and kind != head.kind:
             takes = f"drafts with heads of kind {kind}" if kind else "drafts without a head"
@@ -88,7 +88,7 @@ def speculation(wanted: Wanted, model: Callable[[], Model], served: str, interpr
     if name == "auto" and wanted.proposer != "outpace":
         return _best_offered(wanted, model, served, interpreter)
     if (kind := find(name).head) is not None:
-        return _with_head(find_head(kind, model), wanted, model, served)
+        return _with_head(find_head(kind, model, wanted.model), wanted, model, served)
     return _lookup(name, wanted, model, interpreter)
 
 
@@ -109,7 +109,7 @@ def _with_draft_model(named: str, wanted: Wanted, model: Callable[[], Model], se
     from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder
 
     if named == DRAFT_LM or draft_lm_folder(named) is not None:
-        return _with_head(find_head(named, model), wanted, model, served)
+        return _with_head(find_head(named, model, wanted.model), wanted, model, served)
     length = _length(wanted, DraftLength(_DRAFT_MODEL_LENGTH, "not measured with this draft model"))
     config = {"method": "draft_model", "model": wanted.draft_folder(named), "num_speculative_tokens": length.tokens}
     return Speculation("draft-model", config | _sampled("draft-lm"), None, length.source)
