@@ -133,12 +133,23 @@ class DynamicTree(RankedTree):
     def grown(self, tree: GrownTree) -> None:
         self._grown = tree
 
-    def _unfold(self, tree: GrownTree) -> None:
-        """The candidates as they stand here after :meth:`take_best`, as far as :meth:`learn` looks at them."""
-        width = self._kinds_a_depth
-        self._tokens = list(tree.candidates)
-        self._kinds = [(1 + kind // width, kind % width) for kind in tree.kinds]
-        self._children = dict(zip(tree.rows, map(range, tree.firsts, tree.firsts[1:]), strict=True))
+    def _after(self, node: int) -> Seq[int]:
+        """The candidates that follow one, or the root."""
+        grown = self._grown
+        if grown is None:
+            return self._children.get(node, ())
+        if node not in grown.rows:
+            return ()
+        row = grown.rows.index(node)
+        return range(grown.firsts[row], grown.firsts[row + 1])
+
+    def _kind(self, candidate: int) -> Kind:
+        if self._grown is None:
+            kind = self._kinds[candidate]
+            assert kind is not None
+            return kind
+        depth, place = divmod(self._grown.kinds[candidate], self._kinds_a_depth)
+        return 1 + depth, place
 
     def take_best(self, best: Seq[tuple[list[float], list[int], float]]) -> list[tuple[int, int]]:
         for node, (values, columns, total) in zip(self._running, best, strict=True):
@@ -257,16 +268,14 @@ class DynamicTree(RankedTree):
         """
         if self._calibration is None:
             return
-        if self._grown is not None:
-            self._unfold(self._grown)
+        tokens = self._tokens if self._grown is None else self._grown.candidates
         node = ROOT
         for index, token in enumerate(committed):
             right = ROOT
-            children = self._children.get(node, ())
+            children = self._after(node)
             p = target_row(index) if target_row is not None and children else None
             for child in children:
-                kind, drafted = self._kinds[child], self._tokens[child]
-                assert kind is not None
+                kind, drafted = self._kind(child), tokens[child]
                 self._calibration.learn(kind, drafted == token if p is None else p[drafted])
                 if drafted == token:
                     right = child
