@@ -216,7 +216,7 @@ def test_a_threshold_of_entropy_ends_drafts() -> None:
 
 def test_smart_drafts_less_where_rows_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = run(made("smart"))
-    monkeypatch.setattr("outpace.targets.costs.NOMINAL", 0.6)
+    monkeypatch.setattr("outpace.targets.cost_protocol.NOMINAL", 0.6)
     dear = run(made("smart"))
     assert dear.tokens == cheap.tokens
     assert dear.metrics.drafted < cheap.metrics.drafted

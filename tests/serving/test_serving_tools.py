@@ -10,6 +10,7 @@ import torch
 
 from outpace.model import Model
 from outpace.models.chat_template import render
+from outpace.serving import tool_grammar
 from outpace.serving.tools import HERMES, LLAMA3, MISTRAL as MISTRAL_LIST, MISTRAL_BARE, format_of
 from outpace.targets.table import TableTarget
 from serving_support import Scripted, client, events, refused, service
@@ -237,7 +238,7 @@ def test_arguments_of_a_demanded_call_are_a_json_object() -> None:
 
 
 def test_without_the_grammar_engine_a_call_is_demanded_by_its_beginning_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.serving.tool_grammar.installed", lambda: False)
+    monkeypatch.setattr(tool_grammar, "installed", lambda: False)
     choice, _ = asked("hermes", ' {"city": Rome}}</tool_call>', tool_choice=WEATHER)
     [call] = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": Rome}'}
