@@ -22,9 +22,10 @@ from outpace.acceptance.registry import rules
 from outpace.core.chance import SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import Sampler, SamplingParams
 from outpace.core.token_distribution import OpenRows, dense_distributions
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence, Target, TreeScores
 from outpace.targets.dense.native_distribution import native_distributions
 

@@ -30,8 +30,9 @@ from outpace.controllers.base import Budget
 from outpace.core.chance import SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.model_drafter import DraftModel, top_k_tree
 from outpace.drafting.sampled_trees import GreedyPlusOne, StochasticBeam, WithoutReplacement, WithReplacement

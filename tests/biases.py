@@ -26,7 +26,8 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.tree import DETERMINISTIC, Draw, QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import DETERMINISTIC, Draw, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.model_drafter import BuilderFactory, DraftModel
 from outpace.drafting.sampled_trees import (

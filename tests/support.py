@@ -21,8 +21,9 @@ from outpace.controllers.base import Budget, Controller
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance, ChanceSource, Enumeration
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method

@@ -24,8 +24,9 @@ from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.core.chance import Chance, ChanceSource
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, TokenTree
 from outpace.engine.method import GREEDY
 from outpace.engine.request import Request
 from outpace.targets.base import TreeScores

@@ -33,8 +33,9 @@ from outpace.acceptance.relaxed_target import Proposed
 from outpace.core.chance import ChanceSource, Enumeration
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
 from support import Q, certain_tree, method, round_error, sampled_chain, sampled_tree

@@ -26,8 +26,9 @@ from outpace.certify.transport import draw_sets, optimal_acceptance
 from outpace.core.chance import Chance, ChanceSource, Enumeration, SeededChance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.engine.decoder import Decoder
 from outpace.engine.request import Request
 from outpace.targets.base import TreeScores

@@ -35,9 +35,10 @@ from outpace.bench.statistics import (
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import Draw, QRow, TokenTree
+from outpace.core.tree import Draw, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.engine.method import Method
 from outpace.engine.request import RoundTrace

@@ -15,7 +15,8 @@ from cli_support import Letters, Run, refused, runner
 from live_support import live
 from outpace.certify.endpoint import Endpoint, distance
 from outpace.certify.engine_certificate import EngineCertificate
-from outpace.certify.engines import Plan, certify_engine
+from outpace.certify.engine_plan import Plan
+from outpace.certify.engines import certify_engine
 from outpace.certify.fit import Comparison, compare, detectable_bias
 from outpace.certify.server_client import Refused, Server
 from outpace.core.errors import BadInput

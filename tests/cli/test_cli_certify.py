@@ -25,7 +25,8 @@ from outpace.controllers.fixed import Fixed
 from outpace.drafting.base import Drafter, DraftState
 from outpace.core.proposal import Proposal
 from outpace.methods.registry import Context, NoSettings, Parts, register
-from outpace.core.tree import QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import TokenTree
 import torch
 
 

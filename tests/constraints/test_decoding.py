@@ -19,8 +19,9 @@ from outpace.certify.letters import Letters
 from outpace.constraints import Grammar, compiled
 from outpace.core.constraint import Constraint, bits_of
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import QRow, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.sampled_trees import WithReplacement
 from outpace.engine.decoder import Decoder

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 
 from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
-from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, TokenTree
 
 Drawn = list[tuple[int, int]]
 

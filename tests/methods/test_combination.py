@@ -19,8 +19,9 @@ from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import QRow, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.clusters import Clusters
 from outpace.drafting.rewards import Pull, Reward, divergence_reward, length_reward, pace_reward

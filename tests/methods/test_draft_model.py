@@ -14,8 +14,9 @@ from outpace.acceptance.rejection import RecursiveRejection, Rejection
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import QRow, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.drafting.mixed_drafter import MixedDraftModel
 from outpace.drafting.model_drafter import CATCH_UP, DraftModel, ModelDraftState, top_k_tree
 from outpace.engine.decoder import Decoder

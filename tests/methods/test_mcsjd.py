@@ -17,8 +17,9 @@ from outpace.certify.exact import Setting, certify_exact
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.jacobi_window import FirstGuesses, Slot, WindowState
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method

@@ -15,7 +15,8 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.metrics import RequestMetrics
 from outpace.core.proposal import Proposal
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.merged import Merge, cut
 from outpace.methods.registry import build
 from outpace.targets.base import Scores, Sequence, TreeScores

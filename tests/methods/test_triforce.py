@@ -15,8 +15,9 @@ from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import ChanceSource, Enumeration, SeededChance
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.bottom_drafters import LookupBottom, StreamingBottom
 from outpace.drafting.context_chunks import Chunks, streaming
 from outpace.drafting.tree_builder import ChainBuilder, build_together

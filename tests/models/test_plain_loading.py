@@ -28,10 +28,10 @@ from outpace.models.plain_config import plain_config
 from outpace.targets import choice
 from outpace.targets.base import Target
 from outpace.targets.dense import kernel_build, packing
-from outpace.targets.dense.binding import NativeModel
 from outpace.targets.dense.decoder_spec import DecoderSpec, Matrix
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.dense.file_weights import GGUFWeights, spec_of
+from outpace.targets.dense.native_model import NativeModel
 from outpace.targets.dense.quant_blocks import taken
 from outpace.targets.dense.self_check import layer_disagreement
 from outpace.targets.dense.transformers_weights import read_decoder_spec

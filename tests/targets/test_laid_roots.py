@@ -10,8 +10,8 @@ import torch
 from dense_support import ARITHMETICS, config, model_of, target_of, threads
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import Sequence
-from outpace.targets.dense.binding import Commitment
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.native_model import Commitment
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.sub_graph import SubGraph
 from target_suite import opened, random_tokens, random_tree

@@ -19,8 +19,9 @@ from hypothesis import given, strategies as st
 from dense_support import MINIMA, SCALES, config, mixed, model_of, random_blocks, threads, write_blocks
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.binding import ForwardRecord, NativeModel, Packed, Shape, features
+from outpace.targets.dense.binding import ForwardRecord, Packed, Shape, features
 from outpace.targets.dense.dense_target import DenseTarget
+from outpace.targets.dense.native_model import NativeModel
 from outpace.targets.dense.transformers_weights import read_decoder_spec
 from outpace.targets.hf_support import disagreement
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 from outpace.bench.columns import method_row, prompt_rows
@@ -27,6 +26,7 @@ from outpace.bench.records import Answer, Record, answer_together, first_differe
 from outpace.bench.results import plain_figures
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.bench.statistics import total_rate
+from outpace.bench.turn_contexts import characters, check_room, context, contexts
 from outpace.certify.near_ties import near_tie_gap
 from outpace.constraints.compiler import compiled
 from outpace.controllers.oracle import Oracle
@@ -69,11 +69,6 @@ def run(
     return work.result(complete=True)
 
 
-def _characters(batch: Sequence[Prompt]) -> int:
-    """Of the longest first prompt of a batch: in the order of their lengths in tokens, without encoding them all."""
-    return max(sum(len(one["content"]) for one in prompt.messages) for prompt in batch)
-
-
 class _Run:
     def __init__(
         self,
@@ -95,7 +90,7 @@ class _Run:
         self.numbers = {prompt.id: number for number, prompt in enumerate(self.prompts)}
         self.constraints: dict[str, Constraint] = {}
         for prompt in self.prompts:
-            self._check_room(prompt)
+            check_room(model, prompt)
             grammar = prompt.grammar or settings.grammar
             if grammar is not None:
                 self.constraints[prompt.id] = compiled(grammar, model.tokenizer, settings.grammar_limits)
@@ -128,26 +123,26 @@ class _Run:
         if short.max_new_tokens < 1:
             return
         first = [batch[: self.settings.batch_size] for batch in self.batches]
-        ranges = {_characters(batch).bit_length(): batch for batch in reversed(first)}
+        ranges = {characters(batch).bit_length(): batch for batch in reversed(first)}
         for entry in self.methods:
             self._tell(entry.label, "warm-up")
             for _, batch in sorted(ranges.items()):
-                self._undisturbed(entry, {prompt: self._context(prompt, []) for prompt in batch}, 0, short)
+                self._undisturbed(entry, {prompt: context(self.model, prompt, []) for prompt in batch}, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
         found = {entry.label: {one.id: Record(one.id, one.category) for one in batch} for entry in self.methods}
         live = list(batch)
         for turn in range(max(len(prompt.turns) for prompt in batch)):
             active = [entry for entry in self.methods if entry.error is None]
-            contexts = {entry.label: self._contexts(entry, live, found, turn) for entry in active}
+            begun = {entry.label: self._contexts(entry, live, found, turn) for entry in active}
             due = [prompt for prompt in live if turn < len(prompt.turns)]
-            live = [prompt for prompt in due if all(prompt in contexts[entry.label] for entry in active)]
+            live = [prompt for prompt in due if all(prompt in begun[entry.label] for entry in active)]
             self.skipped_turns += sum(len(prompt.turns) - turn for prompt in due if prompt not in live)
             random.Random(f"{self.params.fixed_seed}/{number}/{turn}").shuffle(active)
             for entry in active:
                 self._tell(entry.label, batch[0].category)
                 if live:
-                    asked = {prompt: contexts[entry.label][prompt] for prompt in live}
+                    asked = {prompt: begun[entry.label][prompt] for prompt in live}
                     machine.reset_peak_memory()
                     answers = self._undisturbed(entry, asked, turn, self.settings)
                     peak = machine.peak_memory_mb()
@@ -222,31 +217,7 @@ class _Run:
     ) -> dict[Prompt, tuple[int, ...]]:
         """The tokens that each prompt's turn begins with; without those that are over or have outgrown the context."""
         own = (self.params.greedy and entry.method.lossless) or self.reference.error is not None
-        said = found[entry.label if own else self.reference.label]
-        contexts = {}
-        for prompt in live:
-            if turn < len(prompt.turns):
-                tokens = self._context(prompt, said[prompt.id].answers)
-                if len(tokens) < self.model.target.context_length:
-                    contexts[prompt] = tokens
-        return contexts
-
-    def _context(self, prompt: Prompt, answers: Sequence[Answer]) -> tuple[int, ...]:
-        messages = [{"role": role, "content": content} for role, content in prompt.history]
-        spoken = [self.model.tokenizer.decode(answer.tokens) for answer in answers]
-        for question, answer in zip_longest(prompt.turns[: len(answers) + 1], spoken):
-            messages.append({"role": "user", "content": question})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
-        return tuple(self.model.tokenizer.chat(messages))
-
-    def _check_room(self, prompt: Prompt) -> None:
-        size, room = len(self._context(prompt, [])), self.model.target.context_length
-        if not 0 < size < room:
-            raise BadInput(
-                f"prompt '{prompt.id}' has {size} tokens; the model's context holds {room}, "
-                "answer included; shorten the prompt or leave it out"
-            )
+        return contexts(self.model, live, found[entry.label if own else self.reference.label], turn)
 
     def _undisturbed(
         self, entry: MethodRecords, asked: Mapping[Prompt, tuple[int, ...]], turn: int, settings: BenchSettings

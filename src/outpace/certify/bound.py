@@ -10,18 +10,15 @@ measured.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from outpace.acceptance.base import AcceptanceRule
-from outpace.acceptance.bounds import EXCESS_NLL, MEASURES, view
 from outpace.acceptance.lossy import LossyRule
 from outpace.acceptance.registry import configured
 from outpace.certify.certificate import BoundCheck, Certificate
@@ -33,11 +30,10 @@ from outpace.certify.distributions import (
     enumerated_distribution,
 )
 from outpace.certify.exact import PROMPTS, SAMPLING, TOLERANCE, Setting, requests
-from outpace.core.chance import ChanceSource, Enumeration
-from outpace.core.errors import BadInput
-from outpace.core.proposal import Proposal
+from outpace.certify.rule_findings import RuleFindings
+from outpace.certify.rule_nodes import enumerate_nodes
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context
 from outpace.targets.base import TreeScores
@@ -48,12 +44,10 @@ NEAR = 0.5
 """Share of a limit from which on a node counts as near to it."""
 MakeWith = Callable[[Context, AcceptanceRule], Method]
 """Builds the method under test with a rule, afresh, for a tiny target."""
-Grow = Callable[[ChanceSource], TokenTree]
 _OUTCOMES = 5_000
 """Most outcomes of one enumeration; where there are more, shorter outputs are enumerated."""
 _SHORTEST = 2
 """Tokens of an output before which something may be drafted."""
-_NODE_SAMPLING = ("temperature 1", "temperature 0.6", "top-k 2", "greedy, penalties")
 
 
 def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
@@ -100,153 +94,19 @@ def certify_bound(
     for number, corner in enumerate(corners):
         if on_progress is not None:
             on_progress(number, len(corners), corner.described)
-        found = _Found(corner)
+        found = RuleFindings(corner)
         if corner.bound is not None:
-            _enumerate_nodes(found, sampling, nodes)
+            enumerate_nodes(found, sampling, nodes)
         for cell in cells(number, sampling)[:most]:
             _enumerate_outputs(found, make, cell, sampling[cell.sampling])
         checks.append(found.check())
     return _conclude(name, rule, checks)
 
 
-@dataclass
-class _Found:
-    """What was found of one rule so far. ``worst``: the largest excess over a limit, and where."""
-
-    rule: AcceptanceRule
-    nodes: int = 0
-    largest: float | None = None
-    tightest: float | None = None
-    worst: float = 0.0
-    where: str = ""
-    total_variation: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-    def see(self, scores: TreeScores, h: Tensor, where: str) -> None:
-        """Compare the distribution of the committed token after the root with the target's."""
-        bound = self.rule.bound
-        if bound is None:
-            return
-        node = view(scores, ROOT)
-        if scores.sequence.params.greedy:
-            committed = h > TOLERANCE
-            value = float((node.probs.max() / node.probs[committed].min()).log())
-            limit, measure = self.rule.greedy_limit(node), EXCESS_NLL
-        else:
-            value, limit = MEASURES[bound.measure](h, scores.p(ROOT)), self.rule.limit(node)
-            measure = bound.measure
-            self.largest = max(value, self.largest or 0.0)
-        self.nodes += 1
-        if value > limit * (1.0 + TOLERANCE) + TOLERANCE and value - limit > self.worst:
-            self.worst = value - limit
-            self.where = f"{where}: {measure} {value:.4g}, limit {limit:.4g}"
-        if limit > TOLERANCE and math.isfinite(limit):
-            self.tightest = max(value / limit, self.tightest or 0.0)
-
-    def fail(self, size: float, where: str) -> None:
-        """Something that needs no limit is wrong."""
-        if size > self.worst:
-            self.worst, self.where = size, where
-
-    def check(self) -> BoundCheck:
-        bound = self.rule.bound
-        promised = bound is not None or self.rule.exact
-        return BoundCheck(
-            rule=self.rule.described,
-            measure=None if bound is None else bound.measure,
-            limit=None if bound is None else bound.limit,
-            lossless=self.rule.exact and not self.worst,
-            holds=not self.worst if promised else None,
-            nodes=self.nodes,
-            largest=self.largest,
-            tightest=self.tightest,
-            total_variation=self.total_variation,
-            where=self.where,
-            note="; ".join(self.notes),
-        )
-
-
-# ------------------------------------------------------------------------------------------------------------ nodes
-
-
-def _enumerate_nodes(found: _Found, sampling: Mapping[str, SamplingParams], nodes: int) -> None:
-    names = [name for name in _NODE_SAMPLING if name in sampling] or list(sampling)
-    for name in names:
-        if sampling[name].greedy and found.rule.keeps_greedy:
-            continue  # such a request has another rule, the greedy walk
-        for seed in range(nodes):
-            size = 3 + seed % 3
-            scale = (0.5, 1.0, 2.0, 4.0)[seed // 3 % 4]
-            logits = random_table(size, 7_000 + seed, order=0, sharpness=scale)(()) + 2.0
-            target = TableTarget(size, random_table(size, seed))
-            rule = found.rule.for_target(target)
-            for what, grow in proposals(rule, logits, seed):
-                h: Tensor = torch.zeros(size, dtype=torch.float64)
-                program = partial(_one_round, rule, target, sampling[name], logits, grow)
-                judged = None
-                for (token, judged), weight in Enumeration.outcomes(program):  # noqa: B007
-                    h[token] += weight
-                assert judged is not None
-                found.see(judged, h, f"{name}, logits {[round(one, 3) for one in logits.tolist()]}, {what}")
-
-
-def _one_round(
-    rule: AcceptanceRule, target: TableTarget, params: SamplingParams, logits: Tensor, grow: Grow, chance: ChanceSource
-) -> tuple[int, TreeScores]:
-    """The first token that a round commits, and the scores that were judged."""
-    tree = grow(chance)
-    sequence = target.sequence([0], params)
-    only = torch.full_like(logits, -math.inf)
-    only[0] = 0.0  # after a draft token there is one choice
-    scores = TreeScores(sequence, tree, torch.stack([logits, *([only] * len(tree))]), {})
-    [verdict] = rule.accept([scores], [rule.begin(sequence)], [chance.at(1, "accept")])
-    return tree.tokens[verdict.path[0]] if verdict.path else verdict.token, scores
-
-
-def proposals(rule: AcceptanceRule, logits: Tensor, seed: int) -> Iterator[tuple[str, Grow]]:
-    """What may be proposed after one node: every token, every pair, draws of a row; of what the rule takes."""
-    size = len(logits)
-    row = random_table(size, 9_000 + seed, order=0, sharpness=2.0)(()).softmax(-1)
-
-    def certain(tokens: Seq[int], _: ChanceSource) -> TokenTree:
-        tree = TokenTree()
-        for token in tokens:
-            tree.add(ROOT, token)
-        return tree
-
-    def sampled(count: int, replacement: bool, chance: ChanceSource) -> TokenTree:
-        tree, stream = TokenTree(replacement=replacement), chance.at(1, "draft")
-        if not replacement:
-            first, *others = stream.ordered_sample(row, count)
-            tree.add(ROOT, first, QRow(row))
-            for token in others:
-                tree.add(ROOT, token, 0)
-            return tree
-        for _ in range(count):
-            tree.add(ROOT, stream.categorical(row), 0 if tree.q_rows else QRow(row))
-        return tree
-
-    kinds: list[tuple[Proposal, str, Grow]] = [
-        (Proposal(), f"token {token}", partial(certain, [token])) for token in range(size)
-    ]
-    kinds += [(Proposal(tree=True), f"tokens {pair}", partial(certain, pair)) for pair in combinations(range(size), 2)]
-    kinds.append((Proposal(sampled=True), "a sampled token", partial(sampled, 1, True)))
-    if size == 3:  # there are many outcomes
-        kinds.append((Proposal(tree=True, sampled=True), "two draws", partial(sampled, 2, True)))
-        distinct = Proposal(tree=True, sampled=True, replacement=False)
-        kinds.append((distinct, "two different draws", partial(sampled, 2, False)))
-    for proposal, what, grow in kinds:
-        try:
-            rule.check("any", proposal)
-        except BadInput:
-            continue
-        yield what, grow
-
-
 # ---------------------------------------------------------------------------------------------------------- outputs
 
 
-def _enumerate_outputs(found: _Found, make: MakeWith, cell: Setting, params: SamplingParams) -> None:
+def _enumerate_outputs(found: RuleFindings, make: MakeWith, cell: Setting, params: SamplingParams) -> None:
     table = random_table(cell.vocab_size, cell.seed)
     batch = partial(requests, lambda context: make(context, found.rule), cell, params)
     try:

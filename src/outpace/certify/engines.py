@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,9 @@ from outpace.certify.certificate import Check, Rescored
 from outpace.certify.endpoint import Endpoint, units
 from outpace.certify.engine_certificate import EngineCertificate
 from outpace.certify.engine_greedy import GreedyResult, against_baseline, against_itself, against_target
+from outpace.certify.engine_plan import Plan, check_randomness
 from outpace.certify.engine_sampled import Draws, SampledTest, by_logprobs, by_target, halves, two_samples
+from outpace.certify.engine_verdict import Evidence, conclude
 from outpace.certify.fit import holm
 from outpace.certify.near_ties import near_tie_gap
 from outpace.certify.numerics import CONTEXTS, UNKNOWN, Numerics, measure, rescore, scored, spread
@@ -24,32 +26,6 @@ from outpace.core.sampling import SamplingParams
 from outpace.model import Model
 
 GREEDY_LENGTH = 48
-DRAFT_LENGTH = 6
-_APART = 1_000_000
-"""Between the seeds of two requests: a request with several answers uses the seeds that follow its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is asked. ``params`` of temperature 0: greedy answers alone. ``samples``: tokens that each side draws where
-    drafts of ``draft_length`` tokens are judged. ``seed``: None sends none, as most clients do."""
-
-    texts: Sequence[str]
-    params: SamplingParams
-    samples: int = 5000
-    draft_length: int = DRAFT_LENGTH
-    alpha: float = 0.01
-    seed: int | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens of a sampled answer: the last is the one that follows a draft which was accepted whole."""
-        return self.draft_length + 2
-
-    @property
-    def answers(self) -> int:
-        """Sampled answers of each side after each prompt."""
-        return -(-self.samples // (len(self.texts) * (self.length - 1)))
 
 
 def certify_engine(
@@ -142,8 +118,7 @@ class _Certification:
         self.endpoint.server.stream(prompt, 8, temperature=0.0)
 
     def _seed(self, side: int, number: int) -> int | None:
-        seed = self.plan.seed
-        return None if seed is None else ((seed * 10 + side) * 1_000_000 + number) * _APART % 2**62
+        return self.plan.request_seed(side, number)
 
     def _sample(self, prompts: Sequence[Prompt]) -> None:
         """Ask both sides in turn. Where their draws are compared, only every other request asks for log-probabilities,
@@ -163,7 +138,7 @@ class _Certification:
                         done += count
                         at.move(done)
         for asked, found in sides:
-            _check_randomness(asked, found, self.plan.seed)
+            check_randomness(asked, found, self.plan.seed)
 
     def _measure(self) -> None:
         """The baseline's numerics, and then the engine's prefixes scored again."""
@@ -275,25 +250,12 @@ class _Certification:
         p_values = [one.p_value for one in tests if one.freedom]
         adjusted = holm(p_values) if p_values else None
         speculation = self._speculation(before)
-        refused = _reasons(greedy, sampled, self.rescored, structured, adjusted)
+        drafted = None if speculation is None else speculation["drafted"]
         power = [one.detectable_bias for one in sampled if one.detectable_bias is not None]
         bias = max(power, default=None)
         tested = any(one.passed is not None for one in checks)
-        inconclusive = not refused and (bool(doubts) or not tested)
-        lossless: bool | None = True
-        if refused:
-            lossless, verdict = False, "not lossless: " + "; ".join(refused)
-        elif inconclusive:
-            lossless, verdict = None, "inconclusive: " + ("; ".join(doubts) or "no test was possible")
-        else:
-            parts = [str(greedy)] if greedy else []
-            if adjusted is not None:
-                size = "" if bias is None else f" above {bias:.2g} (total variation)"
-                parts.append(f"no bias{size} in {len(p_values)} tests, adjusted p = {adjusted:.2g}")
-            parts += [str(self.rescored)] if self.rescored is not None else []
-            verdict = "; ".join(parts)
-            if speculation is not None and not speculation["drafted"]:
-                lossless, verdict = None, f"nothing speaks against it, but it drafted nothing; {verdict}"
+        evidence = Evidence(greedy, sampled, self.rescored, structured, adjusted, len(p_values), bias)
+        lossless, inconclusive, verdict = conclude(evidence, doubts, tested=tested, drafted=drafted)
         return EngineCertificate(
             self.endpoint.server.url,
             self.endpoint.server.model,
@@ -351,45 +313,5 @@ class _Certification:
         return {"kind": kind, "top": self.endpoint.top_logprobs}
 
 
-def _reasons(
-    greedy: GreedyResult | None,
-    sampled: Sequence[Check],
-    rescored: Rescored | None,
-    structured: Check,
-    adjusted: float | None,
-) -> list[str]:
-    """What refuses the certificate, in words."""
-    found = []
-    if greedy is not None and greedy.wrong:
-        found.append(f"{greedy.wrong} of {len(greedy.checks)} greedy answers differ beyond a near tie")
-    failed = [one for one in sampled if one.passed is False]
-    if failed:
-        worst = min(failed, key=lambda one: one.p_value or 0.0)
-        found.append(
-            f"{len(failed)} of {len(sampled)} sampled tests reject, most '{worst.name}', adjusted p = {adjusted:.2g}"
-        )
-    if rescored is not None and not rescored.passed:
-        found.append(str(rescored))
-    if structured.passed is False:
-        found.append(f"structured outputs: {structured.note}")
-    return found
-
-
 def _all(found: dict[int, list[Answer]]) -> list[Answer]:
     return [one for answers in found.values() for one in answers]
-
-
-def _check_randomness(asked: Endpoint, found: dict[int, list[Answer]], seed: int | None) -> None:
-    """Raise BadInput where every request got the same answers, so that only one of them counts."""
-    size = asked.choices
-    if seed is not None or size < 2:
-        return
-
-    def batches(answers: Sequence[Answer]) -> Iterator[tuple[str, ...]]:
-        for at in range(0, len(answers) - size + 1, size):
-            yield tuple(one.text for one in answers[at : at + size])
-
-    repeated = [list(batches(answers)) for answers in found.values()]
-    varied = any(len(set(batch)) > 1 for one in repeated for batch in one)
-    if varied and all(len(one) > 1 and len(set(one)) == 1 for one in repeated):
-        raise BadInput(f"{asked.server.where} repeats its answers: it has a fixed seed; give --seed to send others")

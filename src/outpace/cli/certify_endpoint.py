@@ -125,7 +125,7 @@ class EngineOptions:
         self, method: str | None, machine: Machine, drafting: Drafting
     ) -> Iterator[tuple[Server, Server | None, int]]:
         """The server, its baseline, and the longest draft to test; those that were started end with the context."""
-        from outpace.certify.engines import DRAFT_LENGTH
+        from outpace.certify.engine_plan import DRAFT_LENGTH
         from outpace.certify.server_client import Server
 
         name, limit = machine.model, self.time_limit
@@ -174,8 +174,9 @@ def certify_endpoint(
     json: bool,
 ) -> EngineCertificate:
     """Certify the server and print what was found."""
+    from outpace.certify.engine_plan import Plan
     from outpace.certify.engine_prompts import engine_prompts
-    from outpace.certify.engines import Plan, certify_engine
+    from outpace.certify.engines import certify_engine
 
     params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=1.0)
     texts = [one.text for one in prompts.read()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from outpace.cli import options as opt
-from outpace.cli.generate import status
+from outpace.cli.answer_report import status
 from outpace.cli.grouping import grouped
 from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.output import err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +11,7 @@ import typer
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
 from outpace.cli.options import option
+from outpace.cli.serve_checks import check_least, check_origin, check_service, check_trace, lossless_settings
 from outpace.cli.serve_vllm import Engine, Served, check_launch, serve_vllm
 from outpace.cli.service_options import MAX_BATCH, ServiceOptions
 from outpace.cli.session import Drafting, Hardware
@@ -166,7 +165,7 @@ def serve(
     }
     names = model or ["smollm2"]
     served = Served(names, host, port, max_batch, kv_bytes)
-    _check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))
+    check_least(max_batch=(max_batch, 1), max_queue=(max_queue, 0), kv_bytes=(kv_bytes, 1))
     if replicas is not None and not ray:
         raise BadInput("--replicas needs --ray, which runs the replicas")
     if engine.other and not ray:
@@ -190,19 +189,19 @@ def serve(
     from outpace.serving.tenants import Tenants, read_keys
     from outpace.serving.tls import certificate
 
-    _check(names, port, time_limit)
-    _check_trace(trace, trace_texts, names, ray=ray)
+    check_service(names, port, time_limit)
+    check_trace(trace, trace_texts, names, ray=ray)
     if log_texts and not log_requests:
         raise BadInput("--log-texts adds to the lines of --log-requests; give that too")
-    _check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
+    check_least(prefix_cache_bytes=(prefix_cache_bytes, 0), max_request_bytes=(max_request_bytes, 1))
     read_bounds(goodput or ())
     tls = certificate(ssl_certfile, ssl_keyfile)
     for origin in cors_origin or ():
-        _check_origin(origin)
+        check_origin(origin)
     keys = None if api_keys is None else read_keys(api_keys)
     for name in names:
         hardware.check(name)
-    settings = _lossless_settings(drafting, method, other_engine=engine.other)
+    settings = lossless_settings(drafting, method, other_engine=engine.other)
     check_address(host, port)
     options = ServiceOptions(
         tuple(names),
@@ -237,55 +236,6 @@ def serve(
         raise typer.Exit(opt.INTERRUPTED)
 
 
-def _lossless_settings(drafting: Drafting, method: str, *, other_engine: bool) -> dict[str, dict[str, Any]]:
-    """The settings of the server's own method. Raises BadInput for settings that do not exist, and for a lossy rule."""
-    from outpace.core.sampling import SamplingParams
-
-    if not other_engine:  # which takes a head by its kind too
-        drafting.check()
-    settings = drafting.settings([method], SamplingParams())
-    from outpace.methods.registry import find
-
-    if any(not find(label).lossless for label in settings):
-        raise BadInput(
-            f"method '{method}' is lossy and never the default of a server; let requests choose it (speculation.method)"
-        )
-    if any(not rule.lossless for rule in drafting.rules(settings)):
-        raise BadInput(
-            "a lossy rule is never the default of a server; leave it out, and let requests choose it (speculation.rule)"
-        )
-    return settings
-
-
-def _check_least(**given: tuple[int | None, int]) -> None:
-    for name, (value, least) in given.items():
-        if value is not None and value < least:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
-
-
-def _check(names: list[str], port: int, time_limit: float | None) -> None:
-    if len(set(names)) < len(names):
-        raise BadInput("--model names the same model twice; a model's id in the API is its name")
-    if not 0 <= port <= 65535:
-        raise BadInput(f"--port must be between 0 and 65535, not {port}")
-    if time_limit is not None and not (0 < time_limit < math.inf):
-        raise BadInput(f"--time-limit must be a number of seconds above 0, not {time_limit:g}")
-
-
-def _check_trace(trace: Path | None, texts: bool, names: list[str], *, ray: bool) -> None:
-    """Raise BadInput for a trace that could not be written, or would mix several models or replicas."""
-    opt.check_trace(trace, texts)
-    if trace is None:
-        return
-    if ray:
-        raise BadInput("--trace is for one server; with --ray each replica decodes a part of the requests")
-    if len(names) > 1:
-        raise BadInput("--trace records the requests to one model; give --model once")
-    from outpace.traces.trace_writer import check_new
-
-    check_new(trace)
-
-
 def _write_trace(service: Service, name: str, path: Path | None, *, texts: bool) -> None:
     """Let the server write each request when it has ended, if that was asked for."""
     if path is None:
@@ -297,9 +247,3 @@ def _write_trace(service: Service, name: str, path: Path | None, *, texts: bool)
     limits = model.shared.limits
     header = header_of(model, "serve", at_once=limits.max_batch, closed=False, texts=texts, kv_bytes=limits.kv_bytes)
     service.trace = TraceLog(path, header, model.tokenizer if texts else None)
-
-
-def _check_origin(origin: str) -> None:
-    """Browsers send scheme, host and port; anything else would never be equal to it."""
-    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", origin):
-        raise BadInput(f"--cors-origin {origin}: write scheme and host, such as https://chat.example.com, or * for all")

@@ -20,7 +20,8 @@ from pydantic import Field
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget
 from outpace.core.errors import BadInput
-from outpace.core.tree import QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.copying import continuation

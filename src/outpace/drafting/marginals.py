@@ -38,7 +38,8 @@ from outpace.controllers.base import Budget
 from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.base import Drafter
 from outpace.drafting.best_first import FLOOR, CandidateState, Grown, Rated, Successor, grow

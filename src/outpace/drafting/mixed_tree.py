@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from outpace.controllers.base import Budget
 from outpace.controllers.policy import RankedRow
 from outpace.core.chance import Chance
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import DenseDistribution, OpenRows, TokenDistribution, dense_distributions
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.calibration import Calibration
 from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.dynamic_tree import CENTRES, EDGES

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outpace.controllers.base import Budget
 from outpace.core.chance import Chance
+from outpace.core.q_row import QRow
 from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.candidate_tree import CandidateTree
 from outpace.drafting.tree_builder import TreeBuilder

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from outpace.controllers.base import Budget
 from outpace.controllers.policy import WholeRow
 from outpace.core.chance import Chance
+from outpace.core.q_row import QRow
 from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.core.tree_distribution import TreeDistribution
 from outpace.drafting.draft_token import draft_token
 from outpace.targets.base import Scores, Sequence, Target

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,21 +21,10 @@ from outpace.targets.forward_plan import ForwardPlan, SequenceRows
 from outpace.targets.hidden_rows import RowsOf
 from outpace.targets.kv_store import KVStore
 from outpace.targets.sub_graph import FULL, SubGraph
+from outpace.targets.tree_rows import ForwardState, certain_rows, joined, lay_out, side_kv_of
 
 PREFILL_CHUNK = 512
 """Rows of one chunk of prefill, over all sequences."""
-
-
-@dataclass(slots=True)
-class _ForwardState:
-    """What a forward leaves behind for commit and resume, per sequence: K/V of its rows, boundary states, and how many
-    tokens were committed."""
-
-    graph: SubGraph
-    side_kv: list[Any]
-    states: list[Tensor | None]
-    """Residual stream entering layer ``graph.first_difference``, (rows, hidden) per sequence."""
-    lengths: list[int]
 
 
 class RowTarget(Target):
@@ -170,7 +158,7 @@ class RowTarget(Target):
         self._check_graph(graph)
         if resume is None:
             return self._score(batch, aux_hidden_state_layers, graph)
-        earlier: _ForwardState = resume.forward_state
+        earlier: ForwardState = resume.forward_state
         for (sequence, tree), part in zip(batch, resume.parts, strict=True):
             old, done = part.tree, part.nodes
             extends = old.tokens[:done] == tree.tokens[:done] and old.parents[:done] == tree.parents[:done]
@@ -196,7 +184,7 @@ class RowTarget(Target):
             plan.best = []
         # Elsewhere fewer rows round differently, and a forward with logits may be captured as it is.
         apart = self.batch_invariant and resume is None and graph == FULL
-        if apart and (left_out := _certain(batch, parts)):
+        if apart and (left_out := certain_rows(batch, parts)):
             return self._without(left_out, batch, plan, tokens, embeddings)
         logits = self.run(plan, tokens, logits=True, embeddings=embeddings) if tokens else None
         scored, states = [], []
@@ -207,16 +195,16 @@ class RowTarget(Target):
             before = None if resume is None else resume[index]
             if before is not None:
                 kept = 1 + before.nodes
-                mine = _joined(before.logits[:kept], mine)
+                mine = joined(before.logits[:kept], mine)
                 found = {
-                    layer: _joined(before.hidden_states[layer][:kept], found.get(layer))
+                    layer: joined(before.hidden_states[layer][:kept], found.get(layer))
                     for layer in before.hidden_states
                 }
             assert mine is not None
             states.append(found.get(boundary))
             scored.append(TreeScores(sequence, tree, mine, found, plan.best[rows] if plan.best else ()))
-        kv, lengths = [_side_kv(part) for part in parts], [one.kv.length for one, _ in batch]
-        return Scores(scored, _ForwardState(graph, kv, states, lengths))
+        kv, lengths = [side_kv_of(part) for part in parts], [one.kv.length for one, _ in batch]
+        return Scores(scored, ForwardState(graph, kv, states, lengths))
 
     def _without(
         self, left_out: Seq[int], batch: Trees, plan: ForwardPlan, tokens: Seq[int], embeddings: Mapping[int, Tensor]
@@ -236,8 +224,8 @@ class RowTarget(Target):
             where = {row - part.start: at[row] for row in rows if row in at}
             some = SomeLogits(logits, where, partial(self._all_logits, leaving[part.start : part.stop]))
             scored.append(TreeScores(sequence, tree, some, RowsOf(plan.hidden_states, part.start, part.stop)))
-        kv, lengths = [_side_kv(part) for part in plan.parts], [one.kv.length for one, _ in batch]
-        return Scores(scored, _ForwardState(FULL, kv, [None] * len(kv), lengths))
+        kv, lengths = [side_kv_of(part) for part in plan.parts], [one.kv.length for one, _ in batch]
+        return Scores(scored, ForwardState(FULL, kv, [None] * len(kv), lengths))
 
     @torch.inference_mode()
     def _all_logits(self, leaving: Tensor) -> Tensor:
@@ -245,7 +233,7 @@ class RowTarget(Target):
 
     def _resume_full(self, batch: Trees, aux_hidden_state_layers: Seq[int], resume: Scores) -> Scores:
         """Full scores on top of a sub-graph pass: layers below its first difference are taken over, not run again."""
-        earlier: _ForwardState = resume.forward_state
+        earlier: ForwardState = resume.forward_state
         boundary = earlier.graph.first_difference(self.num_layers)
         below = frozenset(layer for layer in aux_hidden_state_layers if layer < boundary)
         if boundary == 0 or not all(below <= part.hidden_states.keys() for part in resume.parts):
@@ -260,7 +248,7 @@ class RowTarget(Target):
             before = earlier.states[index]
             assert before is not None
             fresh = first.hidden_states[boundary][part.start : part.stop] if tokens else None
-            inputs.append(_joined(before[: 1 + resume[index].nodes], fresh))
+            inputs.append(joined(before[: 1 + resume[index].nodes], fresh))
         above_boundary = frozenset(aux_hidden_state_layers) - below
         second = ForwardPlan(upper, boundary, self.num_layers, states=torch.cat(inputs), wanted=above_boundary)
         logits = self.run(second, all_tokens, logits=True)
@@ -271,49 +259,27 @@ class RowTarget(Target):
             found = {layer: second.hidden_states[layer][rows] for layer in second.hidden_states}
             for layer in below:
                 fresh = first.hidden_states[layer][part.start : part.stop] if tokens else None
-                found[layer] = _joined(resume[index].hidden_states[layer][: 1 + resume[index].nodes], fresh)
+                found[layer] = joined(resume[index].hidden_states[layer][: 1 + resume[index].nodes], fresh)
             scored.append(TreeScores(sequence, tree, logits[rows], found))
-            kv.append(self.stacked(_side_kv(part), above.side_kv, boundary))
-        return Scores(scored, _ForwardState(FULL, kv, [None] * len(kv), [one.kv.length for one, _ in batch]))
+            kv.append(self.stacked(side_kv_of(part), above.side_kv, boundary))
+        return Scores(scored, ForwardState(FULL, kv, [None] * len(kv), [one.kv.length for one, _ in batch]))
 
     def _lay_out(
         self, batch: Trees, graph: SubGraph, resume: Scores | None
     ) -> tuple[list[SequenceRows], list[int], dict[int, Tensor]]:
-        """Rows of all trees end to end: parts, token ids, and input embeddings that replace a token's."""
-        parts: list[SequenceRows] = []
-        tokens: list[int] = []
-        embeddings: dict[int, Tensor] = {}
-        for index, (sequence, tree) in enumerate(batch):
-            length = sequence.kv.length
-            done = 0 if resume is None else 1 + resume[index].nodes
-            if not (done or tree or tree.auxiliary_tokens):
-                parts.append(
-                    SequenceRows(sequence.kv, len(tokens), len(tokens) + 1, [length], tree, subset=graph.kv.get(index))
-                )
-                tokens.append(sequence.tokens[length])
-                continue
-            rows = tree.row_tokens(sequence.tokens[length])
-            start, stop = len(tokens), len(tokens) + len(rows) - done
-            for row, auxiliary in enumerate(tree.auxiliary_tokens, stop - len(tree.auxiliary_tokens)):
-                if auxiliary.embedding is not None:
-                    embeddings[row] = auxiliary.embedding
-            earlier = None if resume is None else self.first_rows(resume.forward_state.side_kv[index], done)
-            positions = [at + length for at in tree.positions()]
-            parts.append(SequenceRows(sequence.kv, start, stop, positions, tree, earlier, graph.kv.get(index)))
-            tokens += rows[done:]
-        return parts, tokens, embeddings
+        return lay_out(batch, graph, resume, self.first_rows)
 
     @torch.inference_mode()
     def lengthen(self, sequence: Sequence, tokens: Seq[int]) -> None:
         # The K/V of one row, again and again: thousands of tokens without a prefill.
         if tokens:
-            found: _ForwardState = self.score([(sequence, TokenTree())]).forward_state
+            found: ForwardState = self.score([(sequence, TokenTree())]).forward_state
             sequence.kv.take(found.side_kv[0], [0] * len(tokens))
             sequence.tokens.extend(tokens)
 
     @torch.inference_mode()
     def commit(self, scores: Scores, paths: Seq[Seq[int] | None]) -> None:
-        found: _ForwardState = scores.forward_state
+        found: ForwardState = scores.forward_state
         if found.graph is not FULL and found.graph != FULL and any(path is not None for path in paths):
             raise ValueError("only a full forward can be committed; resume it with graph=FULL first")
         taken = []
@@ -334,17 +300,3 @@ class RowTarget(Target):
         if not 0 <= graph.start <= stop <= self.num_layers:
             raise ValueError(f"layers {graph.start}..{stop} are not a range of the model's {self.num_layers}")
         self.check_skips(graph)
-
-
-def _certain(batch: Trees, parts: Seq[SequenceRows]) -> list[int]:
-    """Rows whose logits are left out."""
-    return [part.start + row for (_, tree), part in zip(batch, parts, strict=True) for row in sorted(tree.certain_rows)]
-
-
-def _side_kv(part: SequenceRows) -> Any:
-    """K/V of all of a part's rows; a pass without new rows leaves what there was."""
-    return part.side_kv if part.new_rows else part.earlier_kv
-
-
-def _joined(old: Tensor, new: Tensor | None) -> Tensor:
-    return old if new is None or len(new) == 0 else torch.cat([old, new])

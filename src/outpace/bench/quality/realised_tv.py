@@ -20,9 +20,10 @@ from outpace.acceptance.base import AcceptanceRule
 from outpace.bench.quality.closed_forms import closed_form
 from outpace.certify.near_ties import prefilled
 from outpace.core.chance import Chance, ChanceSource, Enumeration
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import DETERMINISTIC, ROOT, Draw, QRow, TokenTree
+from outpace.core.tree import DETERMINISTIC, ROOT, Draw, TokenTree
 from outpace.engine.request import RoundTrace
 from outpace.targets.base import Target, TreeScores
 

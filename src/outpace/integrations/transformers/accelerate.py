@@ -13,13 +13,15 @@ from torch import Tensor
 from outpace import loading
 from outpace.acceptance.registry import configured_rule
 from outpace.api.chosen import whole
-from outpace.core.errors import BadInput, shown
+from outpace.core.errors import BadInput
 from outpace.core.turns import ROUNDS
 from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.engine.shared_decoder import Ticket
 from outpace.integrations.transformers.generation_settings import Settings, check_arguments, merged
 from outpace.integrations.transformers.ids_tokenizer import IdsTokenizer
+from outpace.integrations.transformers.token_rows import attention_rows, input_rows, padded
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.named_weights import DraftModels, Heads
 from outpace.models.tokenizers import HFTokenizer
 
@@ -33,7 +35,7 @@ def accelerate(
     hf_model: Any,
     tokenizer: Any = None,
     *,
-    method: str | Method = "auto",
+    method: str | Method = DEFAULT_METHOD,
     settings: Mapping[str, Any] | None = None,
     rule: str | None = None,
     rule_settings: Mapping[str, Any] | None = None,
@@ -134,8 +136,8 @@ class AcceleratedModel:
         settings = merged(self._inner, generation_config, kwargs)
         others = dict(settings.model_inputs)
         self._learn_tokenizer(others.pop("tokenizer", None))
-        ids = _input_ids(inputs, others.pop("input_ids", None), settings, self._inner)
-        mask = _mask(others.pop("attention_mask", None), ids, settings)
+        ids = input_rows(inputs, others.pop("input_ids", None), settings, self._inner)
+        mask = attention_rows(others.pop("attention_mask", None), ids, settings)
         check_arguments(others)
         requests = self._requests(settings, ids, mask, logits_processor, prefix_allowed_tokens_fn)
         if streamer is not None and settings.beams is not None:
@@ -144,7 +146,7 @@ class AcceleratedModel:
             raise BadInput(f"streamer takes one row, and there are {len(requests)}; leave it out")
         answered = self._decoded(requests, streamer, ids)
         rows, scores = _answers(answered, settings)
-        sequences = _padded(ids.repeat_interleave(len(rows) // len(ids), 0), rows, settings.filling)
+        sequences = padded(ids.repeat_interleave(len(rows) // len(ids), 0), rows, settings.filling)
         if not settings.get("return_dict_in_generate"):
             return sequences
         from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
@@ -279,43 +281,3 @@ def _answers(answered: Sequence[Generation], settings: Settings) -> tuple[list[l
     count = settings.get("num_return_sequences") or 1
     kept = [hypothesis for one in answered for hypothesis in one.hypotheses[:count]]
     return [list(one.tokens) for one in kept], [one.score for one in kept]
-
-
-def _input_ids(inputs: Any, input_ids: Any, settings: Settings, model: Any) -> Tensor:
-    if inputs is not None and input_ids is not None:
-        raise BadInput("inputs and input_ids are the same argument; give one of them")
-    ids = input_ids if inputs is None else inputs
-    if ids is None:
-        if not settings.ids("bos_token_id"):
-            raise BadInput("there are no input_ids, and the model has no bos_token_id to begin with; give input_ids")
-        return torch.tensor([settings.ids("bos_token_id")[:1]], device=model.device)
-    if not isinstance(ids, Tensor):
-        raise BadInput(f'input_ids must be a tensor (the tokenizer\'s return_tensors="pt"), not {shown(ids)}')
-    if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool or not ids.numel():
-        raise BadInput(f"input_ids must be whole numbers (rows, length), not {ids.dtype} {tuple(ids.shape)}")
-    return ids
-
-
-def _mask(given: Any, ids: Tensor, settings: Settings) -> Tensor:
-    """Which input ids belong to the prompts, (rows, length) of 0 and 1: padding may stand before them alone."""
-    if given is None:
-        pad, eos = settings.ids("pad_token_id")[:1], settings.ids("eos_token_id")
-        inferred = bool(pad) and pad[0] not in eos
-        mask = ids.ne(pad[0]).long() if inferred else torch.ones_like(ids)
-    elif isinstance(given, Tensor) and given.shape == ids.shape:
-        mask = given.ne(0).long()
-    else:
-        shape = tuple(given.shape) if isinstance(given, Tensor) else shown(given)
-        raise BadInput(f"attention_mask must be a tensor of the shape of input_ids, {tuple(ids.shape)}, not {shape}")
-    if not bool(mask[:, -1].all()) or bool((mask.diff(dim=1) < 0).any()):
-        raise BadInput("padding must be on the left (the tokenizer's padding_side='left'), and no prompt empty")
-    return mask
-
-
-def _padded(ids: Tensor, rows: list[list[int]], pad: int | None) -> Tensor:
-    """Input ids with the new ones behind them, to the length of the longest."""
-    longest = max(map(len, rows))
-    if pad is None and any(len(row) < longest for row in rows):
-        raise BadInput("rows of different length need a pad_token_id; give one")
-    new = [[*row, *([pad] * (longest - len(row)))] for row in rows]
-    return torch.cat([ids, torch.tensor(new, dtype=ids.dtype, device=ids.device)], dim=1)

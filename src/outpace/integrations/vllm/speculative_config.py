@@ -19,6 +19,7 @@ from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.measured_length import DraftLength, measured_length
 from outpace.integrations.vllm.proposer_options import ProposerOptions
 from outpace.integrations.vllm.token_methods import TOKEN_METHODS
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.registry import canonical, configured, drafting_with, find, present_names
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Wanted:
     """What the user asked for. ``proposer``: whose implementation drafts for pld and sam, "auto": vLLM's where it has
     one. ``draft_folder``: finds a draft model's weights as vLLM takes them. ``model``: the name that the user gave."""
 
-    method: str = "auto"
+    method: str = DEFAULT_METHOD
     settings: Mapping[str, Any] = field(default_factory=dict)
     head: str | None = None
     draft_model: str | None = None
@@ -75,17 +76,17 @@ def speculation(wanted: Wanted, model: Callable[[], Model], served: str, interpr
     if wanted.head is not None:
         head = find_head(wanted.head, model, wanted.model)
         kind = find(name).head
-        if name != "auto" and kind != head.kind:
+        if name != DEFAULT_METHOD and kind != head.kind:
             takes = f"drafts with heads of kind {kind}" if kind else "drafts without a head"
             raise BadInput(f"--head {wanted.head} is of kind {head.kind}, but method '{name}' {takes}; leave out one")
         return _with_head(head, wanted, model, served)
-    if wanted.draft_model is not None and name not in ("auto", "draft-model"):
+    if wanted.draft_model is not None and name not in (DEFAULT_METHOD, "draft-model"):
         raise BadInput(f"--draft-model: method '{name}' drafts without a draft model; leave out one")
     if wanted.draft_model is not None or name == "draft-model":
         return _with_draft_model(wanted.draft_model or "draft-lm", wanted, model, served)
     if name == "none":
         return Speculation("none")
-    if name == "auto" and wanted.proposer != "outpace":
+    if name == DEFAULT_METHOD and wanted.proposer != "outpace":
         return _best_offered(wanted, model, served, interpreter)
     if (kind := find(name).head) is not None:
         return _with_head(find_head(kind, model, wanted.model), wanted, model, served)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outpace.core.errors import BadInput
 from outpace.integrations.vllm.proposer_options import ProposerOptions
+from outpace.methods.default_method import DEFAULT_METHOD
 
 if TYPE_CHECKING:
     from outpace.drafting.base import Drafter
     from outpace.targets.costs import Costs
 
-TOKEN_METHODS = ("sam", "pld", "recycling", "cacheback", "rest", "cascade", "merge", "auto")
+TOKEN_METHODS = ("sam", "pld", "recycling", "cacheback", "rest", "cascade", "merge", DEFAULT_METHOD)
 
 
 class TokenTarget:
@@ -40,7 +41,7 @@ def build_drafter(options: ProposerOptions, vocab_size: int) -> Drafter[Any]:
     if name not in TOKEN_METHODS:
         raise BadInput(f"method '{name}' does not draft from tokens alone; these do: {', '.join(TOKEN_METHODS)}")
     info = find(name)
-    settings = {**options.settings, **({"learned": []} if name == "auto" else {})}
+    settings = {**options.settings, **({"learned": []} if name == DEFAULT_METHOD else {})}
     target = cast(Target, TokenTarget(vocab_size))
     if options.datastore is None:
         context = Context(target)

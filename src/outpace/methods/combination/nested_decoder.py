@@ -31,9 +31,10 @@ from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.metrics import CacheUse
 from outpace.core.proposal import Proposal
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.shared_noise import SHARED_NOISE
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.combination import Combined, CombinedState
 from outpace.engine.decoder import Decoder

@@ -32,7 +32,7 @@ from outpace.acceptance.couplings import gumbel_redraw, maximal_redraw
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.proposal import Proposal
-from outpace.core.tree import QRow
+from outpace.core.q_row import QRow
 from outpace.core.validation import StrictModel
 from outpace.drafting.jacobi_window import (
     OLDEST,

@@ -16,8 +16,9 @@ from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
-from outpace.core.tree import ROOT, QRow, TokenTree
+from outpace.core.tree import ROOT, TokenTree
 from outpace.core.validation import StrictModel
 from outpace.engine.populations.base import Forest, GroupDrafter, Heir, Member, Population
 from outpace.engine.populations.particles import ParticleRule

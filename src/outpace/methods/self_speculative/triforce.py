@@ -29,7 +29,8 @@ from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
-from outpace.core.tree import DETERMINISTIC, ROOT, QRow, TokenTree
+from outpace.core.q_row import QRow
+from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
 from outpace.core.validation import StrictModel
 from outpace.drafting.base import Drafter, DraftState
 from outpace.drafting.bottom_drafters import BottomDrafter, LookupBottom, StreamingBottom

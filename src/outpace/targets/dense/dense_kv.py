@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outpace.targets.dense.binding import LANES, Commitment, NativeModel
+from outpace.targets.dense.binding import LANES
 from outpace.targets.dense.kv_memory import KVMemory
+from outpace.targets.dense.native_model import Commitment, NativeModel
 from outpace.targets.kv_store import KVStore, check_block, rounded_up
 
 _GRANULE = 256

@@ -11,8 +11,7 @@ precision the scores of a tree's node equal, bit for bit, those of autoregressiv
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from contextlib import AbstractContextManager
 from itertools import accumulate, chain
 from pathlib import Path
@@ -28,6 +27,7 @@ from outpace.targets.branches import Begins
 from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
+from outpace.targets.dense.kernel_arguments import Integers, flags_address, integers_address
 from outpace.targets.dense.kv_memory import KVMemory
 from outpace.targets.dense.native_branches import NativeBranches
 from outpace.targets.dense.native_distribution import native_distributions
@@ -156,7 +156,7 @@ class DenseTarget(RowTarget):
         parts = (PartRecord * max(len(plan.parts), 1))()
         lays_roots = states is None and inputs is None and plan.is_whole(self.num_layers)
         self._rotate_up_to(1 + max([position for part in plan.parts for position in part.positions], default=-1))
-        numbers = _Numbers()
+        numbers = Integers()
         for record, part in zip(parts, plan.parts, strict=False):
             self._fill(record, part, numbers, kept, lays_root=lays_roots)
         numbers.place()
@@ -173,16 +173,16 @@ class DenseTarget(RowTarget):
             plan.queries.update((layer, queries[layer]) for layer in range(plan.start, plan.stop))
         record = ForwardRecord(
             *(rows, len(plan.parts), plan.start, plan.stop),
-            tokens=_integers(tokens, kept) if states is None and inputs is None else None,
+            tokens=integers_address(tokens, kept) if states is None and inputs is None else None,
             states=None if states is None else states.data_ptr(),
             before=None if inputs is None else inputs.data_ptr(),
-            second=None if plan.second is None else _integers(plan.second, kept),
+            second=None if plan.second is None else integers_address(plan.second, kept),
             words=None if self._embeddings_of is None else self._embeddings_of.handle,
-            skip_attention=_flags(plan.skip_attention, self.num_layers, kept),
-            skip_mlp=_flags(plan.skip_mlp, self.num_layers, kept),
+            skip_attention=flags_address(plan.skip_attention, self.num_layers, kept),
+            skip_mlp=flags_address(plan.skip_mlp, self.num_layers, kept),
             part=parts,
             taps=len(plan.hidden_states),
-            tap_layers=_integers(list(plan.hidden_states), kept),
+            tap_layers=integers_address(list(plan.hidden_states), kept),
             tap_rows=ctypes.addressof(pointers),
             tap_normed=plan.normed,
             queries=None if queries is None else queries.data_ptr(),
@@ -214,7 +214,7 @@ class DenseTarget(RowTarget):
         )
 
     def _fill(
-        self, record: PartRecord, part: SequenceRows, numbers: _Numbers, kept: list[Any], *, lays_root: bool
+        self, record: PartRecord, part: SequenceRows, numbers: Integers, kept: list[Any], *, lays_root: bool
     ) -> None:
         store: DenseKV = part.store
         earlier, rows = part.earlier_rows, len(part.positions)
@@ -242,7 +242,7 @@ class DenseTarget(RowTarget):
             chosen = part.subset.to(torch.int32).contiguous()
             kept.append(chosen)
             # An empty one has no address, and none would mean all positions.
-            record.subset = chosen.data_ptr() or _integers([0], kept)
+            record.subset = chosen.data_ptr() or integers_address([0], kept)
             record.subset_count, record.subset_by_head = part.committed, part.subset.dim() > 1
 
     def _rotate_up_to(self, positions: int) -> None:
@@ -261,25 +261,6 @@ class DenseTarget(RowTarget):
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
 
 
-class _Numbers:
-    """int32 numbers of all parts of a forward, in one block of memory."""
-
-    def __init__(self) -> None:
-        self._numbers = array("i")
-        self._places: list[tuple[PartRecord, str, int]] = []
-
-    def add(self, record: PartRecord, field: str, numbers: Iterable[int]) -> None:
-        """Let ``field`` of ``record`` be the address of these, once all were added."""
-        self._places.append((record, field, len(self._numbers)))
-        self._numbers.extend(numbers)
-
-    def place(self) -> None:
-        """Write the addresses. They hold as long as this object lives."""
-        base = self._numbers.buffer_info()[0]
-        for record, field, at in self._places:
-            setattr(record, field, base + at * self._numbers.itemsize)
-
-
 def _kv_format(precision: str, kv_dtype: str) -> str:
     """How K/V is kept, one of ``binding.KV_FORMATS``. Raises BadInput."""
     if kv_dtype == "auto":
@@ -287,21 +268,3 @@ def _kv_format(precision: str, kv_dtype: str) -> str:
     if precision == "float32":
         raise BadInput(f"float32 keeps its K/V in float32; for kv_dtype {kv_dtype} use bfloat16, int8 or int4")
     return kv_dtype
-
-
-def _flags(layers: frozenset[int], count: int, kept: list[Any]) -> int | None:
-    """The address of a flag for each layer; None where none is set."""
-    if not layers:
-        return None
-    flags = (ctypes.c_uint8 * count)(*(layer in layers for layer in range(count)))
-    kept.append(flags)
-    return ctypes.addressof(flags)
-
-
-def _integers(values: Seq[int], kept: list[Any]) -> int | None:
-    """The address of int32 numbers, None for none."""
-    if not values:
-        return None
-    array = (ctypes.c_int32 * len(values))(*values)
-    kept.append(array)
-    return ctypes.addressof(array)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from outpace.core.turns import ROUNDS
 from outpace.targets.branches import Begins, Best, Branches, Draft, Found, GrownTree, Reading, Root, TreePlan
-from outpace.targets.dense.binding import LANES, NativeModel, calls, check
+from outpace.targets.dense.binding import LANES, calls, check
 from outpace.targets.dense.dense_kv import DenseKV
+from outpace.targets.dense.native_model import NativeModel
 from outpace.targets.threads import threads
 
 

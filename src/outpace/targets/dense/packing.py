@@ -18,8 +18,9 @@ from torch import Tensor
 from outpace.core.errors import BadInput
 from outpace.models.gguf_header import read_header
 from outpace.targets.dense import quant_blocks
-from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, NativeModel, Packed, Shape
+from outpace.targets.dense.binding import ACTIVATIONS, KV_FORMATS, LANES, NORMS, SLOTS, Packed, Shape
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix
+from outpace.targets.dense.native_model import NativeModel
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 

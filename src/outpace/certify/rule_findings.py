@@ -1,0 +1,72 @@
+"""What the bound level has found of one rule: the largest values, and where a promise was broken."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outpace.acceptance.base import AcceptanceRule
+from outpace.acceptance.bounds import EXCESS_NLL, MEASURES, view
+from outpace.certify.certificate import BoundCheck
+from outpace.certify.exact import TOLERANCE
+from outpace.core.tree import ROOT
+from outpace.targets.base import TreeScores
+
+
+@dataclass
+class RuleFindings:
+    """What was found of one rule so far. ``worst``: the largest excess over a limit, and where."""
+
+    rule: AcceptanceRule
+    nodes: int = 0
+    largest: float | None = None
+    tightest: float | None = None
+    worst: float = 0.0
+    where: str = ""
+    total_variation: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def see(self, scores: TreeScores, h: Tensor, where: str) -> None:
+        """Compare the distribution of the committed token after the root with the target's."""
+        bound = self.rule.bound
+        if bound is None:
+            return
+        node = view(scores, ROOT)
+        if scores.sequence.params.greedy:
+            committed = h > TOLERANCE
+            value = float((node.probs.max() / node.probs[committed].min()).log())
+            limit, measure = self.rule.greedy_limit(node), EXCESS_NLL
+        else:
+            value, limit = MEASURES[bound.measure](h, scores.p(ROOT)), self.rule.limit(node)
+            measure = bound.measure
+            self.largest = max(value, self.largest or 0.0)
+        self.nodes += 1
+        if value > limit * (1.0 + TOLERANCE) + TOLERANCE and value - limit > self.worst:
+            self.worst = value - limit
+            self.where = f"{where}: {measure} {value:.4g}, limit {limit:.4g}"
+        if limit > TOLERANCE and math.isfinite(limit):
+            self.tightest = max(value / limit, self.tightest or 0.0)
+
+    def fail(self, size: float, where: str) -> None:
+        """Something that needs no limit is wrong."""
+        if size > self.worst:
+            self.worst, self.where = size, where
+
+    def check(self) -> BoundCheck:
+        bound = self.rule.bound
+        promised = bound is not None or self.rule.exact
+        return BoundCheck(
+            rule=self.rule.described,
+            measure=None if bound is None else bound.measure,
+            limit=None if bound is None else bound.limit,
+            lossless=self.rule.exact and not self.worst,
+            holds=not self.worst if promised else None,
+            nodes=self.nodes,
+            largest=self.largest,
+            tightest=self.tightest,
+            total_variation=self.total_variation,
+            where=self.where,
+            note="; ".join(self.notes),
+        )
