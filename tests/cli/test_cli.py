@@ -49,8 +49,8 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
     (["x", "--logit-bias", "5"], "TOKEN=BIAS"),
     (["x", "--logit-bias", "a=1"], "TOKEN=BIAS"),
     (["x", "--logit-bias", "5=nan"], "TOKEN=BIAS"),
-    (["x", "--method", "xyzzy"], "unknown method 'xyzzy'; known: none"),
-    (["x", "--rule", "nonsense"], "unknown acceptance rule 'nonsense'; known: "),
+    (["x", "--method", "xyzzy"], "unknown method 'xyzzy'; see: outpace methods"),
+    (["x", "--rule", "nonsense"], "unknown acceptance rule 'nonsense'; see: outpace rules"),
     (["x", "--rule", "greedy", "--temperature", "1"], "temperature 0"),
     (["x", "--param", "length"], "KEY=VALUE"),
     (["x", "--param", "=3"], "KEY=VALUE"),
@@ -66,7 +66,7 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
     (["x", "--reference", "missing.txt"], "cannot read reference missing.txt: No such file"),
     (["x", "--system", "s", "--raw"], "--raw"),
     (["x", "--nonsense"], "No such option: --nonsense"),
-    ([], "Missing argument"),
+    ([], "Missing argument 'PROMPT'; see: outpace generate --help"),
 ]
 
 

@@ -39,3 +39,7 @@ def test_the_error_suggests_or_lists() -> None:
     said = unknown("method", "suffix", KNOWN, see="outpace methods")
     assert str(said) == "unknown method 'suffix'; did you mean 'sam'? See: outpace methods"
     assert str(unknown("method", "xyzzy", KNOWN, see="outpace methods")).endswith("; known: pld, sam, eagle")
+    many = [f"name-{number}" for number in range(40)]
+    assert (
+        str(unknown("method", "xyzzy", many, see="outpace methods")) == "unknown method 'xyzzy'; see: outpace methods"
+    )

@@ -172,7 +172,7 @@ def test_the_earlier_names_of_settings_are_understood() -> None:
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     assert "did you mean 'toy'" in refused("unknown method 'toyy'", "toyy")
-    message = refused("unknown method 'xyzzy'; known: none", "xyzzy")
+    message = refused("unknown method 'xyzzy'; see: outpace methods", "xyzzy")
     assert "toy" in message
     message = refused("unknown acceptance rule 'nonsense'", "toy", rule="nonsense")
     assert "rejection" in message

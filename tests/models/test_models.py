@@ -228,7 +228,7 @@ def test_dtypes_and_devices_that_are_not(folder: Path) -> None:
     refused("the generic target was asked for", folder, dtype="bfloat16", kv_dtype="int8", target="generic")
     refused("device 'gpu' is not there", folder, device="gpu")
     if not torch.cuda.is_available():
-        refused("device 'cuda' is not there; this machine has: cpu", folder, device="cuda")
+        refused("device 'cuda' is not available; this machine has: cpu", folder, device="cuda")
 
 
 def test_dtype_that_the_device_lacks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -113,10 +113,7 @@ def _explain(error: Exception, argv: list[str]) -> int:
     if isinstance(error, OutpaceError):
         return _complain(str(error))
     if usage is not None:
-        message = usage()
-        if message.startswith("No such option") and "generate" in argv[:1]:
-            message += " (put -- before a prompt that begins with a dash)"
-        return _complain(message)
+        return _complain(_usage(usage(), getattr(error, "ctx", None), argv))
     if isinstance(error, BrokenPipeError):
         _abandon_stdout()
         return 0
@@ -125,6 +122,16 @@ def _explain(error: Exception, argv: list[str]) -> int:
         reason = error.strerror or str(error)
         return _complain(f"{error.filename}: {reason}" if error.filename else reason)
     raise error
+
+
+def _usage(message: str, context: Any, argv: list[str]) -> str:
+    """A usage error, and the command that lists what may be written, unless the message names it already."""
+    if "Possible options:" in message or "Did you mean" in message:
+        return message
+    if message.startswith("No such option") and "generate" in argv[:1]:
+        message = f"{message} (put -- before a prompt that begins with a dash)"
+    command = getattr(context, "command_path", "outpace")
+    return f"{message.rstrip('.')}; see: {command} --help"
 
 
 def _be_patient() -> None:

@@ -38,7 +38,7 @@ def advise(
     ] = 0.0,
     head: opt.Head = None,
     draft_model: opt.DraftModel = None,
-    minutes: Annotated[float, option(value="M", text="Time limit, loading left out.")] = 5.0,
+    minutes: Annotated[float, option(value="M", text="Time limit in minutes, without loading.")] = 5.0,
     max_new_tokens: opt.MaxNewTokens = 64,
     vllm_python: Annotated[
         str | None, option(value="PATH", text="Interpreter that has vLLM. [dim]\\[default: that of make vllm][/]")
@@ -46,7 +46,7 @@ def advise(
     json: opt.Json = False,
     html: Annotated[Path | None, option(value="FILE", text="Write the table behind the advice as a page.")] = None,
 ) -> None:
-    """Say what speculation is worth here: the method to use, or none, with the expected speed-up at each batch.
+    """Recommend the method that is fastest on this machine, or none, with the expected speed-up at each batch size.
 
     Measures costs, and the acceptance of every candidate on the model's own answers to the prompts, in a few minutes.
     """

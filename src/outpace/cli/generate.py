@@ -44,7 +44,7 @@ def generate(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Argument(metavar="[OUT.jsonl]", help="With --ray: the file of answers.", show_default=False)
+        Path | None, typer.Argument(metavar="OUT.jsonl", help="With --ray: the file of answers.", show_default=False)
     ] = None,
     *,
     machine: Machine,

@@ -35,7 +35,7 @@ def simulate(
     method: Annotated[
         str | None, option(value="A,B,C", text="Methods of the trace to simulate. [dim]\\[default: all][/]")
     ] = None,
-    seed: Annotated[int, option(value="N", text="Of what is drawn at random.")] = 0,
+    seed: Annotated[int, option(value="N", text="Seed of the random numbers.")] = 0,
     json: opt.Json = False,
     *,
     users: Annotated[

@@ -36,15 +36,15 @@ def study(
             text="Setting of the study; lists with commas. May be repeated. See: outpace study NAME --settings.",
         ),
     ] = None,
-    settings: Annotated[bool, option("--settings", text="Show the study's settings and leave.")] = False,
+    settings: Annotated[bool, option("--settings", text="Show the study's settings and exit.")] = False,
     plot: Annotated[Path | None, option(value="FILE", text="Write the plot as an SVG file.")] = None,
-    seed: Annotated[int, option(value="N", text="Of what is drawn at random.")] = 0,
+    seed: Annotated[int, option(value="N", text="Seed of the random numbers.")] = 0,
     *,
     questions: opt.PromptFile,
     outputs: Outputs,
     machine: Machine,
 ) -> None:
-    """Run a study: the paper's claims beside what comes here, confirmed, refuted or undecided by an interval."""
+    """Test a paper's claims on this machine: each is confirmed, refuted or left undecided by a measured interval."""
     from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
 
     if name is None:

@@ -11,6 +11,8 @@ from outpace.core.errors import BadInput
 _NEAR = 0.65
 """Share of equal characters from which on a name is near."""
 _MOST = 3
+_FEW = 20
+"""How many names are listed where no name is near, if a command lists them too."""
 _SHORTEST = 3  # letters that the beginnings of two names must have in common
 _WORD = re.compile(r"[-_ ]")
 
@@ -41,13 +43,15 @@ def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str] | Mapping[str, str], see: str = "") -> BadInput:
-    """The error for a name that does not exist: what may be meant, else the known names.
+    """The error for a name that does not exist: what may be meant, else the known names where these are few.
 
     ``see``: the command that lists them.
     """
     names = dict.fromkeys(known.values() if isinstance(known, Mapping) else known)
-    hint = did_you_mean(name, known) or f"known: {', '.join(names)}"
-    return BadInput(f"unknown {what} '{name}'; {hint}" + (f" See: {see}" if see and hint.endswith("?") else ""))
+    if near := did_you_mean(name, known):
+        return BadInput(f"unknown {what} '{name}'; {near}" + (f" See: {see}" if see else ""))
+    many = see and len(names) > _FEW
+    return BadInput(f"unknown {what} '{name}'; " + (f"see: {see}" if many else f"known: {', '.join(names)}"))
 
 
 def split_outside_brackets(text: str) -> list[str]:

@@ -30,7 +30,7 @@ def hub_answers() -> bool:
 
 def not_on_hub(name: str, offline: bool) -> str:
     """What to say of a model that the hub does not have, or that cannot be asked for ``offline``."""
-    known = f"known here: {', '.join(EMBEDDED)}, a folder, a .gguf file{did_you_mean(name)}"
+    known = f"give a folder, a .gguf file or {' or '.join(EMBEDDED)}{did_you_mean(name)}"
     if offline:
         return f"unknown model '{name}': not found on this machine, and the model hub cannot be reached; {known}"
     return f"unknown model '{name}': the model hub has no model of this name that you may read; {known}"

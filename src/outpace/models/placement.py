@@ -43,7 +43,7 @@ def fast_bfloat16() -> bool:
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, or the first GPU, or the CPU. Raises BadInput when it is not there."""
+    """The device asked for, or the first GPU, or the CPU. Raises BadInput when it is not available."""
     import torch
 
     if device is None:
@@ -53,7 +53,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError, TypeError, ImportError) as error:
         there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise BadInput(f"device '{device}' is not there; this machine has: {', '.join(there)}") from error
+        raise BadInput(f"device '{device}' is not available; this machine has: {', '.join(there)}") from error
     if chosen.type == "meta":
         raise BadInput("device 'meta' holds no numbers; use cpu or cuda")
     return chosen

@@ -30,7 +30,14 @@ KvDtype = Annotated[
         "more; on a CPU).",
     ),
 ]
-Threads = Annotated[int | None, option(value="N", panel=MACHINE, text="Number of CPU threads.")]
+Threads = Annotated[
+    int | None,
+    option(
+        value="N",
+        panel=MACHINE,
+        text="Number of CPU threads. [dim]\\[default: as PyTorch chooses, usually one per core][/]",
+    ),
+]
 
 
 def check_threads(threads: int | None) -> None:

@@ -16,7 +16,7 @@ from outpace.core.errors import BadInput
 if TYPE_CHECKING:
     from outpace.core.sampling import SamplingParams
 
-Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Same seed, same answer.")]
+Seed = Annotated[int, option(value="N", panel=SAMPLING, text="Seed of the random numbers.")]
 
 
 @dataclass(frozen=True, slots=True)

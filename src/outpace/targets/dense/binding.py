@@ -74,6 +74,15 @@ class ForwardRecord(Structure):
     ]
 
 
+class CommitmentRecord(Structure):
+    """outpace_commitment."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("store", "side", "chosen")),
+        *((name, c_int32) for name in ("capacity", "length", "side_rows", "rows")),
+    ]
+
+
 @dataclass(slots=True)
 class Packed:
     """A matrix on its way to being packed: ``rows`` (outputs, inputs) of floats, or rows in blocks.

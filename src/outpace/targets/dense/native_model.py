@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence as Seq
-from ctypes import Structure, c_int32, c_void_p
 from typing import NamedTuple
 
 import numpy as np
@@ -13,19 +12,10 @@ from torch import Tensor
 
 from outpace.core.errors import BadInput
 from outpace.core.turns import ROUNDS
-from outpace.targets.dense.binding import LANES, Floats, ForwardRecord, Packed, Shape, calls, check
+from outpace.targets.dense.binding import LANES, CommitmentRecord, Floats, ForwardRecord, Packed, Shape, calls, check
 from outpace.targets.threads import threads
 
 _NOT_FINITE = 2
-
-
-class _Commitment(Structure):
-    """outpace_commitment."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("store", "side", "chosen")),
-        *((name, c_int32) for name in ("capacity", "length", "side_rows", "rows")),
-    ]
 
 
 class Commitment(NamedTuple):
@@ -110,7 +100,7 @@ class NativeModel:
 
     def commit(self, commitments: Seq[Commitment]) -> None:
         """Copy rows behind the committed ones of one store each."""
-        records, chosen = (_Commitment * len(commitments))(), array("i")
+        records, chosen = (CommitmentRecord * len(commitments))(), array("i")
         for one in commitments:
             chosen.extend(one.rows)
         at = chosen.buffer_info()[0]
