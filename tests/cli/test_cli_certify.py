@@ -265,7 +265,7 @@ def test_inconclusive_is_exit_code_2(cli: Run) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["nothing"], ["unknown method 'nothing'", "known:"]),
+        (["nothing"], ["unknown method 'nothing'", "see: outpace methods"]),
         (["pld", "--level", "vague"], ["unknown level 'vague'", "exact, statistical, greedy"]),
         (["pld", "--samples", "3"], ["samples must be at least 100, not 3"]),
         (["pld", "--alpha", "0"], ["alpha must be in (0, 1), not 0"]),

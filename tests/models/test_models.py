@@ -226,7 +226,7 @@ def test_dtypes_and_devices_that_are_not(folder: Path) -> None:
     refused("unknown kv_dtype 'int3'; did you mean 'int8'", folder, kv_dtype="int3")
     refused("float32 keeps its K/V in float32; for", folder, dtype="float32", kv_dtype="int8")
     refused("the generic target was asked for", folder, dtype="bfloat16", kv_dtype="int8", target="generic")
-    refused("device 'gpu' is not there", folder, device="gpu")
+    refused("device 'gpu' is not available", folder, device="gpu")
     if not torch.cuda.is_available():
         refused("device 'cuda' is not available; this machine has: cpu", folder, device="cuda")
 

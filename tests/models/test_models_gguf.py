@@ -1,5 +1,6 @@
 """GGUF files: converted exactly, once, atomically; broken files and full caches refused in one line."""
 
+import errno
 import hashlib
 import json
 import os
@@ -382,3 +383,12 @@ def test_the_benchmark_of_loading() -> None:
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     medians = json.loads(out.stdout)["medians"]
     assert all(medians[which]["total"] > medians[which]["load"] > 0 for which in ("first", "later"))
+
+
+def test_too_little_memory_does_not_look_like_a_damaged_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def read(_: Path) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(gguf_cache, "read_json", read)
+    with pytest.raises(BadInput, match="not enough memory"):
+        gguf_cache.is_whole(tmp_path, "digest")

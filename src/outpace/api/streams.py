@@ -159,7 +159,7 @@ def _streamed(model: LoadedModel, prompt: Prompt, options: Mapping[str, Any], wh
     found = ask_one(model, prompt, options, what)
     if (population := found.population) is not None:
         raise BadInput(
-            f"which of the {population.called} is the answer is known at the end, and {what} shows it sooner: "
+            f"which of the {population.called} is the answer is known at the end, so {what} cannot show it: "
             "use generate"
         )
     return found

@@ -111,7 +111,7 @@ class LineChart:
     colours: Mapping[str, str]
     kind = "lines"
     width, height = 560, 280
-    left, right, top, bottom = 44, 548, 10, 240
+    left, right, top, bottom = 56, 548, 10, 240
 
     @property
     def depth(self) -> int:

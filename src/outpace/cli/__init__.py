@@ -37,7 +37,7 @@ from outpace.cli.simulate import simulate
 from outpace.cli.study import study
 from outpace.cli.train import train
 from outpace.cli.tune import tune
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import OutpaceError, out_of_memory
 
 BAD_INPUT = 2
 
@@ -117,6 +117,8 @@ def _explain(error: Exception, argv: list[str]) -> int:
     if isinstance(error, BrokenPipeError):
         _abandon_stdout()
         return 0
+    if out_of_memory(error):
+        return _complain("not enough memory; use a smaller model, a smaller --dtype (int4, int8) or shorter prompts")
     if isinstance(error, OSError):  # no space, no permission, no network: the machine's doing, so no traceback
         _abandon_stdout()
         reason = error.strerror or str(error)

@@ -21,7 +21,7 @@ def bench(
         str,
         option(
             value="A,B,C",
-            text="Methods to compare, as METHOD or METHOD#LABEL, with @RULE(KEY=VALUE,...) behind it for another "
+            text="Methods to compare, as METHOD or METHOD#LABEL, followed by @RULE(KEY=VALUE,...) for another "
             "acceptance rule; none (autoregressive) always runs.",
         ),
     ] = "none,pld,sam,auto",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,8 +116,7 @@ class EngineOptions:
             raise BadInput("give --baseline or --target-model, not both")
         if self.draft_length is not None and not 1 <= self.draft_length <= _LONGEST:
             raise BadInput(f"--draft-length must be between 1 and {_LONGEST}, not {self.draft_length}")
-        if not 0 < self.time_limit < math.inf:
-            raise BadInput(f"--time-limit must be a number of seconds above 0, not {self.time_limit:g}")
+        opt.check_time_limit(self.time_limit)
 
     @contextmanager
     def servers(

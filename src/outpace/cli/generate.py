@@ -69,9 +69,7 @@ def generate(
     replicas: Annotated[
         int | None, option(value="N", panel=BATCH, text="With --ray: number of workers. [dim]\\[default: 1][/]")
     ] = None,
-    resume: Annotated[
-        bool, option("--resume", panel=BATCH, text="With --ray: go on with an interrupted batch.")
-    ] = False,
+    resume: Annotated[bool, option("--resume", panel=BATCH, text="With --ray: continue an interrupted batch.")] = False,
     method: opt.MethodName = DEFAULT_METHOD,
     drafting: Drafting,
     reference: opt.Reference = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -43,10 +42,15 @@ def check_service(names: list[str], port: int, time_limit: float | None) -> None
     """Raise BadInput for models named twice, and for a port or a time limit that cannot be."""
     if len(set(names)) < len(names):
         raise BadInput("--model names the same model twice; a model's id in the API is its name")
+    check_port(port)
+    if time_limit is not None:
+        opt.check_time_limit(time_limit)
+
+
+def check_port(port: int) -> None:
+    """Raise BadInput for what is no port; 0 is any that is free."""
     if not 0 <= port <= 65535:
         raise BadInput(f"--port must be between 0 and 65535, not {port}")
-    if time_limit is not None and not (0 < time_limit < math.inf):
-        raise BadInput(f"--time-limit must be a number of seconds above 0, not {time_limit:g}")
 
 
 def check_trace(trace: Path | None, texts: bool, names: list[str], *, ray: bool) -> None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
+from outpace.cli.serve_checks import check_port
 from outpace.core.errors import BadInput
 from outpace.core.names import unknown
 
@@ -155,8 +156,7 @@ def _check(engine: Engine, served: Served, hardware: Hardware, unsupported: Mapp
         raise BadInput(f"{stray} is for outpace's own server; vLLM's arguments go with --engine-arg")
     if len(served.models) > 1:
         raise BadInput(f"vLLM serves one model; --model is given {len(served.models)} times")
-    if not 0 <= served.port <= 65535:
-        raise BadInput(f"--port must be between 0 and 65535, not {served.port}")
+    check_port(served.port)
     hardware.check(served.models[0])
 
 

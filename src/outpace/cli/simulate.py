@@ -1,4 +1,4 @@
-"""``outpace simulate``: a trace on machines that are not here."""
+"""``outpace simulate``: a trace on other hardware."""
 
 from __future__ import annotations
 

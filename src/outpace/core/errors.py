@@ -1,5 +1,7 @@
 """The errors that a user can cause, and mend."""
 
+import errno
+
 LONGEST = 320
 """Characters of another library's message that a line for the user repeats."""
 
@@ -37,6 +39,14 @@ def said(error: BaseException, where: str = "") -> str:
     text = shortened(str(error))
     name = type(error).__name__ + (f" in {where}" if where else "")
     return f"{name}: {text}" if text else name
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory, of the machine or of a device, was too small: Python's, the system's or PyTorch's error."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
 class MissingExtra(BadInput):

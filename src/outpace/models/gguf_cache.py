@@ -32,7 +32,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from outpace.core.errors import BadInput
+from outpace.core.errors import BadInput, out_of_memory
 from outpace.core.files import read_json, settle, write_atomically
 from outpace.core.progress import stage
 from outpace.core.version import __version__
@@ -192,13 +192,16 @@ class _Manifest(BaseModel):
 def is_whole(entry: Path, digest: str, *, weights: bool = True) -> bool:
     """Whether an entry is of this content and has every file as it was written; ``weights``: those of weights, too.
 
-    Reads all of these once: 0.1 s for the 270 MB of the embedded model's weights.
+    Reads all of these once: 0.1 s for the 270 MB of the embedded model's weights. Raises BadInput where memory is too
+    small for that.
     """
     try:
         manifest = _Manifest.model_validate(read_json(entry / MANIFEST))
         files = {name: kept for name, kept in manifest.files.items() if weights or not name.endswith(_WEIGHTS)}
         return manifest.digest == digest and all(_kept(entry / name) == kept for name, kept in files.items())
-    except (OSError, ValueError, BadInput):  # pydantic's errors are ValueErrors
+    except (OSError, ValueError, BadInput) as error:  # pydantic's errors are ValueErrors
+        if out_of_memory(error):  # which says nothing about the entry
+            raise BadInput(f"cannot read '{entry}': not enough memory; use a smaller model or dtype") from error
         return False
 
 

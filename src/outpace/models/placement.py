@@ -93,6 +93,11 @@ def check_kv_dtype(kv_dtype: str, precision: str, device: torch.device) -> None:
         return
     if device.type != "cpu":
         raise BadInput(f"K/V in {kv_dtype} is kept on CPUs only; use kv_dtype auto on {device}")
+    check_kv_precision(kv_dtype, precision)
+
+
+def check_kv_precision(kv_dtype: str, precision: str) -> None:
+    """Raise BadInput for K/V in ``kv_dtype``, another than "auto", where the model computes in float32."""
     if precision == "float32":
         raise BadInput(f"float32 keeps its K/V in float32; for kv_dtype {kv_dtype} use bfloat16, int8 or int4")
 

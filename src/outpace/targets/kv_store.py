@@ -17,6 +17,8 @@ def rows_to_keep(length: int | None, held: int) -> int:
     return count
 
 
+ROWS_AT_ONCE = 256
+"""Memory for committed rows grows by multiples of so many."""
 BLOCK_ROWS = 16
 """Copied blocks begin and end at multiples of so many rows."""
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import BadInput
-from outpace.targets.kv_store import KVStore, check_block, rounded_up
-
-_GRANULE = 256
+from outpace.targets.kv_store import ROWS_AT_ONCE, KVStore, check_block, rounded_up
 
 
 class LayeredKV(KVStore):
@@ -75,7 +73,7 @@ class LayeredKV(KVStore):
     def _copy(self, length: int) -> LayeredKV:
         twin = LayeredKV(len(self._keys))
         twin.length = length
-        held = rounded_up(length, _GRANULE)
+        held = rounded_up(length, ROWS_AT_ONCE)
         twin._keys = [None if one is None else one[:, :held].clone() for one in self._keys]
         twin._values = [None if one is None else one[:, :held].clone() for one in self._values]
         return twin
@@ -87,7 +85,7 @@ class LayeredKV(KVStore):
 
     @staticmethod
     def _capacity_with(capacity: int, rows: int) -> int:
-        return capacity if rows <= capacity else rounded_up(max(rows, capacity + capacity // 4), _GRANULE)
+        return capacity if rows <= capacity else rounded_up(max(rows, capacity + capacity // 4), ROWS_AT_ONCE)
 
     def _grown(self, tensors: list[Tensor | None], layer: int, rows: int, like: Tensor) -> Tensor:
         stored = tensors[layer]

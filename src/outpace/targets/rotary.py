@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence as Seq
 import torch
 from torch import Tensor
 
-_FIRST_POSITIONS = 2048
+FIRST_POSITIONS = 2048
+"""Positions that tables have from the beginning, where the context is as long; more when they are asked for."""
 
 Angles = tuple[Tensor, Tensor]
 
@@ -50,7 +51,7 @@ class RotaryTable:
         self._rotations, self._like, self._limit = rotations, like, limit
         self._table = like.new_zeros(0)
         self._positions = 0
-        self._grow(min(_FIRST_POSITIONS, limit))
+        self._grow(min(FIRST_POSITIONS, limit))
 
     def rows(self, positions: Tensor, highest: int) -> Tensor:
         """(rotations, 2, n, 1, rotated) for ``positions`` (n,), none above ``highest``; they broadcast over heads."""

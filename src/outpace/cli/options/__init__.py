@@ -21,7 +21,14 @@ from outpace.cli.options.drafting_options import (
 )
 from outpace.cli.options.grammar_options import Constrained, GrammarBounds
 from outpace.cli.options.model_options import FixedCosts, KvDtype, ModelName, Threads, check_threads
-from outpace.cli.options.option_values import key_values, names, rule_settings, settings_by_method, sweeps
+from outpace.cli.options.option_values import (
+    check_time_limit,
+    key_values,
+    names,
+    rule_settings,
+    settings_by_method,
+    sweeps,
+)
 from outpace.cli.options.output_options import Json, Resume, TraceFile, TraceTexts, check_trace, resume_option
 from outpace.cli.options.prompt_options import PromptFile
 from outpace.cli.options.sampling_options import Sampling, Seed, logit_bias
@@ -61,6 +68,7 @@ __all__ = [
     "check_length",
     "check_texts",
     "check_threads",
+    "check_time_limit",
     "check_trace",
     "key_values",
     "logit_bias",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,3 +89,9 @@ def _value(pair: str, text: str) -> Any:
     except ValueError as error:
         key = pair.partition("=")[0]  # the value may be long
         raise BadInput(f"--param {key}: the value is not valid JSON: {error}") from None
+
+
+def check_time_limit(seconds: float) -> None:
+    """Raise BadInput for a limit of a request's time that is not a number above 0."""
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"--time-limit must be a number of seconds above 0, not {seconds:g}")

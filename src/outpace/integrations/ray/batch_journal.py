@@ -36,8 +36,7 @@ class Journal:
             raise BadInput(f"{output} exists already; name another output, or remove it")
         if self.path.exists() and not resume:
             raise BadInput(
-                f"{self.path} holds results of a batch that was interrupted; give --resume to go on with it, or "
-                "remove it"
+                f"{self.path} holds results of a batch that was interrupted; give --resume to continue it, or remove it"
             )
         self._file = self._open()
         try:
@@ -143,7 +142,7 @@ class Journal:
         other = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if other:
             raise BadInput(
-                f"{self.path} was begun with another {', '.join(other)}; --resume goes on with the same input and "
+                f"{self.path} was begun with another {', '.join(other)}; --resume continues with the same input and "
                 "options only"
             )
 

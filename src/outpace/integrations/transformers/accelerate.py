@@ -44,7 +44,7 @@ def accelerate(
     datastore: str | Path | None = None,
     target: TargetKind = "auto",
 ) -> AcceleratedModel:
-    """Wrap a transformers model for code that calls ``model.generate(**inputs, ...)``: the same tokens, sooner.
+    """Wrap a transformers model for code that calls ``model.generate(**inputs, ...)``: the same tokens, faster.
 
     hf_model: a decoder-only model of transformers, where it is to stay; it is put in evaluation mode.
     tokenizer: its tokenizer; needed for ``stop_strings``, draft models and trained heads.
@@ -102,7 +102,7 @@ class AcceleratedModel:
         generation_config: a transformers GenerationConfig; what it leaves open is the model's own default.
         logits_processor: processors of transformers; they must be functions of the ids and scores they are given, for
             speculation asks about tokens that may be rejected.
-        prefix_allowed_tokens_fn: as transformers has it.
+        prefix_allowed_tokens_fn: as in transformers.
         streamer: is given the prompt, and then every token; for one row.
         stopping_criteria, synced_gpus, assistant_model, negative_prompt_ids, negative_prompt_attention_mask,
             custom_generate: refused where they ask for anything.

@@ -21,7 +21,7 @@ from outpace.core.tree import TokenTree
 from outpace.integrations.vllm.earlier_answers import EarlierAnswers
 from outpace.integrations.vllm.proposer_options import NAMESPACE, ProposerOptions
 from outpace.integrations.vllm.running_requests import Running, RunningRequests, Tokens, known_tokens
-from outpace.integrations.vllm.step_costs import StepCosts
+from outpace.integrations.vllm.step_costs import RENEW, StepCosts
 from outpace.integrations.vllm.token_methods import build_drafter
 from outpace.targets.base import Sequence, TreeScores
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_RENEW = 32
 _log = logging.getLogger(__name__)
 
 
@@ -172,7 +171,7 @@ class Proposer:
     def _learn_costs(self, now: float, sampled: Seq[Seq[int]]) -> None:
         """The step that has just ended, unless it read prompts or there was nothing to do before it."""
         self._calls += 1
-        if self._calls % _RENEW == 0:
+        if self._calls % RENEW == 0:
             self.costs.renew()
             self._budgets.clear()
         if self._returned is not None and self._rows and all(map(len, sampled)):

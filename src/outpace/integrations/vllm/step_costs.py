@@ -13,7 +13,7 @@ _PRIOR_WEIGHT = 40.0
 _MEMORY = 0.995
 _UNUSUAL = 4.0
 """A step that takes so many times what is expected waited for requests, or read a prompt: it does not count."""
-_RENEW = 32
+RENEW = 32
 """Steps after which the costs that drafters see follow what was learned."""
 
 
@@ -31,7 +31,7 @@ class StepCosts:
         """A step over ``rows`` rows took ``seconds``."""
         if self._count and seconds > _UNUSUAL * self._expected(rows):
             self._seen += 1
-            if self._seen < _RENEW:  # so many in a row are usual by now
+            if self._seen < RENEW:  # so many in a row are usual by now
                 return
             self._count = self._rows = self._seconds = self._squares = self._products = 0.0
         self._seen = 0

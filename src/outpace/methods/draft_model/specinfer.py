@@ -25,7 +25,7 @@ from outpace.core.validation import StrictModel
 from outpace.drafting.merged import Merge
 from outpace.drafting.model_drafter import DraftModel
 from outpace.drafting.sampled_trees import TopK, WithReplacement
-from outpace.methods.draft_model.tree_settings import Branching
+from outpace.methods.draft_model.tree_settings import Branching, check_first_level
 from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Target
 
@@ -57,10 +57,7 @@ class SpecInferSettings(StrictModel):
 
     @model_validator(mode="after")
     def _room(self) -> Self:
-        if self.branching[0] > self.max_nodes:
-            raise ValueError(
-                f"max_nodes ({self.max_nodes}) leaves no room for the first level, {self.branching[0]} draws"
-            )
+        check_first_level(self.branching, self.max_nodes)
         return self
 
 

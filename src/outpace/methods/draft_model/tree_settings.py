@@ -18,6 +18,12 @@ Branching = tuple[Annotated[int, Field(ge=1, le=64)], ...]
 """Children of a node, level by level."""
 
 
+def check_first_level(branching: Branching, max_nodes: int) -> None:
+    """Raise ValueError where the first level alone has more draws than the tree may hold."""
+    if branching[0] > max_nodes:
+        raise ValueError(f"max_nodes ({max_nodes}) leaves no room for the first level, {branching[0]} draws")
+
+
 class TreeSettings(StrictModel):
     """What methods that sample trees from a draft model share."""
 
@@ -31,10 +37,7 @@ class TreeSettings(StrictModel):
 
     @model_validator(mode="after")
     def _room(self) -> Self:
-        if self.branching[0] > self.max_nodes:
-            raise ValueError(
-                f"max_nodes ({self.max_nodes}) leaves no room for the first level, {self.branching[0]} draws"
-            )
+        check_first_level(self.branching, self.max_nodes)
         return self
 
 

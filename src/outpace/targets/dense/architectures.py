@@ -13,6 +13,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor
 
+from outpace.models.plain_config import GEMMA
 from outpace.targets.context_limit import context_limit
 from outpace.targets.dense.binding import ACTIVATIONS
 from outpace.targets.dense.decoder_spec import DecoderSpec, LayerSpec, Matrix, Rotation
@@ -22,9 +23,8 @@ class UnsupportedArchitecture(Exception):
     """The fast targets cannot run the model; the message says why."""
 
 
-_GEMMA = {"gemma2", "gemma3_text"}
 _NORMS_OF_HEADS = {"qwen3", "gemma3_text"}
-KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *_GEMMA}
+KNOWN = {"llama", "mistral", "qwen2", "qwen3", "phi3", *GEMMA}
 CLASSES = {
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "phi3": "Phi3ForCausalLM"},
     **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"},
@@ -105,7 +105,7 @@ def decoder_spec(config: Any, weights: Weights, rotations: list[Rotation], *, la
     embedding = weights.matrix(Place("model.embed_tokens", "token_embd"), (vocabulary, hidden))
     head = None if weights.tied else weights.matrix(Place("lm_head", "output"), (vocabulary, hidden))
     limit, note = context_limit(config)
-    scale = float(hidden**0.5) if config.model_type in _GEMMA else 1.0
+    scale = float(hidden**0.5) if config.model_type in GEMMA else 1.0
     return DecoderSpec(
         layers=LazyLayers(config.num_hidden_layers if layers is None else layers, reader.layer),
         hidden=hidden,
@@ -138,9 +138,9 @@ class _Reader:
     def __init__(self, config: Any, weights: Weights) -> None:
         self.config, self.weights = config, weights
         kind = config.model_type
-        self.shift = 1.0 if kind in _GEMMA else 0.0
+        self.shift = 1.0 if kind in GEMMA else 0.0
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.attention_scale = (config.query_pre_attn_scalar if kind in _GEMMA else self.head_size) ** -0.5
+        self.attention_scale = (config.query_pre_attn_scalar if kind in GEMMA else self.head_size) ** -0.5
         activation = getattr(config, "hidden_activation", None) or config.hidden_act
         self.activation = "silu" if activation == "swish" else activation
         if self.activation not in ACTIVATIONS:
@@ -205,7 +205,7 @@ class _Reader:
 
     def _norms(self, index: int) -> dict[str, Matrix]:
         kind, hidden = self.config.model_type, self.config.hidden_size
-        if kind in _GEMMA:
+        if kind in GEMMA:
             places = {
                 "norm1": ("input_layernorm", "attn_norm", hidden),
                 "post1": ("post_attention_layernorm", "post_attention_norm", hidden),

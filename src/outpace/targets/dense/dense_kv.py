@@ -11,9 +11,8 @@ from torch.nn.functional import pad
 from outpace.targets.dense.binding import LANES
 from outpace.targets.dense.kv_memory import KVMemory
 from outpace.targets.dense.native_model import Commitment, NativeModel
-from outpace.targets.kv_store import KVStore, check_block, rounded_up
+from outpace.targets.kv_store import ROWS_AT_ONCE, KVStore, check_block, rounded_up
 
-_GRANULE = 256
 _ANSWER = 64
 """Rows that there is room for behind those that it was made for."""
 
@@ -50,7 +49,7 @@ class DenseKV(KVStore):
             return self.capacity
         # A quarter more than there was: every row is moved a few times at most, and little memory lies idle. The first
         # room is for a prompt or a copy, which an answer follows.
-        return rounded_up(max(needed + _ANSWER, self.capacity + self.capacity // 4), _GRANULE)
+        return rounded_up(max(needed + _ANSWER, self.capacity + self.capacity // 4), ROWS_AT_ONCE)
 
     def bytes_with(self, rows: int) -> int:
         layers, two, heads, _ = self.data.shape

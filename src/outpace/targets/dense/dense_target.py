@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from outpace.core.errors import BadInput
 from outpace.core.token_distribution import OpenRows
+from outpace.models.placement import check_kv_precision
 from outpace.targets.branches import Begins
-from outpace.targets.dense.binding import LANES, ForwardRecord, PartRecord
+from outpace.targets.dense.binding import BLOCK, LANES, ForwardRecord, PartRecord
 from outpace.targets.dense.decoder_spec import DecoderSpec
 from outpace.targets.dense.dense_kv import DenseKV
 from outpace.targets.dense.kernel_arguments import Integers, flags_address, integers_address
@@ -33,13 +33,11 @@ from outpace.targets.dense.native_branches import NativeBranches
 from outpace.targets.dense.native_distribution import native_distributions
 from outpace.targets.dense.packing import pack
 from outpace.targets.forward_plan import ForwardPlan, SequenceRows
+from outpace.targets.rotary import FIRST_POSITIONS
 from outpace.targets.row_target import PREFILL_CHUNK, RowTarget
 from outpace.targets.threads import torch_at_rest
 
-_FIRST_POSITIONS = 2048
 _UNITS = 64
-_BLOCK = 32
-"""Inputs that the kernels read at once."""
 _ROOT_ALONE = [[0]]
 """What the rows of an empty tree see."""
 
@@ -85,7 +83,7 @@ class DenseTarget(RowTarget):
         self._tied, self._embedding_scale = spec.lm_head is None, spec.embedding_scale
         self._rotations = spec.rotations
         self._positions = 0
-        self._rotate_up_to(min(_FIRST_POSITIONS, self.context_length))
+        self._rotate_up_to(min(FIRST_POSITIONS, self.context_length))
 
     def round(self) -> AbstractContextManager[None]:
         return torch_at_rest()
@@ -255,7 +253,7 @@ class DenseTarget(RowTarget):
             self.native.set_rotation(index, *rotation(where))
 
     def runner_for(self, spec: DecoderSpec) -> DenseTarget | None:
-        if spec.second_norm is not None and spec.hidden % _BLOCK:
+        if spec.second_norm is not None and spec.hidden % BLOCK:
             return None  # the kernels lay two inputs side by side in blocks
         # A head is not in the GGUF file that int4 keeps the blocks of, and its own K/V is small.
         return DenseTarget(spec, "int8" if self.dtype == "int4" else self.dtype, embeddings_of=self)
@@ -265,6 +263,5 @@ def _kv_format(precision: str, kv_dtype: str) -> str:
     """How K/V is kept, one of ``binding.KV_FORMATS``. Raises BadInput."""
     if kv_dtype == "auto":
         return "float32" if precision == "float32" else "bfloat16"
-    if precision == "float32":
-        raise BadInput(f"float32 keeps its K/V in float32; for kv_dtype {kv_dtype} use bfloat16, int8 or int4")
+    check_kv_precision(kv_dtype, precision)
     return kv_dtype
