@@ -10,14 +10,16 @@ import torch
 from outpace.acceptance.base import AcceptanceRule, Verdict
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.bench.bench_report import BenchReport, notes
+from outpace.bench.method_records import Measured, MethodRecords
 from outpace.bench.page import render
+from outpace.bench.records import Answer, Record
 from outpace.bench.runner import run
 from outpace.bench.settings import BenchSettings, Progress
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
 from outpace.core.errors import BadInput
-from outpace.core.metrics import PHASES, CacheUse
+from outpace.core.metrics import PHASES, CacheUse, RequestMetrics
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter, DraftState
@@ -178,7 +180,8 @@ def test_result_follows_the_contract(batch_size: int, temperature: float) -> Non
     assert found["model"]["odd"] is None
     plain, row = found["methods"]
     assert (plain["method"], row["method"]) == ("none", "oracle")
-    assert (plain["speedup"], plain["speedup_ci95"]) == (1.0, [1.0, 1.0])
+    interval = [1.0, 1.0] if batch_size < 5 else None  # one batch has no interval
+    assert (plain["speedup"], plain["speedup_ci95"]) == (1.0, interval)
     assert plain["mean_acceptance_length"] == 1.0
     for one in found["methods"]:
         assert list(one)[: len(ROW)] == ROW
@@ -197,6 +200,24 @@ def test_result_follows_the_contract(batch_size: int, temperature: float) -> Non
         assert row["identical"] == {"same": 5, "of": 5, "near_ties": 0}
         assert plain["tokens"] == row["tokens"]
     assert found["methods"][1]["by_category"]["math"]["speedup_ci95"] is None  # one prompt has no interval
+
+
+def test_prompts_of_one_batch_count_together_in_the_interval() -> None:
+    model = make()
+
+    def measured(batches: Seq[int]) -> Measured:
+        def records(seconds: Seq[float]) -> MethodRecords:
+            of = MethodRecords("some", method(model))
+            for at, (batch, spent) in enumerate(zip(batches, seconds, strict=True)):
+                metrics = RequestMetrics(tokens=11, answered=1, seconds=spent)
+                of.records[str(at)] = Record(str(at), "qa", batch, [Answer((), (), metrics, 0.0)])
+            return of
+
+        ours = records([1.0, 3.0, 2.0, 2.0])
+        return Measured(ours, list(ours.records.values()), records([2.0] * 4), compared=False, seed=0)
+
+    assert measured([0, 1, 2, 3]).pairs == ([(10, 1.0), (10, 3.0), (10, 2.0), (10, 2.0)], [(10, 2.0)] * 4)
+    assert measured([0, 0, 1, 1]).pairs == ([(20, 4.0), (20, 4.0)], [(20, 4.0)] * 2)
 
 
 def test_a_batch_of_one_agrees_with_the_request_metrics() -> None:

@@ -108,7 +108,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
         measure=lambda one: speedup_interval(*one.pairs, seed=one.seed),
         title="95 %",
         cell=lambda row: Cell("" if row["method"] == "none" else span(row["speedup_ci95"]), "dim"),
-        definition="The speed-up's 95 % interval: paired bootstrap over prompts.",
+        definition="The speed-up's 95 % interval: paired bootstrap over prompts, or over batches of them.",
     ),
     _metric(
         "mean_acceptance_length",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -60,9 +60,15 @@ class Measured:
 
     @cached_property
     def pairs(self) -> tuple[list[Rate], list[Rate]]:
-        """Decode rates of the prompts that both answered: the method's, and autoregressive decoding's."""
-        both = [(one, self.autoregressive.records[one.prompt]) for one in self.records if self._paired(one)]
-        return [ours.decode_rate for ours, _ in both], [theirs.decode_rate for _, theirs in both]
+        """Decode rates of the prompts that both answered: the method's, and autoregressive decoding's. Those of one
+        batch count together, since they had the machine at the same time."""
+        batches: dict[int, list[Record]] = {}
+        for one in self.records:
+            if self._paired(one):
+                batches.setdefault(one.batch, []).append(one)
+        theirs = self.autoregressive.records
+        ours = [_summed(one.decode_rate for one in batch) for batch in batches.values()]
+        return ours, [_summed(theirs[one.prompt].decode_rate for one in batch) for batch in batches.values()]
 
     @property
     def ttft_ms(self) -> float | None:
@@ -88,6 +94,11 @@ class Measured:
 
     def _paired(self, record: Record) -> bool:
         return record.prompt in self.autoregressive.records
+
+
+def _summed(rates: Iterable[Rate]) -> Rate:
+    rates = list(rates)
+    return sum(tokens for tokens, _ in rates), sum(seconds for _, seconds in rates)
 
 
 def labelled(model: Model, methods: Sequence[Method], settings: Mapping[str, Mapping[str, Any]]) -> list[MethodRecords]:

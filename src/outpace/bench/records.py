@@ -50,6 +50,8 @@ class Record:
 
     prompt: str
     category: str
+    batch: int = 0
+    """Which batch of the bench it belongs to: its prompts share rounds, and so the state of the machine."""
     answers: list[Answer] = field(default_factory=list)
     peak_memory_mb: float = 0.0
 

@@ -45,8 +45,9 @@ from outpace.prompts.questions import batches, unique
 _SAMPLE_CHARACTERS = 1500
 _ATTEMPTS = 3
 """How often prompts are answered until no costs are measured meanwhile."""
-_REFILLS = 4
-"""How many times the requests of a batch are replaced by others before the next method's turn."""
+_REFILLS = 2
+"""How many times the places of a batch are filled before the next method's turn: fewer make more turns, which the
+intervals are taken over, and more of the time goes to requests that only keep places."""
 
 
 def run(
@@ -130,7 +131,7 @@ class _Run:
                 self._undisturbed(entry, {prompt: context(self.model, prompt, []) for prompt in batch}, 0, short)
 
     def _run_batch(self, number: int, batch: Sequence[Prompt]) -> None:
-        found = {entry.label: {one.id: Record(one.id, one.category) for one in batch} for entry in self.methods}
+        found = {entry.label: {one.id: Record(one.id, one.category, number) for one in batch} for entry in self.methods}
         live = list(batch)
         for turn in range(max(len(prompt.turns) for prompt in batch)):
             active = [entry for entry in self.methods if entry.error is None]

@@ -2,9 +2,10 @@
 
 Speed-up of a method over autoregressive decoding: the ratio of the two decode rates, each being the tokens of all
 prompts together over their time together. Its 95 % interval is a paired percentile bootstrap over prompts (Efron and
-Tibshirani 1993, chapter 13). Each method answers a prompt once: how the machine differs from one run to the next is not
-in the interval. ``scipy.stats.bootstrap`` gives none as soon as one resample has no rate. Shares of right answers have
-intervals that do not shrink to nothing where all answers agree (Wilson 1927; Agresti and Min 2005).
+Tibshirani 1993, chapter 13), with a batch size above one over the batches, whose prompts share the machine. Each method
+answers a prompt once: how the machine differs from one run to the next is not in the interval.
+``scipy.stats.bootstrap`` gives none as soon as one resample has no rate. Shares of right answers have intervals that do
+not shrink to nothing where all answers agree (Wilson 1927; Agresti and Min 2005).
 """
 
 from __future__ import annotations
