@@ -25,6 +25,10 @@ _PATIENCE = timedelta(days=7)
 """How long a process waits for the others: the first one may collect data for days."""
 
 
+class LostProcess(BadInput):
+    """Another process of the training has ended."""
+
+
 class Processes:
     """The processes of a training: this one's ``rank`` among ``count``."""
 
@@ -40,7 +44,7 @@ class Processes:
         return self.rank == 0
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of the processes' ``values``, elementwise. Raises BadInput where a process has died."""
+        """The mean of the processes' ``values``, elementwise. Raises LostProcess where a process has died."""
         if self._accelerator is None:
             return values
         with _explained():
@@ -48,7 +52,7 @@ class Processes:
         return found.to(values.device)
 
     def of_first(self, value: float) -> float:
-        """The first process's ``value``. Raises BadInput where a process has died."""
+        """The first process's ``value``. Raises LostProcess where a process has died."""
         if self._accelerator is None:
             return value
         given = torch.tensor([value if self.first else 0.0], dtype=torch.float64)
@@ -59,7 +63,7 @@ class Processes:
         return bool(self.of_first(float(wanted)))
 
     def total(self, count: int) -> int:
-        """The sum of the processes' counts. Raises BadInput where a process has died."""
+        """The sum of the processes' counts. Raises LostProcess where a process has died."""
         return round(float(self.mean(torch.tensor([float(count)], dtype=torch.float64))) * self.count)
 
     def deal(self, items: Iterator[T]) -> Iterator[T]:
@@ -72,7 +76,7 @@ class Processes:
                 yield from own
 
     def wait(self) -> None:
-        """Until all processes are here. Raises BadInput where one has died."""
+        """Until all processes are here. Raises LostProcess where one has died."""
         if self._accelerator is not None:
             with _explained():
                 self._accelerator.wait_for_everyone()
@@ -83,7 +87,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise BadInput(
+        raise LostProcess(
             f"another process of this training has ended ({one_line(error)}); what was saved is kept: start all of "
             "them again with --resume"
         ) from error

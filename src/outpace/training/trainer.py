@@ -26,7 +26,7 @@ from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
 from outpace.training.memory import give_back
 from outpace.training.optimiser import ALONE, Optimiser
-from outpace.training.processes import Processes
+from outpace.training.processes import LostProcess, Processes
 from outpace.training.run_state import STATE, read_state, write_state
 from outpace.training.schedule import Progress, Schedule
 from outpace.training.time_plan import TrainingSpeed
@@ -171,12 +171,16 @@ class Trainer:
         keep = 0.95 if self.progress.step >= 20 else 0.5
         figures = {name: float(value.detach()) for name, value in found.items()}
         if self._gathered == wanted:
-            share = processes.of_first(self.share)
-            finite, asked = self._losses_finite, self._asked
+            try:
+                share, asked = processes.of_first(self.share), processes.total(self._asked)
+                taken = self.optimiser.step(share, finite=self._losses_finite, processes=processes)
+            except LostProcess:  # this batch is not trained on: whoever saves is to say so
+                self._gathered -= 1
+                raise
             self._gathered, self._asked, self._losses_finite = 0, 0, True
             self.progress.step += 1
-            self.progress.tokens += processes.total(asked)
-            if not self.optimiser.step(share, finite=finite, processes=processes):
+            self.progress.tokens += asked
+            if not taken:
                 self._skip()
                 return
             self._vain = 0
