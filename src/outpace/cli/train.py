@@ -167,6 +167,14 @@ class TrainingOptions:
     prefetch: Annotated[
         int, option(value="N", panel=_TRAINING, text="Batches that are read ahead in another thread.")
     ] = 0
+    shard: Annotated[
+        bool,
+        option(
+            "--shard",
+            panel=_TRAINING,
+            text="Several processes share out the optimizer's state, for heads that do not fit on one device.",
+        ),
+    ] = False
     evaluate_tokens: Annotated[
         int,
         option(value="N", panel=_TRAINING, text="Held-out answer tokens on which the loss is watched; 0: all of them."),

@@ -62,6 +62,8 @@ class BatchConfig:
     """Batches in a step of the optimiser."""
     prefetch: int = 0
     """Batches that are read ahead, beside training."""
+    shard: bool = False
+    """Several processes share out the optimiser's state among them."""
 
     def check(self) -> None:
         """Raise BadInput for an amount out of range."""

@@ -90,6 +90,7 @@ def train(
     evaluate_tokens: int = BatchConfig.evaluate_tokens,
     accumulate: int = BatchConfig.accumulate,
     prefetch: int = BatchConfig.prefetch,
+    shard: bool = BatchConfig.shard,
     draft_model: DraftModels | Callable[[], DraftModels] = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -112,10 +113,10 @@ def train(
     ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
     is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
-    ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
-    ``draft_model``: of a gate (:mod:`outpace.training.gates.kinds`), or what loads it;
-    None: the shipped one. ``options``: the kind's own settings. ``on_progress`` is called all along and may raise
-    KeyboardInterrupt. ``clock``: seconds.
+    ``evaluate_tokens``, ``accumulate``, ``prefetch``, ``shard``: as
+    :class:`~outpace.training.data_config.BatchConfig` has them. ``draft_model``: of a gate
+    (:mod:`outpace.training.gates.kinds`), or what loads it; None: the shipped one. ``options``: the kind's own
+    settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -137,7 +138,7 @@ def train(
     check_lengths(turns, prompt_tokens, answer_tokens)
     if state_bits not in (8, 16):
         raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
-    batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch)
+    batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch, shard)
     batches.check()
     check_folder(folder, resume)
     spent = seconds_spent(folder) if resume else 0.0
@@ -206,6 +207,7 @@ def train(
                 prefetch=prefetch,
             ),
             **({} if pack else {"no-pack": ""}),
+            **({"shard": ""} if shard else {}),
             "max-minutes": max_minutes,
             "epochs": epochs,
             "size": size,

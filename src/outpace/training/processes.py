@@ -66,6 +66,21 @@ class Processes:
         """The sum of the processes' counts. Raises LostProcess where a process has died."""
         return round(float(self.mean(torch.tensor([float(count)], dtype=torch.float64))) * self.count)
 
+    def give(self, values: Tensor, rank: int) -> None:
+        """Write ``values`` of the process ``rank`` into those of all others. Raises LostProcess where one has died."""
+        if self._accelerator is not None:
+            with _explained():  # as bytes: not every number can be sent between CPUs
+                torch.distributed.broadcast(values.view(-1).view(torch.uint8), src=rank)
+
+    def object_of(self, value: T, rank: int) -> T:
+        """What ``value`` is in the process ``rank``. Raises LostProcess where one has died."""
+        if self._accelerator is None:
+            return value
+        found = [value]
+        with _explained():
+            torch.distributed.broadcast_object_list(found, src=rank)
+        return found[0]
+
     def deal(self, items: Iterator[T]) -> Iterator[T]:
         """This process's own of ``items``, which all have in the same order; all are given as many."""
         own: list[T] = []

@@ -87,12 +87,12 @@ class Run:
         teacher = teacher_of(target, head, where)
         head.initialise(target, teacher)
         learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate)
+        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate, shard=batches.shard)
         return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock, processes)
 
 
 def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:
-    """The training. After Ctrl-C, and where another process has died, its state is saved."""
+    """The training. After Ctrl-C, and where another process has died, its state is saved, unless it is shared out."""
 
     def tell(stage: Literal["training", "stopped"], doing: str) -> None:
         step, share = trainer.progress.step, trainer.share
@@ -106,10 +106,10 @@ def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:
     try:
         trainer.run(watch)
     except LostProcess:
-        trainer.save()
+        trainer.save(alone=True)
         raise
     except KeyboardInterrupt:
-        trainer.save()
+        trainer.save(alone=True)
         tell("stopped", str(folder))
         raise
 

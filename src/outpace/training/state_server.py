@@ -81,7 +81,7 @@ class StateServer:
             reply = self._completion(prompt.tokens, asked | {"stop_token_ids": sorted(stop_ids)})
             found = reply["choices"][0].get("token_ids")
             if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
-                raise BadInput(f"{self.url} gives no token_ids with its answers; it must be vLLM 0.11 or later")
+                raise BadInput(f"{self.url} gives no token_ids with its answers (return_token_ids); use a newer vLLM")
             if path := _path(reply):  # of the prompt alone: those of the whole conversation are asked for when needed
                 self._taken(path, prompt.tokens)
             return Conversation(prompt.key, list(prompt.tokens), found)
