@@ -270,7 +270,7 @@ class Trainer:
             return False
         with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
-            if before != self.schedule.length(self._answers):  # longer than the run that has ended: patience begins anew
+            if before != self.schedule.length(self._answers):  # a run that is longer now: patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0
             changed = before.get("answers") != self._answers
         if self.best and changed:
