@@ -103,7 +103,7 @@ def graphs(model: Model, shards: Shards, batches: int = 4) -> None:
     for number, batch in zip(range(batches), data.train(0), strict=False):
         before = len(made)
         found: dict[str, Tensor] = compiled(_on_cpu(batch), teacher)
-        found["loss"].backward()
+        torch.autograd.backward(found["loss"])
         print(f"batch {number}: {len(made) - before} new graphs of {sorted(made[before:])} operations")
     for reason, count in counters["graph_break"].items():
         print(f"{count} breaks: {str(reason).splitlines()[0]}")

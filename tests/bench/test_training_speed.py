@@ -1,6 +1,7 @@
 """benchmarks/training_speed.py: every setting trains on the same data, and graphs are counted."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     names = ["cat", "dog", "owl", "fox", "bee", "ant"]
     rows = [{"turns": [f"what did the {one} say to the {other}"]} for one in names for other in names if one != other]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = {"prompts": [folder / "prompts.jsonl"], "tokens": 300, "self_written": 0.0, "passages": 0.0}
+    settings: dict[str, Any] = {
+        "prompts": [folder / "prompts.jsonl"],
+        "tokens": 300,
+        "self_written": 0.0,
+        "passages": 0.0,
+    }
     outpace.train(TOY, "medusa", folder / "head", size="tiny", **settings)
     return Shards(folder / "head" / "data", {})
 

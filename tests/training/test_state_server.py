@@ -2,6 +2,7 @@
 
 import json
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +28,8 @@ class Pretend:
     """A server that answers as vLLM does, with the toy model's tokens and states."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.layers = folder, LAYERS
+        self.folder = folder
+        self.layers: tuple[int, ...] = LAYERS
         self.asked: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.change: Callable[[dict[str, Any]], Any] = lambda reply: reply
@@ -56,7 +58,7 @@ def pretend(tmp_path: Path) -> Iterator[Pretend]:
 
 
 @pytest.fixture
-def url(pretend: Pretend) -> Iterator[str]:
+def url(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None: ...
 
@@ -75,6 +77,7 @@ def url(pretend: Pretend) -> Iterator[str]:
             assert (body["model"], self.path) == ("toy", "/v1/completions")
             self._send(pretend.change(pretend.reply(body)))
 
+    monkeypatch.setattr(ThreadingHTTPServer, "request_queue_size", 128)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -176,8 +179,21 @@ def test_refusals_and_silence_are_one_line(pretend: Pretend, url: str) -> None:
     with pytest.raises(BadInput, match=r"refused a request \(status 400\)") as refused:
         server.states_of([Conversation("", [1], [])], LAYERS)
     assert "\n" not in str(refused.value)
-    with pytest.raises(BadInput, match="does not answer as vLLM does"):
+    with pytest.raises(BadInput, match=r"does not answer \(.*refused"):
         StateServer("http://127.0.0.1:9", LAYERS, 8).states_of([Conversation("", [1], [])], LAYERS)
+
+
+def test_a_request_that_gets_no_answer_is_made_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = urllib.request.urlopen, [ConnectionResetError(104, "reset"), ConnectionResetError(104, "reset")]
+
+    def opened(*given: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*given, **more)
+
+    monkeypatch.setattr(urllib.request, "urlopen", opened)
+    [states] = StateServer(url, LAYERS, TOY.target.hidden_size).states_of([Conversation("", [1, 2], [])], LAYERS)
+    assert states.keys() == set(LAYERS) and not failures
 
 
 def test_addresses_are_told_from_folders() -> None:

@@ -31,6 +31,8 @@ TOGETHER = 64
 """Conversations that are shuffled together."""
 ALIKE = 0.9
 """Cosine of given and computed states from which they are the same target's: engines round differently."""
+_CLEARLY = 1e-3
+"""By how much the states of another layer are nearer, where the wrong layer was written."""
 _CHECKED = 128
 """Tokens that are computed again for the comparison, at most."""
 
@@ -144,16 +146,24 @@ def check_alike(
     ``where``: what the states come from.
     """
     text = list(tokens[: min(_CHECKED, target.context_length)])
-    own = states_of(target, [Conversation("", text, [])], layers)[0]
+    own = states_of(target, [Conversation("", text, [])], range(target.num_layers + 1))[0]
     for layer in layers:
-        given, computed = states[layer][: len(text) - 1].float(), own[layer][:-1].float()
-        if given.shape != computed.shape:
-            raise BadInput(f"{where} has states {given.shape[-1]} wide, and this model's are {computed.shape[-1]} wide")
-        alike = float(functional.cosine_similarity(given, computed, -1).median())
-        if not alike >= ALIKE:
+        given = states[layer][: len(text) - 1].float()
+        if given.shape[-1] != target.hidden_size:
+            raise BadInput(f"{where} has states {given.shape[-1]} wide, and this model's are {target.hidden_size} wide")
+        alike = {
+            one: float(functional.cosine_similarity(given, rows[:-1].float(), -1).median()) for one, rows in own.items()
+        }
+        if not alike[layer] >= ALIKE:
             raise BadInput(
-                f"{where} holds other states than this model's layer {layer} has (median cosine {alike:.2f}): "
+                f"{where} holds other states than this model's layer {layer} has (median cosine {alike[layer]:.2f}): "
                 "of other layers, or of another model or tokenizer"
+            )
+        nearest = max(alike, key=lambda one: alike[one])
+        if alike[nearest] > alike[layer] + _CLEARLY:  # neighbours are alike, too
+            raise BadInput(
+                f"{where} holds the states of layer {nearest} where the head reads layer {layer} (median cosines "
+                f"{alike[nearest]:.4f} and {alike[layer]:.4f}); write those of {', '.join(map(str, layers))}"
             )
 
 

@@ -36,6 +36,8 @@ TOGETHER = 16
 """Conversations whose states are asked for at once."""
 _PATIENCE = 600.0
 """Seconds that an answer of the server may take."""
+_PAUSES = (0.1, 0.5, 2.0, None)
+"""Seconds after which a request that got no answer is made again; None: it is not."""
 _FILE = 30.0
 """Seconds after an answer in which its file must be there and whole: the server writes it meanwhile."""
 _PROBE = 64
@@ -132,6 +134,7 @@ class StateServer:
     def _taken(self, path: Path, tokens: Sequence[int]) -> Tensor:
         """The states in a file that the server has named, (T, layers, hidden); the file is deleted."""
         until = time.monotonic() + self._patience
+        rows: Tensor
         while True:
             try:
                 found = load(path.read_bytes())
@@ -170,14 +173,20 @@ class StateServer:
     def _json(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE) as reply:
-                found = json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            said = shortened(error.read(2000).decode("utf-8", "replace"))
-            raise BadInput(f"{self.url} refused a request (status {error.code}): {said}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise BadInput(f"{self.url} does not answer as vLLM does ({one_line(error)})") from None
+        for pause in _PAUSES:
+            try:
+                with urllib.request.urlopen(request, timeout=_PATIENCE) as reply:
+                    found = json.loads(reply.read())
+                break
+            except urllib.error.HTTPError as error:
+                said = shortened(error.read(2000).decode("utf-8", "replace"))
+                raise BadInput(f"{self.url} refused a request (status {error.code}): {said}") from None
+            except (OSError, http.client.HTTPException) as error:  # it may be busy
+                if pause is None:
+                    raise BadInput(f"{self.url} does not answer ({one_line(error)})") from None
+                time.sleep(pause)
+            except ValueError as error:
+                raise BadInput(f"{self.url} does not answer as vLLM does ({one_line(error)})") from None
         if not isinstance(found, dict):
             raise BadInput(f"{self.url} does not answer as vLLM does")
         return found

@@ -216,7 +216,7 @@ class Trainer:
 
         Keeps the weights when they are the best so far.
         """
-        means = self._means(self.data.held_out())
+        means = self._held_out()
         if not means:
             return {}
         self._evaluated = self.progress.step
@@ -234,6 +234,10 @@ class Trainer:
     def measure(self) -> dict[str, float]:
         """Mean losses by name over the whole held-out split, of the weights as they are; empty where there is none."""
         return self._means(self.data.all_held_out())
+
+    def _held_out(self) -> dict[str, float]:
+        """The same on what the loss is watched on."""
+        return self._means(self.data.held_out())
 
     def _means(self, batches: Iterator[Batch]) -> dict[str, float]:
         return mean_losses(self.head, batches, self._losses, self._chance)
@@ -298,4 +302,4 @@ class Trainer:
     def _measure_best(self) -> None:
         """Measure the best weights on the held-out split as it is now: losses on an earlier one do not compare."""
         self.head.load_state_dict(self.best, strict=False)
-        self.progress.best = self._means(self.data.held_out()).get("loss", math.inf)
+        self.progress.best = self._held_out().get("loss", math.inf)
