@@ -111,8 +111,9 @@ def test_without_prompts_the_model_writes_them_and_data_are_shared(run: Run, tmp
     assert not (tmp_path / "b" / "data").exists()
 
 
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_training_is_interrupted_and_resumed(
-    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
     command: tuple[str, ...] = (
         "train",
@@ -133,7 +134,7 @@ def test_training_is_interrupted_and_resumed(
     def pressed(self: Trainer, batch: object) -> None:
         step(self, batch)  # type: ignore[arg-type]
         if self.progress.step == 2:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(by)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", pressed)

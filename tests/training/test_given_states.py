@@ -16,7 +16,7 @@ from outpace.core.errors import BadInput, MissingExtra
 from outpace.heads.head_config import WEIGHTS
 from outpace.targets.table import TableTarget
 from outpace.training.answers import states_of
-from outpace.training.given_states import GivenStates, opened
+from outpace.training.given_states import GivenStates, check_alike, opened
 from outpace.training.shards import Conversation
 
 TOY = toy()
@@ -112,6 +112,20 @@ def test_what_is_of_something_else_is_refused(tmp_path: Path) -> None:
         opened(folder, LAYERS[:-1], TableTarget(TOY.target.vocab_size, seed=77))
     with pytest.raises(BadInput, match="of another tokenizer"):
         list(GivenStates(folder, LAYERS, 4).read(folder / "data_0.pt"))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("layers", [(3, 15, 27, 30), (2, 16, 27, 30), (2, 15, 27, 29)])
+def test_the_states_of_a_layers_neighbour_are_refused(layers: tuple[int, ...]) -> None:
+    target, wanted = outpace.load("smollm2").target, (2, 15, 27, 30)
+    tokens = [(7919 * at + 13) % target.vocab_size for at in range(40)]
+    own = states_of(target, [Conversation("", tokens, [])], range(31))[0]
+    check_alike("here", {layer: own[layer] for layer in wanted}, tokens, wanted, target)
+    rough = {layer: own[layer] * (1.0 + 0.03 * torch.randn_like(own[layer])) for layer in wanted}
+    check_alike("here", rough, tokens, wanted, target)  # engines round differently
+    given = {layer: own[theirs] for layer, theirs in zip(wanted, layers, strict=True)}
+    with pytest.raises(BadInput, match=r"holds (the|other) states"):
+        check_alike("here", given, tokens, wanted, target)
 
 
 @pytest.mark.parametrize("damage", ["short", "cut", "other"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,9 +67,14 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def deferred(
-    stop: Callable[[], object] = lambda: None, ready: Callable[[], bool] = lambda: True
+    stop: Callable[[], object] = lambda: None,
+    ready: Callable[[], bool] = lambda: True,
+    signals: Sequence[signal.Signals] = (signal.SIGINT,),
 ) -> Iterator[Interrupt]:
-    """Ctrl-C calls ``stop`` and lets what is under way end. Pressed again, or while it is not ``ready``, it raises."""
+    """Ctrl-C calls ``stop`` and lets what is under way end. Pressed again, or while it is not ``ready``, it raises.
+
+    ``signals``: those that count as Ctrl-C.
+    """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
@@ -81,11 +86,12 @@ def deferred(
         interrupt.pressed = True
         stop()
 
-    before = signal.signal(signal.SIGINT, press)
+    before = {one: signal.signal(one, press) for one in signals}
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def interruptible(generation: Generation) -> AbstractContextManager[Interrupt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _TRAINING, _DATA = "Training", "Data"
 _STAGES = {"data": "answering prompts", "training": "training", "evaluation": "evaluation"}
 """Names of the stages that are shown while they last."""
+_ENDED_BY = (signal.SIGINT, signal.SIGTERM)
+"""Signals after which the run is kept: torchrun sends SIGTERM to the others when a process has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,12 @@ class TrainingOptions:
         ),
     ] = None
     states: Annotated[
-        Path | None,
+        str | None,
         option(
-            value="DIR",
+            value="DIR|URL",
             panel=_DATA,
-            text="Folder of hidden states that another engine wrote (speculators), in place of collected data.",
+            text="Folder of hidden states that another engine wrote (speculators), in place of collected data; or the "
+            "address of a vLLM server that answers and gives hidden states.",
         ),
     ] = None
     cache_bytes: Annotated[
@@ -163,6 +167,14 @@ class TrainingOptions:
     prefetch: Annotated[
         int, option(value="N", panel=_TRAINING, text="Batches that are read ahead in another thread.")
     ] = 0
+    shard: Annotated[
+        bool,
+        option(
+            "--shard",
+            panel=_TRAINING,
+            text="Several processes share out the optimizer's state, for heads that do not fit on one device.",
+        ),
+    ] = False
     evaluate_tokens: Annotated[
         int,
         option(value="N", panel=_TRAINING, text="Held-out answer tokens on which the loss is watched; 0: all of them."),
@@ -242,7 +254,7 @@ class _Watch:
         self._stopped: TrainingProgress | None = None
 
     def __enter__(self) -> _Watch:
-        self._interrupt = self._open.enter_context(deferred(ready=lambda: self._stage == "training"))
+        self._interrupt = self._open.enter_context(deferred(ready=lambda: self._stage == "training", signals=_ENDED_BY))
         self._open.enter_context(self._shown)
         return self
 

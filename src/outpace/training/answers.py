@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,22 @@ from outpace.engine.method import Method
 from outpace.engine.request import Generation, Request
 from outpace.targets.base import Sequence, Target
 from outpace.training.shards import Conversation
+
+
+class Answering(Protocol):
+    """What answers prompts: :func:`answered` of a target, or a server in its place."""
+
+    def __call__(
+        self,
+        prompts: Iterable[PromptTokens],
+        layers: Seq[int],
+        *,
+        most: int,
+        stop_ids: frozenset[int],
+        together: int = ...,
+        over: Callable[[], bool] = ...,
+    ) -> Iterator[Conversation]: ...
+
 
 TOGETHER = 64
 """Requests that are answered at once."""

@@ -34,7 +34,7 @@ class Candidates:
     def __init__(self, model: Model, config: DataConfig, excluded: Overlap, log: Log, longest: int) -> None:
         self._model, self._config, self._excluded = model, config, excluded
         self._log, self._longest = log, longest
-        self._own = SelfWritten(model, config.seed)
+        self._own = SelfWritten(model, config.seed, config.answering)
         self._passages: PassagePrompts | GivenPassages = config.texts or PassagePrompts(config.seed)
         self._seen = Seen()
         for prompt in log.prompts:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from outpace.training.data import Collected, Collector
+from outpace.heads.head_config import HeadConfig
+from outpace.model import Model
+from outpace.prompts.overlap import Overlap
+from outpace.training.data import Collected, Collector, open_folder
+from outpace.training.data_config import DataConfig
+from outpace.training.given_states import GivenStates, opened
+from outpace.training.processes import Processes
+from outpace.training.run import Run
 from outpace.training.shards import Shards
+from outpace.training.state_server import StateServer, is_address, opened_server
 from outpace.training.time_plan import TimePlan, TrainingSpeed
 from outpace.training.training_progress import Report, TrainingProgress
 
@@ -42,6 +52,44 @@ def collect(
         found += f"; --max-minutes ended it before {tokens:,} tokens"
     report(TrainingProgress("collected", collected.tokens, collected.tokens, found))
     return collected
+
+
+def opened_for(
+    model: Model,
+    layers: Sequence[int],
+    config: HeadConfig,
+    processes: Processes,
+    where: Path,
+    states: str | Path | None,
+) -> tuple[Shards | GivenStates, StateServer | None]:
+    """The conversations to learn from: given in the folder ``states``, or collected in ``where``.
+
+    And the server at ``states``, where that is an address. ``layers``: those that a new folder keeps.
+    """
+    server = None
+    if states is not None and is_address(states):
+        server = opened_server(str(states), config.aux_hidden_state_layers, model.target)
+    elif states is not None:
+        return opened(Path(states), config.aux_hidden_state_layers, model.target), None
+    if not processes.first:
+        processes.wait()  # for the data
+    return open_folder(where, model.target, model.name, layers), server
+
+
+def collected_for(
+    run: Run, shards: Shards | GivenStates, wanted: DataConfig, excluded: Overlap, tokens: int | None, report: Report
+) -> Collected:
+    """What there is to learn from, once the first of several processes has collected it."""
+    if isinstance(shards, GivenStates):
+        return shards.collected()
+    found = Collected()
+    if run.processes.first:
+        if run.server is not None:  # states are asked for when they are needed, and not kept
+            wanted = replace(wanted, answering=run.server.answered, cache_bytes=0)
+        collector = Collector(run.model, shards, wanted, excluded)
+        found = collect(collector, shards, tokens, run.bound, run.speed, report)
+        run.processes.wait()
+    return found
 
 
 def _until(collector: Collector, tokens: int, report: Report) -> Collected:

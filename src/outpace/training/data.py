@@ -14,6 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ from outpace.model import Model
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.prompt import Prompt
 from outpace.targets.base import Target
-from outpace.training.answers import PromptTokens, answered
+from outpace.training.answers import Answering, PromptTokens, answered
 from outpace.training.candidates import Candidates
 from outpace.training.data_config import DataConfig
 from outpace.training.dialogues import Dialogues, joined
@@ -235,9 +236,8 @@ class Collector:
         """The target's answers, as they end, with hidden states of the layers in ``capture``."""
         stops, together = self.model.eos_ids, self.config.together
         over = self.config.plan.data_over
-        for one in answered(
-            self.model.target, prompts, capture, most=self._most, stop_ids=stops, together=together, over=over
-        ):
+        ask: Answering = self.config.answering or partial(answered, self.model.target)
+        for one in ask(prompts, capture, most=self._most, stop_ids=stops, together=together, over=over):
             self.state.tokens += len(one.answer)
             watch(self.state)
             yield one

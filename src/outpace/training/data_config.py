@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from outpace.core.errors import BadInput
 from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.sources import Source
-from outpace.training.answers import TOGETHER, AnswerSampling
+from outpace.training.answers import TOGETHER, Answering, AnswerSampling
 from outpace.training.dataset import BATCH, OVERLAP, WINDOW
 from outpace.training.time_plan import TimePlan
 
@@ -40,6 +40,8 @@ class DataConfig:
     seed: int = 0
     together: int = TOGETHER
     """Requests that are answered at once."""
+    answering: Answering | None = field(default=None, compare=False)
+    """What answers in the target's place."""
     plan: TimePlan = field(default_factory=TimePlan, compare=False)
     """How long it may take."""
 
@@ -60,6 +62,8 @@ class BatchConfig:
     """Batches in a step of the optimiser."""
     prefetch: int = 0
     """Batches that are read ahead, beside training."""
+    shard: bool = False
+    """Several processes share out the optimiser's state among them."""
 
     def check(self) -> None:
         """Raise BadInput for an amount out of range."""

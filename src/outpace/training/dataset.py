@@ -37,6 +37,10 @@ BATCH = 2048
 """Positions of a batch, about."""
 
 
+States = Callable[[Sequence[Conversation], Sequence[int]], list[dict[int, Tensor]]]
+"""Hidden states (tokens, hidden) by layer of conversations, from elsewhere than the target."""
+
+
 def held_out(key: str) -> bool:
     """Whether the prompt of this key belongs to the held-out split; its key alone decides."""
     return int.from_bytes(hashlib.sha256(f"held out {key}".encode()).digest()[:4], "big") % HELD_OUT == 0
@@ -107,8 +111,8 @@ class Dataset:
 
     ``window``: tokens in a row, at most; ``tokens``: positions in a batch, about; ``pack``: whether rows are packed end
     to end. ``sample``: tokens of held-out answers that :meth:`held_out` gives, 0 for all. ``prefetch``: batches of a
-    pass that are made ahead, in another thread. ``target`` computes the hidden states that shards lack; without it a
-    shard that lacks some raises BadInput.
+    pass that are made ahead, in another thread. ``target`` computes the hidden states that shards lack, or ``served``
+    gives them, from any thread; without either a shard that lacks some raises BadInput.
     """
 
     def __init__(
@@ -122,8 +126,9 @@ class Dataset:
         sample: int = 0,
         prefetch: int = 0,
         target: Target | None = None,
+        served: States | None = None,
     ) -> None:
-        self.shards, self.layers, self.target = shards, tuple(layers), target
+        self.shards, self.layers, self.target, self._served = shards, tuple(layers), target, served
         self.window, self.tokens, self.pack = window, tokens, pack
         self._sample, self._prefetch = sample, prefetch
         self._kept: list[Batch] | None = None
@@ -209,6 +214,10 @@ class Dataset:
         """Let the target compute the hidden states that are missing. Raises BadInput where it cannot."""
         missing = sorted({layer for one in found for layer in self.layers if layer not in one.states})
         if not missing:
+            return
+        if self._served is not None:
+            for one, states in zip(found, self._served(found, missing), strict=True):
+                one.states |= states
             return
         if self.target is None:
             raise BadInput(f"{path} has no states of layers {missing}")

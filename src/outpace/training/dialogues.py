@@ -55,7 +55,7 @@ class Dialogues:
         self._model, self._config, self._excluded, self._longest = model, config, excluded, longest
         self._going = {prompt.key: prompt for prompt in prompts if turns_of(prompt, config.turns) > 1}
         self._messages: dict[str, list[Message]] = {key: list(one.messages) for key, one in self._going.items()}
-        self._writer = SelfWritten(model, config.seed)
+        self._writer = SelfWritten(model, config.seed, config.answering)
 
     def next_turn(self, turn: int, answered: Mapping[str, Sequence[Conversation]]) -> list[PromptTokens]:
         """What the target is to answer in ``turn`` (from 1), after what it has ``answered`` by key."""

@@ -10,7 +10,7 @@ layer is the target's last one's output, before its final norm; the others are s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ TOGETHER = 64
 """Conversations that are shuffled together."""
 ALIKE = 0.9
 """Cosine of given and computed states from which they are the same target's: engines round differently."""
+_CLEARLY = 1e-3
+"""By how much the states of another layer are nearer, where the wrong layer was written."""
 _CHECKED = 128
 """Tokens that are computed again for the comparison, at most."""
 
@@ -133,17 +135,36 @@ class GivenStates:
         one = next((one for path in self.paths for one in self.read(path, self.layers)), None)
         if one is None:
             raise BadInput(f"{self.folder} has no conversation with an answer")
-        text = one.tokens[: min(_CHECKED, target.context_length)]
-        own = states_of(target, [Conversation("", text, [])], self.layers)[0]
-        for layer in self.layers:
-            alike = functional.cosine_similarity(
-                one.states[layer][: len(text) - 1].float(), own[layer][:-1].float(), -1
+        check_alike(self.folder, one.states, one.tokens, self.layers, target)
+
+
+def check_alike(
+    where: object, states: Mapping[int, Tensor], tokens: Sequence[int], layers: Sequence[int], target: Target
+) -> None:
+    """Raise BadInput where ``states`` (T, hidden) by layer are not those of ``target`` at ``tokens``.
+
+    ``where``: what the states come from.
+    """
+    text = list(tokens[: min(_CHECKED, target.context_length)])
+    own = states_of(target, [Conversation("", text, [])], range(target.num_layers + 1))[0]
+    for layer in layers:
+        given = states[layer][: len(text) - 1].float()
+        if given.shape[-1] != target.hidden_size:
+            raise BadInput(f"{where} has states {given.shape[-1]} wide, and this model's are {target.hidden_size} wide")
+        alike = {
+            one: float(functional.cosine_similarity(given, rows[:-1].float(), -1).median()) for one, rows in own.items()
+        }
+        if not alike[layer] >= ALIKE:
+            raise BadInput(
+                f"{where} holds other states than this model's layer {layer} has (median cosine {alike[layer]:.2f}): "
+                "of other layers, or of another model or tokenizer"
             )
-            if not float(alike.median()) >= ALIKE:
-                raise BadInput(
-                    f"{self.folder} holds other states than this model's layer {layer} has (median cosine "
-                    f"{float(alike.median()):.2f}): of other layers, or of another model or tokenizer"
-                )
+        nearest = max(alike, key=lambda one: alike[one])
+        if alike[nearest] > alike[layer] + _CLEARLY:  # neighbours are alike, too
+            raise BadInput(
+                f"{where} holds the states of layer {nearest} where the head reads layer {layer} (median cosines "
+                f"{alike[nearest]:.4f} and {alike[layer]:.4f}); write those of {', '.join(map(str, layers))}"
+            )
 
 
 def opened(folder: Path, aux_hidden_state_layers: Sequence[int], target: Target) -> GivenStates:

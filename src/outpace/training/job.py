@@ -19,7 +19,7 @@ from outpace.core.errors import BadInput
 from outpace.core.names import normalised
 from outpace.heads import checkpoint
 from outpace.heads.base import parameters
-from outpace.heads.head_config import HeadConfig, TargetFacts
+from outpace.heads.head_config import TargetFacts
 from outpace.heads.kinds import find_kind, kinds, plan
 from outpace.methods.named_weights import DraftModels
 from outpace.methods.registry import drafting_with, methods
@@ -28,18 +28,17 @@ from outpace.prompts.given_passages import GivenPassages
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
-from outpace.training.collection import TOKENS, collect
-from outpace.training.data import Collected, Collector, layers_of_all_kinds, open_folder
+from outpace.training.collection import TOKENS, collected_for, opened_for
+from outpace.training.data import layers_of_all_kinds
 from outpace.training.data_config import BatchConfig, DataConfig
 from outpace.training.gates.job import TAKES, check_taken, train_gate
 from outpace.training.gates.registry import GateTraining, find_gate
-from outpace.training.given_states import GivenStates, opened
 from outpace.training.job_checks import check_amounts, check_drafter, check_folder, check_lengths, check_shares
 from outpace.training.memory import ran_out
-from outpace.training.processes import Processes, started_together
+from outpace.training.processes import started_together
 from outpace.training.run import Run, train_to_the_end, written
 from outpace.training.run_state import seconds_spent
-from outpace.training.shards import Shards
+from outpace.training.state_server import is_address
 from outpace.training.time_plan import TimePlan
 from outpace.training.training_progress import Report, TrainingProgress
 from outpace.training.trial import try_head
@@ -91,6 +90,7 @@ def train(
     evaluate_tokens: int = BatchConfig.evaluate_tokens,
     accumulate: int = BatchConfig.accumulate,
     prefetch: int = BatchConfig.prefetch,
+    shard: bool = BatchConfig.shard,
     draft_model: DraftModels | Callable[[], DraftModels] = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -107,15 +107,16 @@ def train(
     conversation, at most; ``prompt_tokens``: of one prompt with the turns before it; ``answer_tokens``: of one answer.
     ``exclude``: files of prompts to keep out of the data. ``data``: the folder of conversations, "data" in ``output``
     by default. ``states``: a folder of conversations and hidden states that another engine wrote, in place of all that
-    (:mod:`outpace.training.given_states`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
+    (:mod:`outpace.training.given_states`), or the address of a vLLM server that answers and gives the states
+    (:mod:`outpace.training.state_server`). ``cache_bytes``: disk for hidden states, ``state_bits`` (16 or 8) of their
     numbers. ``max_minutes``: of data and training together, over all runs; what was trained until then is the head.
     ``epochs``: passes over the data; None is one, or where ``max_minutes`` decides the amount of data as many as there
     is time for. ``size``: tiny, small, base or large. ``vocabulary``: tokens that the head can draft, 0 for all; None
     takes 8,192, or all with ``rank``, that of a low-rank LM head. ``row_tokens``, ``batch_tokens``, ``pack``,
-    ``evaluate_tokens``, ``accumulate``, ``prefetch``: as :class:`~outpace.training.data_config.BatchConfig` has them.
-    ``draft_model``: of a gate (:mod:`outpace.training.gates.kinds`), or what loads it;
-    None: the shipped one. ``options``: the kind's own settings. ``on_progress`` is called all along and may raise
-    KeyboardInterrupt. ``clock``: seconds.
+    ``evaluate_tokens``, ``accumulate``, ``prefetch``, ``shard``: as
+    :class:`~outpace.training.data_config.BatchConfig` has them. ``draft_model``: of a gate
+    (:mod:`outpace.training.gates.kinds`), or what loads it; None: the shipped one. ``options``: the kind's own
+    settings. ``on_progress`` is called all along and may raise KeyboardInterrupt. ``clock``: seconds.
 
     A KeyboardInterrupt, from Ctrl-C as well, keeps data and run and is raised again; ``resume=True`` goes on. Raises
     BadInput for options out of range, files that cannot be read, a folder that holds something else, and memory or disk
@@ -132,12 +133,12 @@ def train(
     stand_in = TargetFacts(name="", hidden_size=64, vocab_size=64, num_layers=1000, fingerprint=[])
     plan(find_kind(head_kind), stand_in, size=size, rank=rank, options=settings)
     check_shares(self_written, passages, bool(prompts))
-    if states is not None and data is not None:
+    if states is not None and data is not None and not is_address(states):
         raise BadInput("--states and --data are two sources of conversations; give one of them")
     check_lengths(turns, prompt_tokens, answer_tokens)
     if state_bits not in (8, 16):
         raise BadInput(f"--state-bits must be 8 or 16, not {state_bits}")
-    batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch)
+    batches = BatchConfig(row_tokens, batch_tokens, pack, evaluate_tokens, accumulate, prefetch, shard)
     batches.check()
     check_folder(folder, resume)
     spent = seconds_spent(folder) if resume else 0.0
@@ -166,9 +167,9 @@ def train(
     config = plan(find_kind(head_kind), facts, size=size, vocabulary=vocabulary, rank=rank, options=settings)
     layers = sorted({*config.aux_hidden_state_layers, *layers_of_all_kinds(model.target)})
     where = folder / "data" if data is None else Path(data)
-    shards = _opened(model, layers, config, processes, where, None if states is None else Path(states))
-    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes)
-    collected = _collected(run, shards, wanted, excluded, tokens, on_progress)
+    shards, server = opened_for(model, layers, config, processes, where, states)
+    run = Run(model, config, shards, folder, bound, passes, seed, batches, processes, server)
+    collected = collected_for(run, shards, wanted, excluded, tokens, on_progress)
     try:
         trainer = run.trainer(resume=resume)
         train_to_the_end(trainer, folder, on_progress if processes.first else lambda _: None)
@@ -191,7 +192,7 @@ def train(
             "tokens": tokens,
             "prompts": [one.name for one in wanted.sources],
             "self-written": self_written,
-            "states": None if states is None else Path(states).name,
+            "states": str(states) if is_address(states) else states and Path(states).name,
             "passages": passages,
             "texts": [Path(one).name for one in texts or ()],
             **_changed(
@@ -206,6 +207,7 @@ def train(
                 prefetch=prefetch,
             ),
             **({} if pack else {"no-pack": ""}),
+            **({"shard": ""} if shard else {}),
             "max-minutes": max_minutes,
             "epochs": epochs,
             "size": size,
@@ -220,31 +222,6 @@ def train(
     made = written(trainer, folder, about)
     processes.wait()
     return TrainedHead(head_kind, method, folder, made)
-
-
-def _opened(
-    model: Model, layers: Sequence[int], config: HeadConfig, processes: Processes, where: Path, states: Path | None
-) -> Shards | GivenStates:
-    """The conversations to learn from: those in the folder ``states``, or those that are collected in ``where``."""
-    if states is not None:
-        return opened(states, config.aux_hidden_state_layers, model.target)
-    if not processes.first:
-        processes.wait()  # for the data
-    return open_folder(where, model.target, model.name, layers)
-
-
-def _collected(
-    run: Run, shards: Shards | GivenStates, wanted: DataConfig, excluded: Overlap, tokens: int | None, report: Report
-) -> Collected:
-    """What there is to learn from, once the first of several processes has collected it."""
-    if isinstance(shards, GivenStates):
-        return shards.collected()
-    found = Collected()
-    if run.processes.first:
-        collector = Collector(run.model, shards, wanted, excluded)
-        found = collect(collector, shards, tokens, run.bound, run.speed, report)
-        run.processes.wait()
-    return found
 
 
 def kind_and_method(named: str) -> tuple[str, str]:

@@ -33,7 +33,8 @@ class Optimiser:
     """Steps of ``matrices`` and ``others``, on float32 copies: bfloat16 would lose small steps to rounding.
 
     ``weights`` are both, in the order of :attr:`copies`. To be made before the weights become bfloat16, so that the
-    copies keep their precision. Rates are learning rates at their largest.
+    copies keep their precision. Rates are learning rates at their largest. ``processes``: those that make the same
+    steps, along the mean of their gradients.
     """
 
     def __init__(
@@ -43,10 +44,14 @@ class Optimiser:
         others: Sequence[nn.Parameter],
         matrix_rate: float,
         vector_rate: float,
+        processes: Processes = ALONE,
     ) -> None:
+        self.processes = processes
         self.copies = [(one, one.detach().float().clone().requires_grad_()) for one in weights]
         by_weight = {id(one): copy for one, copy in self.copies}
-        large, small = [by_weight[id(one)] for one in matrices], [by_weight[id(one)] for one in others]
+        # Where this process has none of a kind, there is no optimiser for it.
+        large = [by_weight[id(one)] for one in matrices if id(one) in by_weight]
+        small = [by_weight[id(one)] for one in others if id(one) in by_weight]
         if not hasattr(torch.optim, "Muon"):
             large, small = [], [*large, *small]
         self.parts: list[torch.optim.Optimizer] = []
@@ -64,8 +69,8 @@ class Optimiser:
                 copy.grad = found if copy.grad is None else copy.grad.add_(found)
                 weight.grad = None
 
-    def step(self, share: float, *, finite: bool = True, processes: Processes = ALONE) -> bool:
-        """One step along the gathered gradients, a mean over ``processes``, when ``share`` of the run is done.
+    def step(self, share: float, *, finite: bool = True) -> bool:
+        """One step along the gathered gradients, a mean over the processes, when ``share`` of the run is done.
 
         Gradients are clipped to a norm of 1. False where losses (``finite``) or gradients are not finite in any of the
         processes: then no weight has changed.
@@ -74,10 +79,7 @@ class Optimiser:
         for group, largest in zip(groups, self._rates, strict=True):
             group["lr"] = largest * rate_factor(share)
         copies = [copy for _, copy in self.copies]
-        if processes.count > 1:
-            finite = _average(copies, finite, processes)
-        norm = nn.utils.clip_grad_norm_(copies, 1.0)
-        good = finite and bool(torch.isfinite(norm))
+        good = self._clipped(copies, finite)
         for one in self.parts if good else ():
             one.step()
         for copy in copies:
@@ -86,20 +88,30 @@ class Optimiser:
             self.round()
         return good
 
+    def _clipped(self, copies: Sequence[Tensor], finite: bool) -> bool:
+        """Make the gathered gradients what all processes step along. Returns whether they do."""
+        if self.processes.count > 1:
+            finite = _average(copies, finite, self.processes)
+        return bool(torch.isfinite(nn.utils.clip_grad_norm_(copies, 1.0))) and finite
+
     @torch.no_grad()
     def round(self) -> None:
         """Write the copies back into the weights, rounded to their precision."""
         for weight, copy in self.copies:
             weight.copy_(copy)
 
+    def values(self) -> list[Tensor]:
+        """The float32 copies of all weights, in their order."""
+        return [copy.detach() for _, copy in self.copies]
+
     def state(self) -> list[dict[str, Any]]:
         """The moments of all parts, as ``torch.save`` takes them."""
         return [one.state_dict() for one in self.parts]
 
     @torch.no_grad()
-    def restore(self, copies: Sequence[Tensor], state: Sequence[dict[str, Any]]) -> None:
-        """Take over the copies, in the order of :attr:`copies`, and :meth:`state` of an earlier run."""
-        for (_, copy), value in zip(self.copies, copies, strict=True):
+    def restore(self, values: Sequence[Tensor], state: Sequence[dict[str, Any]]) -> None:
+        """Take over :meth:`values` and :meth:`state` of an earlier run."""
+        for (_, copy), value in zip(self.copies, values, strict=True):
             copy.copy_(value)
         for one, kept in zip(self.parts, state, strict=True):
             one.load_state_dict(kept)

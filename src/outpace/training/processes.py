@@ -25,6 +25,10 @@ _PATIENCE = timedelta(days=7)
 """How long a process waits for the others: the first one may collect data for days."""
 
 
+class LostProcess(BadInput):
+    """Another process of the training has ended."""
+
+
 class Processes:
     """The processes of a training: this one's ``rank`` among ``count``."""
 
@@ -40,7 +44,7 @@ class Processes:
         return self.rank == 0
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of the processes' ``values``, elementwise. Raises BadInput where a process has died."""
+        """The mean of the processes' ``values``, elementwise. Raises LostProcess where a process has died."""
         if self._accelerator is None:
             return values
         with _explained():
@@ -48,7 +52,7 @@ class Processes:
         return found.to(values.device)
 
     def of_first(self, value: float) -> float:
-        """The first process's ``value``. Raises BadInput where a process has died."""
+        """The first process's ``value``. Raises LostProcess where a process has died."""
         if self._accelerator is None:
             return value
         given = torch.tensor([value if self.first else 0.0], dtype=torch.float64)
@@ -59,8 +63,23 @@ class Processes:
         return bool(self.of_first(float(wanted)))
 
     def total(self, count: int) -> int:
-        """The sum of the processes' counts. Raises BadInput where a process has died."""
+        """The sum of the processes' counts. Raises LostProcess where a process has died."""
         return round(float(self.mean(torch.tensor([float(count)], dtype=torch.float64))) * self.count)
+
+    def give(self, values: Tensor, rank: int) -> None:
+        """Write ``values`` of the process ``rank`` into those of all others. Raises LostProcess where one has died."""
+        if self._accelerator is not None:
+            with _explained():  # as bytes: not every number can be sent between CPUs
+                torch.distributed.broadcast(values.view(-1).view(torch.uint8), src=rank)
+
+    def object_of(self, value: T, rank: int) -> T:
+        """What ``value`` is in the process ``rank``. Raises LostProcess where one has died."""
+        if self._accelerator is None:
+            return value
+        found = [value]
+        with _explained():
+            torch.distributed.broadcast_object_list(found, src=rank)
+        return found[0]
 
     def deal(self, items: Iterator[T]) -> Iterator[T]:
         """This process's own of ``items``, which all have in the same order; all are given as many."""
@@ -72,7 +91,7 @@ class Processes:
                 yield from own
 
     def wait(self) -> None:
-        """Until all processes are here. Raises BadInput where one has died."""
+        """Until all processes are here. Raises LostProcess where one has died."""
         if self._accelerator is not None:
             with _explained():
                 self._accelerator.wait_for_everyone()
@@ -83,7 +102,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise BadInput(
+        raise LostProcess(
             f"another process of this training has ended ({one_line(error)}); what was saved is kept: start all of "
             "them again with --resume"
         ) from error

@@ -20,9 +20,10 @@ from outpace.model import Model
 from outpace.training.data_config import BatchConfig
 from outpace.training.dataset import Conversations, Dataset
 from outpace.training.on_policy import with_on_policy
-from outpace.training.processes import Processes
+from outpace.training.processes import LostProcess, Processes
 from outpace.training.run_state import read_state
 from outpace.training.schedule import Schedule
+from outpace.training.state_server import StateServer
 from outpace.training.time_plan import TimePlan, TrainingSpeed
 from outpace.training.trainer import Trainer
 from outpace.training.training_progress import Report, TrainingProgress
@@ -44,6 +45,8 @@ class Run:
     seed: int
     batches: BatchConfig
     processes: Processes
+    server: StateServer | None = None
+    """What answers and gives hidden states in the target's place."""
 
     def speed(self) -> TrainingSpeed:
         """How fast a head of this kind learns, on what has been collected."""
@@ -74,6 +77,7 @@ class Run:
             sample=batches.evaluate_tokens,
             prefetch=batches.prefetch,
             target=target,
+            served=None if self.server is None else self.server.states_of,
         )
         if state is not None and "words" in state:  # data may have grown since: the head keeps its vocabulary
             ids = state["words"].cpu()
@@ -83,12 +87,12 @@ class Run:
         teacher = teacher_of(target, head, where)
         head.initialise(target, teacher)
         learned_from = with_on_policy(dataset, head, teacher, target, model.eos_ids)
-        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate)
+        schedule = Schedule(epochs=self.epochs, seed=self.seed, accumulate=batches.accumulate, shard=batches.shard)
         return Trainer(head, teacher, learned_from, self.folder, schedule, where, self.bound.clock, processes)
 
 
 def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:
-    """The training. After Ctrl-C its state is saved."""
+    """The training. After Ctrl-C, and where another process has died, its state is saved, unless it is shared out."""
 
     def tell(stage: Literal["training", "stopped"], doing: str) -> None:
         step, share = trainer.progress.step, trainer.share
@@ -101,8 +105,11 @@ def train_to_the_end(trainer: Trainer, folder: Path, report: Report) -> None:
     tell("training", "first step")
     try:
         trainer.run(watch)
+    except LostProcess:
+        trainer.save(alone=True)
+        raise
     except KeyboardInterrupt:
-        trainer.save()
+        trainer.save(alone=True)
         tell("stopped", str(folder))
         raise
 

@@ -9,10 +9,16 @@ import torch
 
 from outpace.core.errors import BadInput
 from outpace.core.files import atomic_file
+from outpace.heads.head_config import HeadConfig
 from outpace.models.quiet import one_line
 
 STATE = "trainer.pt"
 _NEEDED = {"head", "best", "optimisers", "progress", "config"}
+
+
+def settings_of(config: HeadConfig) -> dict[str, Any]:
+    """What must be the same when a run goes on; the target's fingerprint is checked elsewhere, up to rounding."""
+    return config.model_dump(exclude={"target"})
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

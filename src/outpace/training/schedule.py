@@ -27,11 +27,17 @@ class Schedule:
     """Evaluations without improvement after which training ends."""
     accumulate: int = 1
     """Batches in a step of the optimiser, their gradients averaged."""
+    shard: bool = False
+    """Each process keeps the optimiser's state of some weights alone."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.seconds > 0 or not self.epochs > 0:
             raise BadInput("training needs some time and some data: minutes and epochs must be above 0")
+
+    def length(self, answers: int) -> dict[str, float]:
+        """What decides when a run ends; ``answers``: tokens of answers in a pass."""
+        return {"epochs": self.epochs, "seconds": self.seconds, "answers": answers}
 
 
 @dataclass(slots=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outpace.core.errors import OutpaceError
 from outpace.model import Model
 from outpace.models.base import Message
 from outpace.prompts.prompt import Prompt
-from outpace.training.answers import PromptTokens, answered, seed_of
+from outpace.training.answers import Answering, PromptTokens, answered, seed_of
 
 _PROBES = ("Qz", "7 x", "zebra", "¿")
 """Texts whose first and last tokens differ: what their conversations have in common is the template's."""
@@ -71,8 +72,10 @@ class SelfWritten:
     shortest = 8
     """Characters that a turn must have."""
 
-    def __init__(self, model: Model, seed: int = 0) -> None:
+    def __init__(self, model: Model, seed: int = 0, answering: Answering | None = None) -> None:
+        """``answering``: what writes in the target's place."""
         self._model, self._seed = model, seed
+        self._answered: Answering = answering or partial(answered, model.target)
         self.turn = user_turn(model)
 
     @property
@@ -92,7 +95,7 @@ class SelfWritten:
         most = min(self.longest if self.template else self.beginning, self._model.target.context_length // 2)
         stops = self.turn.ends or self._model.eos_ids
         found: dict[int, str] = {}
-        for one in answered(self._model.target, prompts, (), most=most, stop_ids=stops, together=together, over=over):
+        for one in self._answered(prompts, (), most=most, stop_ids=stops, together=together, over=over):
             if text := self._usable(one.answer, stops):
                 found[int(one.key)] = text
         return [Prompt.single(f"{self.name}:{number}", found[number]) for number in sorted(found)]
@@ -129,8 +132,6 @@ class SelfWritten:
             if longest is None or len(before) + self.longest <= longest:
                 prompts.append(PromptTokens(key, before, 1.0, seed_of(f"{self._seed} turn {turn} of {key}")))
         ends = self.turn.ends
-        answers = answered(
-            self._model.target, prompts, (), most=self.longest, stop_ids=ends, together=together, over=over
-        )
+        answers = self._answered(prompts, (), most=self.longest, stop_ids=ends, together=together, over=over)
         texts = {one.key: self._usable(one.answer, ends) for one in answers}
         return {prompt.key: texts[prompt.key] for prompt in prompts if texts.get(prompt.key)}

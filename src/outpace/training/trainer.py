@@ -8,11 +8,11 @@ finite changes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from outpace.core.errors import BadInput
 from outpace.heads.base import Batch, Head, Teacher
 from outpace.models.quiet import explained
 from outpace.training.dataset import TrainingData
+from outpace.training.mean_losses import mean_losses, seeded
 from outpace.training.memory import give_back
 from outpace.training.optimiser import ALONE, Optimiser
-from outpace.training.processes import Processes
-from outpace.training.run_state import STATE, read_state, write_state
+from outpace.training.processes import LostProcess, Processes
+from outpace.training.run_state import STATE, read_state, settings_of, write_state
 from outpace.training.schedule import Progress, Schedule
+from outpace.training.sharded_optimiser import ShardedOptimiser
 from outpace.training.time_plan import TrainingSpeed
 
 VAIN = 3
@@ -67,7 +69,8 @@ class Trainer:
         matrices = [one for name, one in trained.items() if one.dim() == 2 and not name.startswith("words.")]
         others = [one for name, one in trained.items() if one.dim() != 2 or name.startswith("words.")]
         rate = head.matrix_rate if schedule.matrix_rate is None else schedule.matrix_rate
-        self.optimiser = Optimiser(list(trained.values()), matrices, others, rate, schedule.vector_rate)
+        kind = ShardedOptimiser if schedule.shard and processes.count > 1 else Optimiser
+        self.optimiser = kind(list(trained.values()), matrices, others, rate, schedule.vector_rate, processes)
         self.head.to(torch.bfloat16)
         self._answers = data.answer_tokens()
         self._total = max(1.0, schedule.epochs * self._answers)
@@ -98,7 +101,7 @@ class Trainer:
             if self.processes.agreed(self.clock() - evaluated > self.schedule.evaluate_every):
                 self.evaluate()
                 evaluated = self.clock()
-            if self.clock() - saved > self.schedule.save_every:
+            if self.processes.agreed(self.clock() - saved > self.schedule.save_every):
                 self.save()
                 saved = self.clock()
             if self.clock() - tidied > TIDY:
@@ -171,12 +174,16 @@ class Trainer:
         keep = 0.95 if self.progress.step >= 20 else 0.5
         figures = {name: float(value.detach()) for name, value in found.items()}
         if self._gathered == wanted:
-            share = processes.of_first(self.share)
-            finite, asked = self._losses_finite, self._asked
+            try:
+                share, asked = processes.of_first(self.share), processes.total(self._asked)
+                taken = self.optimiser.step(share, finite=self._losses_finite)
+            except LostProcess:  # this batch is not trained on: whoever saves is to say so
+                self._gathered -= 1
+                raise
             self._gathered, self._asked, self._losses_finite = 0, 0, True
             self.progress.step += 1
-            self.progress.tokens += processes.total(asked)
-            if not self.optimiser.step(share, finite=finite, processes=processes):
+            self.progress.tokens += asked
+            if not taken:
                 self._skip()
                 return
             self._vain = 0
@@ -194,12 +201,8 @@ class Trainer:
                 "saved before is kept: check the head's settings (--param) and the data"
             )
 
-    @contextlib.contextmanager
-    def _chance(self, number: int) -> Iterator[None]:
-        """Random draws of the head depend on the seed and the step alone, so that a resumed run draws the same."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed((self.schedule.seed * 1_000_003 + number) % 2**63)
-            yield
+    def _chance(self, number: int) -> AbstractContextManager[None]:
+        return seeded(self.schedule.seed, number, self.device)
 
     def _losses(self, batch: Batch) -> dict[str, Tensor]:
         return self.head.losses(batch.to(self.device), self.teacher)
@@ -233,50 +236,36 @@ class Trainer:
         return self._means(self.data.all_held_out())
 
     def _held_out(self) -> dict[str, float]:
-        """Mean losses of the weights as they are on what the loss is watched on; empty where nothing is held out."""
+        """The same on what the loss is watched on."""
         return self._means(self.data.held_out())
 
     def _means(self, batches: Iterator[Batch]) -> dict[str, float]:
-        self.head.eval()
-        sums: dict[str, float] = {}
-        weight = 0
-        for number, batch in enumerate(batches):
-            count = int(batch.answer.sum())
-            with self._chance(-1 - number):
-                losses = self._losses(batch)
-            for name, value in losses.items():
-                sums[name] = sums.get(name, 0.0) + count * float(value)
-            weight += count
-        return {name: value / weight for name, value in sums.items()} if weight else {}
+        return mean_losses(self.head, batches, self._losses, self._chance)
 
-    def save(self) -> None:
+    def save(self, *, alone: bool = False) -> None:
         """Write the run's state, whole or not at all. Raises BadInput where it cannot be written.
 
         Batches of a step that has not been taken are trained on again. Of several processes the first one writes.
+        ``alone``: the others may not be there; where they have parts of the state, what was saved before is kept.
         """
+        shared_out = isinstance(self.optimiser, ShardedOptimiser)
+        if (shared_out and alone) or (not shared_out and not self.processes.first):
+            return
+        values, moments = self.optimiser.values(), self.optimiser.state()
         if not self.processes.first:
             return
         progress = {name: getattr(self.progress, name) for name in Progress.__slots__}
         progress["batch"] = max(0, self.progress.batch - self._gathered)
-        copies = zip(self._trained(), self.optimiser.copies, strict=True)
         state: dict[str, Any] = {
-            "head": {name: copy.detach() for (name, _), (_, copy) in copies},
+            "head": {name: value for (name, _), value in zip(self._trained(), values, strict=True)},
             "best": self.best,
-            "optimisers": self.optimiser.state(),
+            "optimisers": moments,
             "progress": progress,
-            "config": self._settings(),
+            "config": settings_of(self.head.config),
             "words": self.head.draft_vocabulary.d2t,
-            "length": self._length(),
+            "length": self.schedule.length(self._answers),
         }
         write_state(self.folder, state)
-
-    def _settings(self) -> dict[str, Any]:
-        """What must be the same when a run goes on; the target's fingerprint is checked elsewhere, up to rounding."""
-        return self.head.config.model_dump(exclude={"target"})
-
-    def _length(self) -> dict[str, float]:
-        """What decides when a run ends."""
-        return {"epochs": self.schedule.epochs, "seconds": self.schedule.seconds, "answers": self._answers}
 
     def resume(self) -> bool:
         """Go on from the folder's state. False where there is none; raises BadInput for one of another head."""
@@ -285,7 +274,7 @@ class Trainer:
             return False
         with explained(f"{self.folder / STATE} is damaged", "delete it to start over"):
             before = self._take_over(state)
-            if before != self._length():  # a longer run than the one that may have ended: patience begins anew
+            if before != self.schedule.length(self._answers):  # a run that is longer now: patience begins anew
                 self.progress.lowest, self.progress.worse = math.inf, 0
             changed = before.get("answers") != self._answers
         if self.best and changed:
@@ -296,8 +285,8 @@ class Trainer:
 
     def _take_over(self, state: dict[str, Any]) -> dict[str, Any]:
         """Weights, moments and progress of an earlier run, checked. Returns how long that run was to be."""
-        where = self.folder / STATE
-        if {name: value for name, value in state["config"].items() if name != "target"} != self._settings():
+        where, settings = self.folder / STATE, settings_of(self.head.config)
+        if {name: value for name, value in state["config"].items() if name != "target"} != settings:
             raise BadInput(f"{where} is of a run with other settings; give the same ones, or another folder")
         if "words" in state and not torch.equal(state["words"].cpu(), self.head.draft_vocabulary.d2t.cpu()):
             raise BadInput(f"{where} is of a head with other words; give its data, or another folder")

@@ -1,0 +1,41 @@
+"""Mean losses over batches that are not trained on, and random draws that a seed and a number decide."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from outpace.heads.base import Batch, Head
+
+
+@contextlib.contextmanager
+def seeded(seed: int, number: int, device: torch.device) -> Iterator[None]:
+    """Random draws inside depend on ``seed`` and ``number`` alone, so that a resumed run draws the same."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed((seed * 1_000_003 + number) % 2**63)
+        yield
+
+
+@torch.no_grad()
+def mean_losses(
+    head: Head,
+    batches: Iterator[Batch],
+    losses: Callable[[Batch], dict[str, Tensor]],
+    chance: Callable[[int], AbstractContextManager[None]],
+) -> dict[str, float]:
+    """Means over tokens of ``losses`` by name; empty where there are no batches. ``chance``: draws for a number."""
+    head.eval()
+    sums: dict[str, float] = {}
+    weight = 0
+    for number, batch in enumerate(batches):
+        count = int(batch.answer.sum())
+        with chance(-1 - number):
+            found = losses(batch)
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + count * float(value)
+        weight += count
+    return {name: value / weight for name, value in sums.items()} if weight else {}
