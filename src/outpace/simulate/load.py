@@ -43,12 +43,17 @@ class Arrivals(Load):
 
 
 class Users(Load):
-    """Closed: ``count`` users, each of whom sends the next request when the last one is answered."""
+    """Closed: ``count`` users, each of whom sends the next request ``pause`` seconds after the last answer."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, pause: float = 0.0) -> None:
         if count < 1:
             raise BadInput(f"--users must be at least 1, not {count}")
-        self.count, self.described = count, f"{count} users, each with one request at a time"
+        if not 0.0 <= pause < float("inf"):
+            raise BadInput(f"--pause must be at least 0 seconds, not {pause:g}")
+        self.count, self.pause = count, pause
+        self.described = f"{count} users, each with one request at a time"
+        if pause:
+            self.described += f", {pause:g} s after the last answer"
 
     def start(self, env: simpy.Environment, requests: Seq[SimulatedRequest], submit: Submit) -> None:
         coming = iter(requests)
@@ -58,6 +63,8 @@ class Users(Load):
                 one.ended = env.event()
                 submit(one)
                 yield one.ended
+                if self.pause:
+                    yield env.timeout(self.pause)
 
         for _ in range(self.count):
             env.process(ask())
