@@ -45,8 +45,8 @@ from outpace.engine.round_overhead import RoundOverhead, measure_overhead
 from outpace.methods.registry import find
 from outpace.model import Model
 from outpace.simulate.served_rounds import turnaround
-from outpace.simulate.settings import Settings
 from outpace.simulate.simulating import simulate
+from outpace.simulate.simulation_settings import Settings
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 from serving_load.client import Client
 from serving_load.conversations import Conversation, questions

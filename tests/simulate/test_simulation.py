@@ -21,9 +21,9 @@ from outpace.simulate.load import Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
-from outpace.simulate.settings import Settings
 from outpace.simulate.simulating import simulate
 from outpace.simulate.simulation import Outcome, simulate_requests
+from outpace.simulate.simulation_settings import Settings
 from outpace.targets.costs import FixedCosts
 from outpace.traces.trace_format import Rounds, TracedRequest, TraceHeader, read_trace
 from outpace.traces.trace_writer import write_trace

@@ -131,9 +131,9 @@ def simulate(
     except ModuleNotFoundError:
         raise MissingExtra("outpace simulate", "simulate") from None
     from outpace.simulate.roofline import Parallel
-    from outpace.simulate.settings import Settings
     from outpace.simulate.simulating import simulate as simulated
     from outpace.simulate.simulation import FORWARDS
+    from outpace.simulate.simulation_settings import Settings
 
     wish = Settings(
         model=model,

@@ -14,7 +14,7 @@ from outpace.simulate.machines import MeasuredMachine, RooflineMachine
 from outpace.simulate.model_shape import ModelShape, find_shape
 from outpace.simulate.roofline import Roofline
 from outpace.simulate.served_rounds import fit
-from outpace.simulate.settings import Settings
+from outpace.simulate.simulation_settings import Settings
 from outpace.traces.trace_format import Trace
 
 if TYPE_CHECKING:

@@ -102,7 +102,8 @@ def fit(
     read: dict[int, float] = {}
     for requests in filter(None, known):
         batch = max(max(one.rounds.batch) for one in requests)
-        decoded = [_decoding(one, requests, beside or reading) for one in requests]
+        readings = _readings(requests, beside or reading)
+        decoded = [_decoding(one, readings) for one in requests]
         # A request that nobody ran beside began to be read when it arrived.
         alone = [one for one in requests if max(one.rounds.batch) == 1]
         first = _ratio((_until_read(one, modelled, slow), reading(_unread(one))) for one in alone)
@@ -171,13 +172,37 @@ def turnaround(requests: Seq[TracedRequest], users: int) -> float:
     return max(0.0, float(np.median(gaps))) if gaps else 0.0
 
 
-def _decoding(one: TracedRequest, others: Seq[TracedRequest], reading: Callable[[int], float]) -> _Decoding:
+class _Reading(NamedTuple):
+    """A prompt was read in the steps between two moments; ``seconds``: what that takes outside of a server."""
+
+    began: float
+    ended: float
+    seconds: float
+
+    def within(self, began: float, ended: float) -> float:
+        """Of its seconds, those between two other moments."""
+        if self.ended <= self.began:
+            return self.seconds if began < self.ended <= ended else 0.0
+        shared = min(ended, self.ended) - max(began, self.began)
+        return self.seconds * max(0.0, shared) / (self.ended - self.began)
+
+
+def _readings(requests: Seq[TracedRequest], reading: Callable[[int], float]) -> list[_Reading]:
+    """When the prompts were read: one after the other, each until the round of its first token."""
+    found: list[_Reading] = []
+    for one in sorted(requests, key=lambda one: (one.arrival or 0.0) + (one.first_token or 0.0)):
+        arrival = one.arrival or 0.0
+        ended = arrival + max(0.0, (one.first_token or 0.0) - one.rounds.ms[0] / 1e3)
+        began = max(arrival, found[-1].ended) if found else arrival
+        found.append(_Reading(min(began, ended), ended, reading(_unread(one))))
+    return found
+
+
+def _decoding(one: TracedRequest, readings: Seq[_Reading]) -> _Decoding:
+    """What lies between its rounds; its own prompt was read before."""
     begins, ends = (one.arrival or 0.0) + (one.first_token or 0.0), (one.arrival or 0.0) + (one.seconds or 0.0)
-    read = sum(
-        reading(_unread(other)) for other in others if other is not one and begins <= (other.arrival or 0.0) < ends
-    )
     between = ends - begins - sum(one.rounds.ms[1:]) / 1e3
-    return _Decoding(len(one.rounds) - 1, between, read)
+    return _Decoding(len(one.rounds) - 1, between, sum(each.within(begins, ends) for each in readings))
 
 
 def _gap_and_reading(decoded: Seq[_Decoding], usual: float) -> tuple[float, float | None]:

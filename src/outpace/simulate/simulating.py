@@ -21,9 +21,9 @@ from outpace.simulate.machine_choice import preset_machine, this_machine
 from outpace.simulate.machines import Machine, MeasuredMachine, RooflineMachine
 from outpace.simulate.model_shape import find_shape
 from outpace.simulate.roofline import Roofline
-from outpace.simulate.settings import FREE, HEAD, Settings
 from outpace.simulate.simulation import FORWARDS, Outcome, simulate_requests
 from outpace.simulate.simulation_report import SimulationReport
+from outpace.simulate.simulation_settings import FREE, HEAD, Settings
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 
 if TYPE_CHECKING:
