@@ -105,11 +105,24 @@ def test_a_draft_model_takes_a_forward_for_each_level() -> None:
 def test_users_pause_before_they_ask_again() -> None:
     requests = [request(accepted=(0,) * 3, name=f"q{at}") for at in range(4)]
     found = served(requests, Clockwork(), Users(1, 0.5))
-    assert found.seconds == pytest.approx(4 * 3 + 3 * 0.5)
+    assert 4 * 3 + 3 * 0.25 <= found.seconds <= 4 * 3 + 3 * 0.75 + 0.5
+    assert found.seconds == served(requests, Clockwork(), Users(1, 0.5)).seconds, "the same with the same seed"
     with pytest.raises(BadInput, match="--pause"):
         Users(1, -1.0)
     with pytest.raises(BadInput, match="--pause is for --users"):
         Settings(pause=1.0)
+
+
+def test_users_who_pause_fall_out_of_step() -> None:
+    """In step, both prompts are read before either is answered; out of step each holds up the other's answer."""
+    requests = [request(11, accepted=(0,) * 5, name=f"q{at}") for at in range(12)]
+
+    def decoding(pause: float) -> float:
+        found = served(requests, Clockwork(row=1.0), Users(2, pause), limits=Limits(max_batch=2)).answered
+        return sum((one.finished or 0.0) - (one.first_token or 0.0) for one in found) / len(found)
+
+    assert decoding(0.0) == pytest.approx(4.0)
+    assert decoding(0.1) > 8.0
 
 
 def test_what_lies_between_rounds_comes_after_the_tokens() -> None:

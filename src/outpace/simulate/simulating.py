@@ -174,7 +174,7 @@ def _load(trace: Trace, requests: Seq[TracedRequest], wish: Settings) -> tuple[L
         count = wish.requests or len(requests)
         return poisson(wish.rate, count, wish.seed), count
     if wish.users is not None:
-        return Users(wish.users, wish.pause), wish.requests or max(len(requests), 4 * wish.users)
+        return Users(wish.users, wish.pause, wish.seed), wish.requests or max(len(requests), 4 * wish.users)
     load = as_recorded(trace, [one.arrival for one in requests])
     if wish.requests is not None and not isinstance(load, Users):
         raise BadInput("--requests needs --users or --rate: the arrivals of a trace are as many as it has")
