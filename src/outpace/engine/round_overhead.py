@@ -2,8 +2,8 @@
 
 The table has the quickest of a few forwards one after another. In a round tokens are chosen, K/V is committed, requests
 are counted, for each of them: ``fixed`` seconds, and ``each`` for every request. What runs between two forwards leaves
-them colder caches: a forward with a row for each request takes ``slow`` times what the table has. Additional rows are
-computed while weights are waited for, so that a forward with more of them is slowed down less: by ``busy`` at
+them colder caches: a forward with a row for each request takes ``slow`` times what the table has. One with draft tokens
+takes another number of times, since additional rows are computed while weights are waited for: ``busy`` at
 :data:`DRAFTED` draft tokens a request, which rounds with made-up drafts tell, in turns with rounds without.
 """
 
