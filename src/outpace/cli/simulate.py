@@ -43,7 +43,8 @@ def simulate(
         option(value="N", panel=LOAD, text="Number of users, each with one request at a time, over and over."),
     ] = None,
     pause: Annotated[
-        float, option(value="S", panel=LOAD, text="Seconds from an answer to its user's next request, on average, with --users.")
+        float,
+        option(value="S", panel=LOAD, text="Mean seconds from an answer to its user's next request, with --users."),
     ] = 0.0,
     rate: Annotated[
         float | None, option(value="X", panel=LOAD, text="Requests per second, arriving at random.")
