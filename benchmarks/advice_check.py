@@ -1,14 +1,13 @@
 """Is the advice right? Predictions of ``outpace advise`` beside measurements of ``outpace bench`` on other prompts.
 
-    python benchmarks/advice_check.py --out advice.jsonl --models smollm2 --batches 1,4,16 --temperatures 0,0.8
-    python benchmarks/advice_check.py --out advice.jsonl --models MODEL.gguf --draft-model SMALL.gguf
+    python benchmarks/advice_check.py --out advice.jsonl --models smollm2=draft-lm MODEL.gguf=SMALL.gguf
     python benchmarks/advice_check.py --out advice.jsonl --table
 
 Prompts of even number in their category are advised on, those of odd number are measured, all categories mixed: that is
 the traffic that an advice speaks of, where a bench would decode those of one category together. A *piece* is a model at
 a temperature and a batch: one advice, and one bench of the methods with the settings that it found best. Each piece is
 appended to the file as a line when it is complete; pieces that are there already are left out, so that a run that was
-ended goes on. ``--pieces N`` ends after N new ones.
+ended goes on. ``--max-minutes`` ends after the piece in which that time is over.
 
 Printed are, over all cells (a method in a piece): the median error, how many predictions are within 5 % or within the
 measurement's own interval, how many measurements the 90 % intervals cover; and over all pieces the regret of the
@@ -18,9 +17,9 @@ recommendation: by how much the best measured method was faster, with a bootstra
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,22 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 import outpace
+from cells import CellRun, append_cell, cell_options, models_and_drafts, numbers, read_cells
 from outpace.advice.advising import advise
 from outpace.advice.recommendation import WORTH
 from outpace.core.errors import BadInput
 from outpace.core.sampling import SamplingParams
+from outpace.methods.named_weights import DRAFT_LM, DraftModels
+from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
 
 CLOSE = 0.05
+Piece = tuple[str, float, int]
+"""Model, temperature, batch."""
 
 
 def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
@@ -51,12 +56,10 @@ def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
     return parts
 
 
-def piece(options: argparse.Namespace, name: str, temperature: float, batch: int) -> dict[str, Any]:
-    """One advice and one bench."""
-    model = outpace.load(name)
-    draft = options.draft_model
-    if draft is not None and draft != "draft-lm" and Path(draft).suffix == ".gguf":
-        draft = outpace.load(draft)
+def piece(
+    options: argparse.Namespace, model: Model, draft: DraftModels, temperature: float, batch: int
+) -> dict[str, Any]:
+    """One advice and one bench. ``draft``: the draft model of ``draft-model``; None: that method is left out."""
     ours, others = halves(load_prompts(options.prompts))
     others = [replace(one, category="mixed") for one in stratified(others, options.limit or len(others))]
     params = SamplingParams(temperature=temperature, seed=0)
@@ -95,7 +98,6 @@ def piece(options: argparse.Namespace, name: str, temperature: float, batch: int
         for row in rows
     ]
     return {
-        "model": name,
         "temperature": temperature,
         "batch": batch,
         "recommended": found["recommendation"]["method"],
@@ -156,53 +158,62 @@ def _interval(regrets: Sequence[float]) -> str:
     return f" [{100 * low:.1f}, {100 * high:.1f}] over {len(regrets)} pieces"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The pieces of a file. Raises BadInput for a line that is none."""
-    if not path.exists():
-        return []
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            raise BadInput(f"{path}, line {number}: not JSON; delete the line to measure the piece again") from None
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="file of pieces, a line each")
-    parser.add_argument("--models", default="smollm2", help="names, separated by commas")
+    cell_options(parser, "piece")
+    parser.add_argument("--models", nargs="+", default=["smollm2=draft-lm"], metavar="MODEL[=DRAFT]")
     parser.add_argument("--temperatures", default="0,0.8")
     parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--draft-model", help="draft model for draft-model; draft-lm: the shipped one")
     parser.add_argument("--prompts", type=Path, help="prompts in place of the embedded set")
     parser.add_argument("--limit", type=int, help="prompts that are measured at most")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=5.0, help="for an advice")
-    parser.add_argument("--pieces", type=int, help="end after so many new ones")
-    parser.add_argument("--table", action="store_true", help="measure nothing")
+    parser.add_argument("--threads", type=int, help="of this machine; by default all")
     options = parser.parse_args(argv)
     try:
-        pieces = read(options.out)
-        done = {(one["model"], one["temperature"], one["batch"]) for one in pieces}
-        wanted = [
-            (name, float(temperature), int(batch))
-            for name in options.models.split(",")
-            for temperature in options.temperatures.split(",")
-            for batch in options.batches.split(",")
-        ]
-        missing = [] if options.table else [one for one in wanted if one not in done]
-        for name, temperature, batch in missing[: options.pieces]:
-            found = piece(options, name, temperature, batch)
-            pieces.append(found)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-    except (BadInput, OSError, ValueError) as error:
+        pieces = read_cells(options.out)
+        if not options.table:
+            measure(options, pieces)
+    except (BadInput, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; complete pieces are kept, the same command goes on", file=sys.stderr)
+        return 130
     print("\n".join(summary(pieces)))
     return 0
+
+
+def measure(options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
+    """Measure the pieces that are not there yet, and add them. Raises BadInput."""
+    drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
+    try:
+        temperatures = [float(one) for one in options.temperatures.split(",")]
+    except ValueError:
+        raise BadInput(f"--temperatures takes numbers such as 0,0.8, not '{options.temperatures}'") from None
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature)  # refuses what is out of range
+    wanted = [(name, temperature, batch) for name in drafts for temperature in temperatures for batch in batches]
+    run = CellRun(options.max_minutes)
+    for each in pieces:
+        run.known((each["model"], each["batch"]), each.get("whole_seconds"))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+
+    def there(one: Piece) -> bool:
+        return any((each["model"], each["temperature"], each["batch"]) == one for each in pieces)
+
+    loaded: dict[str, Model] = {}
+    for one in run.each(wanted, there, lambda one: (one[0], one[2])):
+        began, (name, temperature, batch) = time.monotonic(), one
+        for path in (name, drafts[name]):
+            if path is not None and path != DRAFT_LM and path not in loaded:
+                loaded[path] = outpace.load(path)
+        draft: Any = loaded.get(drafts[name] or "", drafts[name])
+        found = {"model": name, **piece(options, loaded[name], draft, temperature, batch)}
+        found["whole_seconds"] = time.monotonic() - began
+        pieces.append(found)
+        append_cell(options.out, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Is the simulator right? ``outpace simulate --hardware measured`` beside real runs of ``outpace serve``.
 
-    python benchmarks/simulator_check.py --out simulator.jsonl --models smollm2 MODEL.gguf
+    python benchmarks/simulator_check.py --out simulator.jsonl --models smollm2 MODEL.gguf=SMALL.gguf --max-minutes 100
     python benchmarks/simulator_check.py --out simulator.jsonl --table
 
 A *cell* is a model, a method and a batch. For each, a server is started with ``--trace``; as many users as the batch
@@ -8,15 +8,16 @@ ask it the questions of the prompt file, each the next when the last is answered
 come the measured figures (tokens per second of the stretch in which all users were busy, and of each request the times
 to the first token, per further token and to its end) and the simulation's input: the same requests with the same
 rounds, by as many users. Measured beforehand: seconds of forwards by rows, sequences and contexts, and of reading
-prompts (the cost table), and what rounds take beside them (a second of rounds in this process). Taken from the trace:
-what drafting took in each round. *Fitted*: four numbers that a server adds, on two cells without drafts, of the
-smallest and the largest batch (`simulate/served_rounds.py`); they are left out of the errors. Nothing is fitted to any
-other cell.
+prompts (the cost table), and what rounds take beside them, with and without drafts (seconds of rounds in this process,
+once for each model, kept beside the file of cells). Taken from the trace: what drafting took in each round. *Fitted*,
+on two cells without drafts, of the smallest and the largest batch: four numbers that a server adds
+(`simulate/served_rounds.py`), and the time from an answer to its user's next request. These two cells are left out of
+the errors. Nothing is fitted to any other cell.
 
-Each cell is appended to the file as a line when it is complete; cells that are there already are left out, so that a
-run that was ended goes on. ``--cells N`` ends after N new ones. The table shows every cell, and the median error of
-each figure over all cells with the share within 10 %. The cost table is measured before the first cell, in this
-process, with no server running.
+Methods are ``none``, ``pld``, ``sam``, and ``draft-model`` for a model with a draft model (MODEL=DRAFT) or ``eagle3``
+for others. Each cell is appended to the file as a line when it is complete; cells that are there already are left out,
+so that a run that was ended goes on. ``--max-minutes`` ends after the cell in which that time is over. The table shows
+every cell, and the median error of each figure over all cells with the share within 10 %.
 """
 
 from __future__ import annotations
@@ -26,40 +27,48 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+import torch
+
 import outpace
+from cells import CellRun, append_cell, cell_options, models_and_drafts, numbers, read_cells
 from outpace.core.errors import BadInput
+from outpace.core.files import write_atomically
+from outpace.engine.round_overhead import RoundOverhead, measure_overhead
+from outpace.methods.registry import find
 from outpace.model import Model
-from outpace.simulate.simulating import Settings, simulate
+from outpace.simulate.served_rounds import turnaround
+from outpace.simulate.simulating import simulate
+from outpace.simulate.simulation_settings import Settings
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 from serving_load.client import Client
 from serving_load.conversations import Conversation, questions
 from serving_load.loads import closed
 from serving_load.servers import NotStarted, Server
 
+Cell = tuple[str, str, int]
+"""Model, method, batch."""
 FIGURES = ("tokens_per_second", "ttft_ms", "tpot_ms", "latency_ms")
 CLOSE = 0.1
 _PATIENCE = 300.0
 
 
-def known(path: Path) -> list[dict[str, Any]]:
-    """The cells that are complete."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-
-
-def served(options: argparse.Namespace, model: str, method: str, batch: int, trace: Path) -> None:
+def served(options: argparse.Namespace, model: str, draft: str | None, method: str, batch: int, trace: Path) -> None:
     """Ask a server with ``batch`` users; it writes the trace. Raises NotStarted and RuntimeError."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "outpace", "serve", "--model", model, "--port", port, "--trace", str(trace)]
     command += ["--method", method, "--max-batch", str(batch), "--threads", str(options.threads)]
     command += ["--prefix-cache-bytes", "0"]  # the same questions come again, and would not be read again
+    if method == "draft-model":
+        command += ["--draft-model", draft or "draft-lm"]
     server = Server(f"{model} {method}", command, dict(os.environ), model, None, url)
     asked = _enough(questions(options.prompts), max(options.requests, 4 * batch))
     client = Client(url)
@@ -131,53 +140,84 @@ def times_of(requests: Sequence[TracedRequest]) -> list[tuple[float, float, floa
     return found
 
 
-def calibration_file(options: argparse.Namespace, model: str, batch: int) -> Path:
-    """The trace without drafts to which a model's cells are fitted, kept beside the file of cells."""
-    found: Path = options.out.with_suffix(f".{Path(model).stem}-{batch}.trace.jsonl")
+def beside(options: argparse.Namespace, model: str, what: str) -> Path:
+    """A file about a model, kept beside the file of cells."""
+    found: Path = options.out.with_suffix(f".{Path(model).stem}-{what}")
     return found
 
 
-def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> list[Trace]:
+def calibrations(options: argparse.Namespace, model: str, batches: Sequence[int]) -> dict[int, Trace]:
     """Traces of servers without drafts, of the smallest and of the largest batch; measured where there are none."""
-    found = []
+    found = {}
     for batch in sorted({min(batches), max(batches)}):
-        path = calibration_file(options, model, batch)
+        path = beside(options, model, f"{batch}.trace.jsonl")
         if not path.exists():
             written = path.with_suffix(".part")
             written.unlink(missing_ok=True)
-            served(options, model, "none", batch, written)
+            served(options, model, None, "none", batch, written)
             written.rename(path)
-        found.append(measured_part(path, batch))
+        found[batch] = measured_part(path, batch)
     return found
 
 
-def cell(options: argparse.Namespace, model: Model, method: str, batch: int, batches: Sequence[int]) -> dict[str, Any]:
+def overhead_of(options: argparse.Namespace, model: Model, name: str, batches: Sequence[int]) -> RoundOverhead:
+    """What rounds take beside their forwards: measured once, as is the cost table, while no server runs."""
+    path = beside(options, name, "overhead.json")
+    if path.exists():
+        return RoundOverhead(**json.loads(path.read_text(encoding="utf-8")))
+    costs = model.target.costs
+    for context in (16, 256, 1024):
+        costs.seconds(128, min(context, model.target.context_length // 2))
+    for number in batches:
+        costs.even(number, number, 256)
+    costs.reading(512)
+    found = measure_overhead(model.target)
+    write_atomically(path, json.dumps(asdict(found)).encode())
+    return found
+
+
+def cell(
+    options: argparse.Namespace, model: Model, wanted: Cell, draft: str | None, batches: Sequence[int]
+) -> dict[str, Any]:
     """Measure and simulate one cell."""
-    calibration = calibrations(options, model.name, batches)
-    fitted = method == "none" and batch in (min(batches), max(batches))
+    name, method, batch = wanted
+    overhead = overhead_of(options, model, name, batches)
+    calibration = calibrations(options, name, batches)
+    fitted = method == "none" and batch in calibration
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        if fitted:
-            path = calibration_file(options, model.name, batch)
-        else:
-            served(options, model.name, method, batch, path)
-        trace = measured_part(path, batch)
+        if not fitted:
+            served(options, name, draft, method, batch, path)
+        trace = calibration[batch] if fitted else measured_part(path, batch)
     requests = [one for one in trace.requests if len(one.rounds)]
-    settings = Settings(users=batch, requests=len(requests), max_batch=batch, prefix_cache=False)
-    report = simulate(trace, "measured", settings, load_model=lambda _: model, calibration=calibration)
+    pause = pause_of(calibration, batch)
+    settings = Settings(users=batch, pause=pause, requests=len(requests), max_batch=batch, prefix_cache=False)
+    report = simulate(
+        *(trace, "measured", settings),
+        load_model=lambda _: model,
+        calibration=list(calibration.values()),
+        overhead=overhead,
+    )
     outcome = report.simulated[0]
     predicted = [(one.arrived, one.first_token or 0.0, one.finished or 0.0, one.committed) for one in outcome.answered]
     return {
-        "model": model.name,
+        "model": name,
         "method": method,
         "batch": batch,
         "requests": len(requests),
         "fitted": fitted,
+        "pause": pause,
         "machine": report.result["machine"],
         "measured": figures_of(times_of(requests), batch),
         "predicted": figures_of(predicted, batch),
         "version": outpace.__version__,
     }
+
+
+def pause_of(calibration: Mapping[int, Trace], batch: int) -> float:
+    """Seconds from an answer to its user's next request, between the batches of the traces by interpolation."""
+    known = {size: turnaround(trace.requests, size) for size, trace in sorted(calibration.items())}
+    return float(np.interp(batch, list(known), list(known.values())))
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -199,51 +239,69 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="file of complete cells, a line each")
-    parser.add_argument("--table", action="store_true", help="print the table of what is there and measure nothing")
-    parser.add_argument("--models", nargs="+", default=["smollm2"])
-    parser.add_argument("--methods", default="none,pld,sam,eagle3")
+    cell_options(parser, "cell")
+    parser.add_argument("--models", nargs="+", default=["smollm2"], metavar="MODEL[=DRAFT]")
+    parser.add_argument("--methods", help="in place of the four of each model")
     parser.add_argument("--batches", default="1,2,4,8,16,32")
     parser.add_argument("--prompts", type=Path, default=None)
     parser.add_argument("--requests", type=int, default=24, help="per cell; at least four times the batch")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cells", type=int, default=None, help="end after so many new cells")
     return parser.parse_args()
+
+
+def measure(options: argparse.Namespace, done: list[dict[str, Any]]) -> None:
+    """Measure the cells that are not among ``done``, and add them. Raises BadInput."""
+    drafts, batches = models_and_drafts(options.models), numbers("--batches", options.batches)
+    if options.requests < 1 or options.tokens < 2:
+        raise BadInput("--requests must be at least 1, and --tokens at least 2")
+    questions(options.prompts)
+
+    def methods(name: str) -> list[str]:
+        learned = "eagle3" if drafts[name] is None else "draft-model"
+        return options.methods.split(",") if options.methods else ["none", "pld", "sam", learned]
+
+    wanted = [(name, method, batch) for name in drafts for batch in batches for method in methods(name)]
+    for one in wanted:
+        find(one[1])
+    run = CellRun(options.max_minutes)
+    for each in done:
+        run.known((each["model"], each["batch"]), each.get("seconds"))
+    loaded: dict[str, Model] = {}
+    torch.set_num_threads(options.threads)
+
+    def there(one: Cell) -> bool:
+        return any((each["model"], each["method"], each["batch"]) == one for each in done)
+
+    for one in run.each(wanted, there, lambda one: (one[0], one[2])):
+        name, method, batch = one
+        began = time.monotonic()
+        if name not in loaded:
+            loaded[name] = outpace.load(name)
+        try:
+            found = cell(options, loaded[name], one, drafts[name], batches)
+        except (NotStarted, RuntimeError) as error:
+            print(f"{name} {method} {batch}: {error}", file=sys.stderr)
+            continue
+        found["seconds"] = time.monotonic() - began
+        done.append(found)
+        append_cell(options.out, found)
+        off = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
+        print(f"{name} {method} {batch}: {100 * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     options = read_options()
-    done = known(options.out)
-    there = {(one["model"], one["method"], one["batch"]) for one in done}
-    batches = [int(one) for one in options.batches.split(",")]
-    wanted = [
-        (model, method, batch) for model in options.models for batch in batches for method in options.methods.split(",")
-    ]
-    left = [] if options.table else [one for one in wanted if one not in there][: options.cells]
-    loaded: dict[str, Model] = {}
-    for name, method, batch in left:
-        if name not in loaded:
-            import torch
-
-            torch.set_num_threads(options.threads)
-            loaded[name] = outpace.load(name)
-            costs = loaded[name].target.costs  # the cost table, while no server runs
-            for context in (16, 256, 1024):
-                costs.seconds(128, min(context, loaded[name].target.context_length // 2))
-            for number in batches:
-                costs.even(number, number, 256)
-            costs.reading(512)
-        try:
-            found = cell(options, loaded[name], method, batch, batches)
-        except (BadInput, NotStarted, RuntimeError) as error:
-            print(f"{name} {method} {batch}: {error}", file=sys.stderr)
-            continue
-        done.append(found)
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
-        off = found["predicted"]["tokens_per_second"] / found["measured"]["tokens_per_second"] - 1.0
-        print(f"{name} {method} {batch}: {100 * off:+.1f} % tokens per second", file=sys.stderr, flush=True)
+    try:
+        done = read_cells(options.out)
+        if not options.table:
+            measure(options, done)
+    except (BadInput, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; complete cells are kept, the same command goes on", file=sys.stderr)
+        return 130
     if not done:
         print("no cell is complete", file=sys.stderr)
         return 2

@@ -4,7 +4,8 @@
     python benchmarks/studies_page.py out/studies
 
 Each file is a section, called by the file's name, so that a study of two models may have two. Sections without a file
-in the folder stay as they are. Plots go to docs/assets/studies. Nothing else below the mark is written by hand.
+in the folder stay as they are. Plots go to docs/assets/studies. Nothing between the marks is written by hand: the list
+of all verdicts, then of each study its plot, what was found of each claim, and the table, folded.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from outpace.core.files import write_atomically
 
-MARK = "<!-- results -->"
+MARK, END = "<!-- results -->", "<!-- end of results -->"
+VERDICTS = ("confirmed", "refuted", "undecided")
 PAGE = Path(__file__).parents[1] / "docs" / "studies.md"
 ASSETS = PAGE.parent / "assets" / "studies"
 
@@ -29,21 +31,42 @@ def section(name: str, found: Mapping[str, Any]) -> str:
     columns = found["columns"]
     where = f"{model['name']}, {settings['prompts']} prompts, " if model else ""
     lines = [f"### {name}: {found['title']}", "", f"![{found['plot']['title']}](assets/studies/{name}.svg)"]
-    lines += ["", "| claim | found | verdict |", "|---|---|---|"] if found["claims"] else []
-    lines += [f"| {one['says']} | {_found(one)} | **{one['verdict']}** |" for one in found["claims"]]
+    lines += ["", "| claim | verdict | found |", "|---|---|---|"] if found["claims"] else []
+    lines += [f"| {one['says']} | **{one['verdict']}** | {_found(one)} |" for one in found["claims"]]
+    lines += ["", *found["notes"], "", '<details markdown="1">', "<summary>All figures</summary>"]
     lines += ["", "| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_shown(row.get(name)) for name in columns) + " |" for row in found["rows"]]
-    lines += ["", *found["notes"], ""]
+    lines += ["", "</details>", ""]
     run = f"{where}{machine['cpu']}, {found['seconds']:.0f} s, version {found['version']}"
     lines.append(f"`{settings['command']}` ({run})")
     return "\n".join(lines)
 
 
 def _found(one: Mapping[str, Any]) -> str:
+    """What was found, beside what it is compared with."""
     if one["found"] is None:
-        return ""
+        return str(one["test"])
+    if one["test"].startswith("share of resamples"):
+        return f"true in {100 * one['found']:.3g} % of the resamples"
     interval = f" [{one['interval'][0]:.3g}, {one['interval'][1]:.3g}]" if one["interval"] else ""
-    return f"{one['found']:.3g}{interval}; {one['test']}"
+    limit = one["test"].removeprefix("by formula, ")
+    return f"{one['found']:.3g}{interval}; true if {limit}{', by formula' if limit != one['test'] else ''}"
+
+
+def overview(found: Iterable[str]) -> str:
+    """All sections with how many of their claims have each verdict."""
+    lines = ["| study | " + " | ".join(VERDICTS) + " |", "|---|" + "---|" * len(VERDICTS)]
+    for text in found:
+        heading = text.splitlines()[0].removeprefix("### ")
+        counts = [text.count(f"| **{verdict}** |") for verdict in VERDICTS]
+        shown = " | ".join(str(one) if one else "" for one in counts)
+        lines.append(f"| [{heading}](#{_anchor(heading)}) | {shown} |")
+    return "\n".join(lines)
+
+
+def _anchor(heading: str) -> str:
+    """As mkdocs makes it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 
 def _shown(value: Any) -> str:
@@ -70,9 +93,11 @@ def main() -> int:
     for name, one in results.items():
         write_atomically(ASSETS / f"{name}.svg", one["svg"].encode())
     before, _, body = PAGE.read_text(encoding="utf-8").partition(MARK)
+    body, _, after = body.partition(END)
     found = sections(body) | {name: section(name, one) for name, one in results.items()}
-    text = "\n\n".join(found[name] for name in sorted(found))
-    write_atomically(PAGE, f"{before}{MARK}\n\n{text}\n".encode())
+    found = dict(sorted(found.items()))
+    text = "\n\n".join((overview(found.values()), *found.values()))
+    write_atomically(PAGE, f"{before}{MARK}\n\n{text}\n\n{END}{after or chr(10)}".encode())
     return 0
 
 

@@ -13,6 +13,7 @@ from cli_support import Run, refused, toy
 from outpace.core.errors import BadInput
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits
 from outpace.model import Model
+from outpace.simulate import simulation
 from outpace.simulate.acceptance import Rates, Recorded, rates_of
 from outpace.simulate.draft_times import FreeDrafts, ModelDrafts
 from outpace.simulate.hardware import PRESETS
@@ -20,8 +21,9 @@ from outpace.simulate.load import Users, poisson
 from outpace.simulate.machines import Machine, RooflineMachine
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
-from outpace.simulate.simulating import Settings, simulate
+from outpace.simulate.simulating import simulate
 from outpace.simulate.simulation import Outcome, simulate_requests
+from outpace.simulate.simulation_settings import Settings
 from outpace.targets.costs import FixedCosts
 from outpace.traces.trace_format import Rounds, TracedRequest, TraceHeader, read_trace
 from outpace.traces.trace_writer import write_trace
@@ -36,7 +38,7 @@ class Clockwork(Machine):
         self.costs, self.row, self.stages = FixedCosts(), row, stages
         self.kv_bytes_per_token, self.kv_capacity, self.watts = 1, kv_capacity, 3.0
 
-    def chunk(self, rows: int, context: int) -> list[float]:
+    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
         return [self.row * rows / self.stages] * self.stages
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
@@ -98,6 +100,45 @@ def test_a_draft_model_takes_a_forward_for_each_level() -> None:
         roofline.forward(Work.of_round([4], [at])) + 3 * small.forward(Work.of_round([1], [at])) for at in (0, 2)
     )
     assert found.seconds == pytest.approx(expected)
+
+
+def test_users_pause_before_they_ask_again() -> None:
+    requests = [request(accepted=(0,) * 3, name=f"q{at}") for at in range(4)]
+    found = served(requests, Clockwork(), Users(1, 0.5))
+    assert 4 * 3 + 3 * 0.25 <= found.seconds <= 4 * 3 + 3 * 0.75 + 0.5
+    assert found.seconds == served(requests, Clockwork(), Users(1, 0.5)).seconds, "the same with the same seed"
+    with pytest.raises(BadInput, match="--pause"):
+        Users(1, -1.0)
+    with pytest.raises(BadInput, match="--pause is for --users"):
+        Settings(pause=1.0)
+
+
+def test_users_who_pause_fall_out_of_step() -> None:
+    """In step, both prompts are read before either is answered; out of step each holds up the other's answer."""
+    requests = [request(11, accepted=(0,) * 5, name=f"q{at}") for at in range(12)]
+
+    def decoding(pause: float) -> float:
+        found = served(requests, Clockwork(row=1.0), Users(2, pause), limits=Limits(max_batch=2)).answered
+        return sum((one.finished or 0.0) - (one.first_token or 0.0) for one in found) / len(found)
+
+    assert decoding(0.0) == pytest.approx(4.0)
+    assert decoding(0.1) > 8.0
+
+
+def test_what_lies_between_rounds_comes_after_the_tokens() -> None:
+    class Slow(Clockwork):
+        def between(self, batch: int) -> float:
+            return 0.25 * batch
+
+    [one] = served([request(accepted=(0,) * 3)], Slow(), Users(1)).answered
+    assert (one.first_token, one.finished) == pytest.approx((1.0, 3.5))
+
+
+def test_a_queue_that_nobody_can_plan_for_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "QUEUED", 10_000)
+    found = served([request()], Clockwork(), Users(500), count=500, limits=Limits(max_batch=500))
+    assert not found.public()["drained"]
+    assert "requests at once" in found.notes[0] and "does not drain" in found.notes[0]
 
 
 def test_requests_share_rounds_up_to_the_batch() -> None:

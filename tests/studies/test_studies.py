@@ -86,6 +86,16 @@ def test_what_no_study_takes_is_refused(cli: Run) -> None:
     assert listed.code == 0
     assert "moesd" in listed.out
     assert "batches" in cli("study", "moesd", "--settings").out
+    refused(cli("study", "moesd", "--setting", "x=1"), "there is no such name")
+
+
+def test_settings_are_told_as_json_where_the_caller_wants_them(cli: Run, tmp_path: Path) -> None:
+    where = tmp_path / "settings.json"
+    told = cli("study", "moesd", "--settings", "--json", str(where))
+    assert (told.code, told.out) == (0, "")
+    assert json.loads(where.read_text())["properties"]["batches"]["type"] == "array"
+    assert json.loads(cli("study", "moesd", "--settings", "--json", "-").out) == json.loads(where.read_text())
+    refused(cli("study", "moesd", "--settings", "--json", "/nowhere/out.json"), "there is no folder")
 
 
 def test_a_study_writes_table_json_and_plot(cli: Run, tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ def no_model(name: str, dtype: str | None) -> Model:
 
 def test_sections_with_a_file_are_written_anew_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, results = tmp_path / "studies.md", tmp_path / "out"
-    page.write_text(f"# Studies\n\n{studies_page.MARK}\n\n### accdyn: Kept\n\ntext\n\n### moesd: Old\n\nold\n")
+    page.write_text(
+        f"# Studies\n\n{studies_page.MARK}\n\n### accdyn: Kept\n\ntext\n\n### moesd: Old\n\nold\n\n"
+        f"{studies_page.END}\n\n## How\n"
+    )
     monkeypatch.setattr(studies_page, "PAGE", page)
     monkeypatch.setattr(studies_page, "ASSETS", tmp_path / "assets")
     one = find_study("moesd")
@@ -32,6 +35,8 @@ def test_sections_with_a_file_are_written_anew_and_others_stay(tmp_path: Path, m
         assert studies_page.main() == 0
         text = page.read_text()
         headings = [line for line in text.splitlines() if line.startswith("### ")]
+        assert text.endswith(f"{studies_page.END}\n\n## How\n")
+        assert text.index("| [moesd-2: ") < text.index("### accdyn"), "verdicts of all studies come first"
         assert headings == ["### accdyn: Kept", f"### moesd: {one.title}", f"### moesd-2: {one.title}"]
         assert "\nold\n" not in text and text.startswith("# Studies\n\n") and "\n\ntext\n\n" in text
     assert (tmp_path / "assets" / "moesd-2.svg").read_text().startswith("<svg")

@@ -42,6 +42,10 @@ def simulate(
         int | None,
         option(value="N", panel=LOAD, text="Number of users, each with one request at a time, over and over."),
     ] = None,
+    pause: Annotated[
+        float,
+        option(value="S", panel=LOAD, text="Mean seconds from an answer to its user's next request, with --users."),
+    ] = 0.0,
     rate: Annotated[
         float | None, option(value="X", panel=LOAD, text="Requests per second, arriving at random.")
     ] = None,
@@ -128,8 +132,9 @@ def simulate(
     except ModuleNotFoundError:
         raise MissingExtra("outpace simulate", "simulate") from None
     from outpace.simulate.roofline import Parallel
-    from outpace.simulate.simulating import Settings, simulate as simulated
+    from outpace.simulate.simulating import simulate as simulated
     from outpace.simulate.simulation import FORWARDS
+    from outpace.simulate.simulation_settings import Settings
 
     wish = Settings(
         model=model,
@@ -145,6 +150,7 @@ def simulate(
         rates=_rates(acceptance),
         draft_model=draft_model,
         users=users,
+        pause=pause,
         rate=rate,
         requests=requests,
         max_batch=max_batch,

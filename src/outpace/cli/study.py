@@ -11,8 +11,20 @@ from rich.markup import escape
 
 from outpace.cli import options as opt
 from outpace.cli.grouping import grouped
+from outpace.cli.interrupt import terminable
 from outpace.cli.options import option
-from outpace.cli.output import Outputs, check_writable, err, fact_table, out, print_json, typed, write_whole
+from outpace.cli.output import (
+    STDOUT,
+    Outputs,
+    check_writable,
+    err,
+    fact_table,
+    out,
+    print_json,
+    to_json,
+    typed,
+    write_whole,
+)
 from outpace.cli.session import Machine
 from outpace.core.errors import BadInput
 from outpace.core.files import parse_json
@@ -38,6 +50,13 @@ def study(
     ] = None,
     settings: Annotated[bool, option("--settings", text="Show the study's settings and exit.")] = False,
     plot: Annotated[Path | None, option(value="FILE", text="Write the plot as an SVG file.")] = None,
+    keep: Annotated[
+        Path | None,
+        option(value="FOLDER", text="Keep complete parts in a folder; the same command goes on where a run was ended."),
+    ] = None,
+    max_minutes: Annotated[
+        float | None, option(value="M", text="End after the part in which this time is over; needs --keep.")
+    ] = None,
     seed: Annotated[int, option(value="N", text="Seed of the random numbers.")] = 0,
     *,
     questions: opt.PromptFile,
@@ -46,15 +65,27 @@ def study(
 ) -> None:
     """Test a paper's claims on this machine: each is confirmed, refuted or left undecided by a measured interval."""
     from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
+    from outpace.studies.study_journal import StudyJournal, StudyPaused
 
     if name is None:
         _list(studies())
         return
     one = find_study(name)
     if settings:
-        _show(one, as_json=outputs.json is not None)
+        outputs.check()
+        _show(one, outputs.json)
         return
     chosen = read_settings(one, _given(setting, one))
+    if keep is not None and not one.resumable:
+        raise BadInput(
+            f"study '{one.name}' takes minutes and keeps no parts; leave out --keep, which "
+            f"{', '.join(each.name for each in studies() if each.resumable)} have"
+        )
+    if keep is not None and not keep.absolute().parent.is_dir():
+        raise BadInput(f"--keep {keep}: there is no folder {keep.absolute().parent}")
+    if keep is not None and keep.exists() and not keep.is_dir():
+        raise BadInput(f"--keep {keep}: that is a file; name a folder")
+    journal = StudyJournal(keep, max_minutes, lambda text: err().print(f"[dim]{escape(text)}", soft_wrap=True))
     outputs.check()
     if plot is not None:
         check_writable(plot)
@@ -66,7 +97,13 @@ def study(
         wanted.check(name)
         return wanted.load(name)
 
-    report = run_study(one, StudyContext(machine.model, prompts, load, seed), chosen, typed())
+    try:
+        with terminable():
+            report = run_study(one, StudyContext(machine.model, prompts, load, seed, journal), chosen, typed())
+    except StudyPaused:
+        raise
+    except KeyboardInterrupt as stop:
+        raise (stop if keep is None else journal.paused(str(stop) or "Ctrl-C")) from None
     if plot is not None:
         write_whole(plot, report.write_plot)
         err().print(f"[dim]plot: {plot}", soft_wrap=True)
@@ -95,10 +132,14 @@ def _list(found: list[Study]) -> None:
     err().print("\n[dim]To run one: outpace study NAME --json FILE")
 
 
-def _show(chosen: Study, *, as_json: bool) -> None:
+def _show(chosen: Study, json: str | None) -> None:
     fields = chosen.settings.model_fields
-    if as_json:
-        print_json(chosen.settings.model_json_schema())
+    if json is not None:
+        schema = chosen.settings.model_json_schema()
+        if json == STDOUT:
+            print_json(schema)
+        else:
+            write_whole(Path(json), lambda path: path.write_text(to_json(schema) + "\n", encoding="utf-8"))
         return
     rows = [
         (name, f"{escape(str(one.description))} [dim](default: {escape(str(one.default))})[/]")

@@ -29,7 +29,8 @@ def validated(model: type[M], values: Mapping[str, Any], refusal: Callable[[str,
         return model.model_validate(dict(values))
     except ValidationError as refused:
         first = refused.errors()[0]
-        raise refusal(".".join(map(str, first["loc"])) or "settings", first["msg"]) from None
+        reason = "there is no such name" if first["type"] == "extra_forbidden" else first["msg"]
+        raise refusal(".".join(map(str, first["loc"])) or "settings", reason) from None
 
 
 def known_fields(model: type[BaseModel]) -> str:

@@ -43,21 +43,32 @@ class Arrivals(Load):
 
 
 class Users(Load):
-    """Closed: ``count`` users, each of whom sends the next request when the last one is answered."""
+    """Closed: ``count`` users, each of whom sends the next request ``pause`` seconds after the last answer: on average,
+    0.5 to 1.5 times as many at random. So they fall out of step, as users do: where answers end in the same round,
+    requests that came at the same moment would be read together, before any of them is answered."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, pause: float = 0.0, seed: int = 0) -> None:
         if count < 1:
             raise BadInput(f"--users must be at least 1, not {count}")
-        self.count, self.described = count, f"{count} users, each with one request at a time"
+        if not 0.0 <= pause < float("inf"):
+            raise BadInput(f"--pause must be at least 0 seconds, not {pause:g}")
+        self.count, self.pause, self._seed = count, pause, seed
+        self.described = f"{count} users, each with one request at a time"
+        if pause:
+            self.described += f", {pause:g} s after the last answer"
 
     def start(self, env: simpy.Environment, requests: Seq[SimulatedRequest], submit: Submit) -> None:
-        coming = iter(requests)
+        coming, chance = iter(requests), random.Random(f"users/{self._seed}")
 
         def ask() -> Iterator[Any]:
+            if self.pause:
+                yield env.timeout(self.pause * chance.random())
             for one in coming:
                 one.ended = env.event()
                 submit(one)
                 yield one.ended
+                if self.pause:
+                    yield env.timeout(self.pause * (0.5 + chance.random()))
 
         for _ in range(self.count):
             env.process(ask())

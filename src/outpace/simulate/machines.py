@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
-from outpace.engine.round_overhead import RoundOverhead
+from outpace.engine.round_overhead import DRAFTED, RoundOverhead
+from outpace.engine.scheduler import Limits, Scheduler
 from outpace.simulate.hardware import MEASURED
 from outpace.simulate.roofline import Roofline, RooflineCosts, Work
 from outpace.simulate.served_rounds import ServedRounds
@@ -25,12 +26,16 @@ class Machine(ABC):
     """Of all devices together, at most."""
 
     @abstractmethod
-    def chunk(self, rows: int, context: int) -> list[float]:
-        """Reading ``rows`` rows of a prompt of which ``context`` have been read."""
+    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
+        """Reading ``rows`` rows of a prompt of which ``context`` have been read, while ``batch`` requests are there."""
 
     @abstractmethod
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         """A round: ``rows[i]`` rows of a request with ``contexts[i]`` tokens in the K/V, without the draft."""
+
+    def between(self, batch: int) -> float:
+        """Seconds from the end of a round of ``batch`` requests until the next one may begin."""
+        return 0.0
 
     @abstractmethod
     def public(self) -> dict[str, Any]:
@@ -49,7 +54,7 @@ class RooflineMachine(Machine):
         power = roofline.hardware.watts
         self.watts = None if power is None else power * roofline.parallel.devices
 
-    def chunk(self, rows: int, context: int) -> list[float]:
+    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
         return self.roofline.stages(Work.of_chunk(rows, context))
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
@@ -70,6 +75,24 @@ class RooflineMachine(Machine):
             "overhead_ms": 1e3 * one.overhead,
             "fitted": [],
         }
+
+
+class LengthsOnly:
+    """A target of which a scheduler asks costs and lengths alone. K/V is whatever has ``rows``."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.costs, self._each = machine.costs, machine.kv_bytes_per_token
+
+    def kv_bytes(self, kv: Any, rows: int = 0) -> int:
+        return self._each * (rows if kv is None else kv.rows + rows)
+
+    def length(self, kv: Any) -> int:
+        return 0 if kv is None else int(kv.rows)
+
+
+def rows_beside(machine: Machine) -> int:
+    """Rows of prompts that a server on it reads beside a round."""
+    return Scheduler(cast(Any, LengthsOnly(machine)), Limits()).rows_beside()
 
 
 class MeasuredMachine(Machine):
@@ -96,19 +119,30 @@ class MeasuredMachine(Machine):
         """Reading ``rows`` tokens of a prompt outside of a server: a long forward, in nobody's way."""
         return self.costs.reading(rows, context)
 
-    def chunk(self, rows: int, context: int) -> list[float]:
-        return [self.reading(rows, context) * (1.0 if self.served is None else self.served.reading)]
+    def chunk(self, rows: int, context: int, batch: int = 1) -> list[float]:
+        alone = self.reading(rows, context)
+        return [alone if self.served is None else self.served.read(alone, batch)]
 
     def round(self, rows: list[int], contexts: list[int]) -> list[float]:
         alone = self.alone(rows, contexts)
         return [alone if self.served is None else self.served.seconds(alone, len(rows))]
 
+    def between(self, batch: int) -> float:
+        return 0.0 if self.served is None else self.served.between(batch)
+
+    def beside(self, rows: int) -> float:
+        """Reading ``rows`` tokens of a prompt outside of a server, in the chunks that its scheduler reads beside
+        rounds."""
+        chunk = rows_beside(self)
+        return sum(self.reading(min(chunk, rows - at), at) for at in range(0, rows, chunk))
+
     def public(self) -> dict[str, Any]:
         one = self.overhead
         measured = [
             "seconds of forwards by rows, sequences and contexts, and of reading prompts: the cost table",
-            f"rounds outside of a server: {one.slow:.2f} times their forward, {1e3 * one.fixed:.2f} ms, and "
-            f"{1e3 * one.each:.2f} ms for each request",
+            f"rounds outside of a server: {one.slow:.2f} times their forward ({one.busy:.2f} times with {DRAFTED} "
+            f"draft tokens a request), {1e3 * one.fixed:.2f} ms, {1e3 * one.each:.2f} ms for each request and "
+            f"{1e3 * one.row:.3f} ms for each draft token",
         ]
         fitted = [] if self.served is None else [self.served.words]
         return {"hardware": {"name": MEASURED}, "measured": measured, "fitted": fitted}

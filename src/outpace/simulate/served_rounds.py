@@ -2,14 +2,14 @@
 
 A server's rounds share processors with its event loop, with tokens on their way to clients, and on one machine with
 these clients; and between rounds requests are planned and told of. A trace has what each round took, and what each
-request did: the difference is what lies between rounds. Fitted are: how many times as long rounds take as outside of a
-server, for each size of the batch that the traces have, and prompts to read; and the seconds between rounds, fixed and
-for each request.
+request did: the difference is what lies between rounds, and the prompts of others that were read meanwhile. Fitted are,
+for each size of the batch that the traces have: how many times as long rounds take as outside of a server; how many
+times as long prompts take to read; and the seconds between rounds. Each is linear between the batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ from outpace.traces.trace_format import TracedRequest
 
 _MOST = 400
 """Requests of a trace that are read."""
+_ALIKE = 0.05
+"""Requests that read this much alike, for their rounds, do not tell what reading takes."""
 _SHARE = 0.1
 """Of all rounds; fewer of a batch say little of it."""
 
@@ -26,29 +28,42 @@ Modelled = Callable[[list[int], list[int]], float]
 """Seconds of a round outside of a server, without its draft, from the rows and contexts of its requests."""
 
 
+Curve = tuple[tuple[int, float], ...]
+"""A figure by batch, ascending: linear in between, constant beyond. Empty: not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedRounds:
-    """``slow``: how many times as long rounds take in the server, by batch, ascending; linear in between.
-    ``reading``: and prompts to read. Between two rounds lie ``fixed`` seconds, and ``each`` for every request."""
+    """``slow``: how many times as long rounds take in the server. ``reading``: and prompts to read. ``gap``: seconds
+    between two rounds. All by the largest batch of a trace, ``slow`` by that of each round."""
 
-    slow: tuple[tuple[int, float], ...] = ((1, 1.0),)
-    fixed: float = 0.0
-    each: float = 0.0
-    reading: float = 1.0
+    slow: Curve = ((1, 1.0),)
+    gap: Curve = ((1, 0.0),)
+    reading: Curve = ((1, 1.0),)
 
     def seconds(self, alone: float, batch: int) -> float:
-        """Of a round of ``batch`` requests that takes ``alone`` outside of the server, until the next one begins."""
-        factor = float(np.interp(batch, [one for one, _ in self.slow], [each for _, each in self.slow]))
-        return factor * alone + self.fixed + self.each * batch
+        """Of a round of ``batch`` requests that takes ``alone`` outside of the server."""
+        return alone * _at(self.slow, batch)
+
+    def between(self, batch: int) -> float:
+        """From its end, when its tokens are known, until the next one begins."""
+        return _at(self.gap, batch)
+
+    def read(self, alone: float, batch: int) -> float:
+        """Reading a prompt that takes ``alone`` outside of the server, while ``batch`` requests are there."""
+        return alone * _at(self.reading, batch)
 
     @property
     def words(self) -> str:
         """What was fitted."""
         slow = ", ".join(f"{factor:.2f} times (batch {batch})" for batch, factor in self.slow)
-        return (
-            f"in the server rounds take {slow} as long, and reading a prompt {self.reading:.2f} times; "
-            f"{1e3 * self.fixed:.2f} ms lie between two rounds, and {1e3 * self.each:.2f} ms for each request"
-        )
+        reading = ", ".join(f"{factor:.2f} times (batch {batch})" for batch, factor in self.reading)
+        gap = ", ".join(f"{1e3 * seconds:.2f} ms (batch {batch})" for batch, seconds in self.gap)
+        return f"in the server rounds take {slow} as long, and reading a prompt {reading}; between two rounds lie {gap}"
+
+
+def _at(curve: Curve, batch: int) -> float:
+    return float(np.interp(batch, [one for one, _ in curve], [each for _, each in curve]))
 
 
 class _Round(NamedTuple):
@@ -60,30 +75,53 @@ class _Round(NamedTuple):
 
 
 class _Decoding(NamedTuple):
-    """A request's rounds after its first one: how many, the ``requests`` in them together, and the seconds between
-    them in which no prompt was read."""
+    """A request's rounds after its first one: how many, the seconds between them, and what reading the prompts of
+    requests that came meanwhile takes outside of a server."""
 
     rounds: int
-    requests: float
     between: float
+    others: float
 
 
-def fit(traces: Iterable[Seq[TracedRequest]], modelled: Modelled, reading: Callable[[int], float]) -> ServedRounds:
-    """From the requests of servers on this machine. ``reading``: seconds of reading a prompt of so many tokens.
+def fit(
+    traces: Iterable[Seq[TracedRequest]],
+    modelled: Modelled,
+    reading: Callable[[int], float],
+    beside: Callable[[int], float] | None = None,
+) -> ServedRounds:
+    """From the requests of servers on this machine. ``reading``: seconds of reading a prompt of so many tokens at
+    once; ``beside``: and in the chunks that are read beside rounds, which take longer; None: as long.
 
     Traces without times, or with no request of two rounds, fit nothing.
     """
     known = [[one for one in requests if len(one.rounds) > 1 and _has_times(one)][:_MOST] for requests in traces]
     slow = _by_batch([each for requests in known for one in requests for each in _rounds(one, modelled)])
-    # A request that nobody ran beside began to be read when it arrived.
-    alone = [one for requests in known for one in requests if max(one.rounds.batch) == 1]
-    first = _ratio(((one.first_token or 0.0) - one.rounds.ms[0] / 1e3, reading(_unread(one))) for one in alone)
     if not slow:
         return ServedRounds()
-    read = slow[0][1] if first is None else first
-    decoded = [_decoding(one, requests, lambda rows: read * reading(rows)) for requests in known for one in requests]
-    fixed, each = _line(decoded)
-    return ServedRounds(slow, fixed, each, read)
+    gaps: dict[int, float] = {}
+    read: dict[int, float] = {}
+    for requests in filter(None, known):
+        batch = max(max(one.rounds.batch) for one in requests)
+        readings = _readings(requests, beside or reading)
+        decoded = [_decoding(one, readings) for one in requests]
+        # A request that nobody ran beside began to be read when it arrived.
+        alone = [one for one in requests if max(one.rounds.batch) == 1]
+        first = _ratio((_until_read(one, modelled, slow), reading(_unread(one))) for one in alone)
+        gaps[batch], others = _gap_and_reading(decoded, first or _at(slow, batch))
+        if (factor := first if batch == 1 else others) is not None:
+            read[batch] = factor
+    return ServedRounds(slow, _curve(gaps), _curve(read) or ((1, _at(slow, 1)),))
+
+
+def _curve(points: Mapping[int, float]) -> Curve:
+    return tuple(sorted(points.items()))
+
+
+def _until_read(one: TracedRequest, modelled: Modelled, slow: Curve) -> float:
+    """Seconds until its first token, without those of the round that it came from. A first round that took longer than
+    others do counts to the reading, after which caches are cold."""
+    round_seconds = modelled([1 + one.rounds.drafted[0]], [one.prompt_tokens - 1]) * _at(slow, 1)
+    return max(0.0, (one.first_token or 0.0) - round_seconds - one.rounds.draft_ms[0] / 1e3)
 
 
 def _by_batch(rounds: Seq[_Round]) -> tuple[tuple[int, float], ...]:
@@ -124,25 +162,63 @@ def _rounds(one: TracedRequest, modelled: Modelled) -> Iterator[_Round]:
         context += committed
 
 
-def _decoding(one: TracedRequest, others: Seq[TracedRequest], reading: Callable[[int], float]) -> _Decoding:
+def turnaround(requests: Seq[TracedRequest], users: int) -> float:
+    """Seconds from the end of an answer to its user's next request: of ``users`` who each sent the next request when
+    the last one was answered. 0 where the trace does not tell."""
+    known = [one for one in requests if one.arrival is not None and one.seconds is not None]
+    arrivals = sorted(one.arrival or 0.0 for one in known)[users:]
+    ends = sorted((one.arrival or 0.0) + (one.seconds or 0.0) for one in known)
+    gaps = [begun - ended for ended, begun in zip(ends, arrivals, strict=False)]
+    return max(0.0, float(np.median(gaps))) if gaps else 0.0
+
+
+class _Reading(NamedTuple):
+    """A prompt was read in the steps between two moments; ``seconds``: what that takes outside of a server."""
+
+    began: float
+    ended: float
+    seconds: float
+
+    def within(self, began: float, ended: float) -> float:
+        """Of its seconds, those between two other moments."""
+        if self.ended <= self.began:
+            return self.seconds if began < self.ended <= ended else 0.0
+        shared = min(ended, self.ended) - max(began, self.began)
+        return self.seconds * max(0.0, shared) / (self.ended - self.began)
+
+
+def _readings(requests: Seq[TracedRequest], reading: Callable[[int], float]) -> list[_Reading]:
+    """When the prompts were read: one after the other, each until the round of its first token."""
+    found: list[_Reading] = []
+    for one in sorted(requests, key=lambda one: (one.arrival or 0.0) + (one.first_token or 0.0)):
+        arrival = one.arrival or 0.0
+        ended = arrival + max(0.0, (one.first_token or 0.0) - one.rounds.ms[0] / 1e3)
+        began = max(arrival, found[-1].ended) if found else arrival
+        found.append(_Reading(min(began, ended), ended, reading(_unread(one))))
+    return found
+
+
+def _decoding(one: TracedRequest, readings: Seq[_Reading]) -> _Decoding:
+    """What lies between its rounds; its own prompt was read before."""
     begins, ends = (one.arrival or 0.0) + (one.first_token or 0.0), (one.arrival or 0.0) + (one.seconds or 0.0)
-    read = sum(
-        reading(_unread(other)) for other in others if other is not one and begins <= (other.arrival or 0.0) < ends
-    )
-    between = ends - begins - sum(one.rounds.ms[1:]) / 1e3 - read
-    return _Decoding(len(one.rounds) - 1, float(sum(one.rounds.batch[1:])), between)
+    between = ends - begins - sum(one.rounds.ms[1:]) / 1e3
+    return _Decoding(len(one.rounds) - 1, between, sum(each.within(begins, ends) for each in readings))
 
 
-def _line(decoded: Seq[_Decoding]) -> tuple[float, float]:
-    """Seconds between rounds, and for each request: least squares, neither below 0."""
+def _gap_and_reading(decoded: Seq[_Decoding], usual: float) -> tuple[float, float | None]:
+    """Seconds between two rounds, and how many times as long as outside of a server prompts take to read, by least
+    squares; neither below 0. ``usual``: that factor, where the requests do not tell. None: nothing was read."""
     rounds = np.array([one.rounds for one in decoded], float)
-    requests = np.array([one.requests for one in decoded])
     between = np.array([one.between for one in decoded])
-    alike = np.ptp(requests / rounds) < 0.5
-    if not alike:
-        fixed, each = np.linalg.lstsq(np.stack([rounds, requests], axis=1), between, rcond=None)[0]
-        if fixed >= 0.0 and each >= 0.0:
-            return float(fixed), float(each)
-        if fixed < 0.0:
-            return 0.0, max(0.0, float(between @ requests / (requests @ requests)))
-    return max(0.0, float(between.sum() / rounds.sum())), 0.0
+    others = np.array([one.others for one in decoded])
+    if not others.any():
+        return max(0.0, float(between.sum() / rounds.sum())), None
+    sides = np.stack([rounds, others], axis=1)
+    if np.linalg.matrix_rank(sides / sides.max(axis=0), tol=_ALIKE) < 2:
+        return max(0.0, float((between - usual * others).sum() / rounds.sum())), usual
+    gap, factor = (float(one) for one in np.linalg.lstsq(sides, between, rcond=None)[0])
+    if gap < 0.0:
+        return 0.0, max(0.0, float(between @ others / (others @ others)))
+    if factor < 0.0:
+        return max(0.0, float(between.sum() / rounds.sum())), usual
+    return gap, factor

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from outpace.engine.scheduler import WHOLE_CHUNK, Limits, Plan, Scheduler
 from outpace.simulate.acceptance import SimulatedRound
 from outpace.simulate.draft_times import DraftTimes
-from outpace.simulate.machines import Machine
+from outpace.simulate.machines import LengthsOnly, Machine
 from outpace.traces.trace_format import BLOCK, TracedRequest
 
 if TYPE_CHECKING:
@@ -110,21 +110,10 @@ class Counters:
     draft_seconds: float = 0.0
     ended: int = 0
     """Requests."""
+    queued: int = 0
+    """Requests that the scheduler has looked at, which is what a simulation of a long queue takes its time for."""
     busy: list[float] = field(default_factory=list)
     """Seconds that each stage has worked."""
-
-
-class _Target:
-    """What the scheduler asks of a target."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.costs, self._each = machine.costs, machine.kv_bytes_per_token
-
-    def kv_bytes(self, kv: Held | None, rows: int = 0) -> int:
-        return self._each * (rows if kv is None else kv.rows + rows)
-
-    def length(self, kv: Held | None) -> int:
-        return 0 if kv is None else kv.rows
 
 
 class Prefixes:
@@ -169,7 +158,7 @@ class Server:
     ) -> None:
         self.env, self.machine, self.drafts, self.stages = env, machine, drafts, stages
         self.prefixes, self.counters = prefixes, counters
-        self.scheduler = Scheduler(cast(Any, _Target(machine)), limits, self._now)
+        self.scheduler = Scheduler(cast(Any, LengthsOnly(machine)), limits, self._now)
         self.running: list[SimulatedRequest] = []
         self._wake = env.event()
         env.process(self._work())
@@ -184,6 +173,7 @@ class Server:
 
     def submit(self, one: SimulatedRequest) -> None:
         """A request arrives. Raises QueueFull."""
+        self.counters.queued += self.load
         self.scheduler.add([cast(Any, one)], cast(Any, self.running))
         if not self._wake.triggered:
             self._wake.succeed()
@@ -195,6 +185,7 @@ class Server:
                 yield self._wake
                 continue
             plan = self.scheduler.plan(cast(Any, self.running))
+            self.counters.queued += len(plan.admit) * len(self.scheduler.waiting)
             self._follow(plan)
             yield from self._read_prompts(self.scheduler.rows_beside() if plan.decoding else WHOLE_CHUNK)
             ready = [one for one in self.running if not one.unread]
@@ -226,7 +217,7 @@ class Server:
                 continue
             kv = one.sequence.kv
             assert kv is not None
-            yield from self._pass(self.machine.chunk(rows, kv.rows))
+            yield from self._pass(self.machine.chunk(rows, kv.rows, len(self.running)))
             kv.rows += rows
             most -= rows
             self.counters.prompt_rows += rows
@@ -246,6 +237,8 @@ class Server:
         self.counters.draft_seconds += spent
         for one, each in zip(ready, rounds, strict=True):
             self._commit(one, each)
+        if (gap := self.machine.between(len(ready))) > 0.0:
+            yield self.env.timeout(gap)
 
     def _commit(self, one: SimulatedRequest, each: SimulatedRound) -> None:
         sequence = one.sequence

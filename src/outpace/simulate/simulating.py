@@ -2,89 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.bench.results import plain_figures
 from outpace.core.errors import BadInput
 from outpace.core.names import normalised, unknown
-from outpace.core.sampling import SamplingParams
-from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
-from outpace.engine.round_overhead import measure_overhead
 from outpace.engine.scheduler import Limits
 from outpace.methods.registry import find
 from outpace.simulate.acceptance import Acceptance, Rates, Recorded, rates_of
 from outpace.simulate.draft_times import DraftTimes, FreeDrafts, ModelDrafts, RecordedDrafts
-from outpace.simulate.hardware import MEASURED, find_hardware
+from outpace.simulate.hardware import MEASURED
 from outpace.simulate.load import Load, Users, as_recorded, poisson
+from outpace.simulate.machine_choice import preset_machine, this_machine
 from outpace.simulate.machines import Machine, MeasuredMachine, RooflineMachine
-from outpace.simulate.model_shape import ModelShape, find_shape
-from outpace.simulate.roofline import Parallel, Roofline
-from outpace.simulate.served_rounds import fit
-from outpace.simulate.simulation import FORWARDS, HOURS, Outcome, simulate_requests
+from outpace.simulate.model_shape import find_shape
+from outpace.simulate.roofline import Roofline
+from outpace.simulate.simulation import FORWARDS, Outcome, simulate_requests
 from outpace.simulate.simulation_report import SimulationReport
+from outpace.simulate.simulation_settings import FREE, HEAD, Settings
 from outpace.traces.trace_format import Trace, TracedRequest, read_trace
 
 if TYPE_CHECKING:
+    from outpace.engine.round_overhead import RoundOverhead
     from outpace.model import Model
 
-FREE, HEAD = "free", "head"
-"""Names of ``draft_model`` beside shapes: drafts that take no time, and a head of one layer."""
 _FREE_FAMILIES = ("baseline", "model-free")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is simulated beside the trace and the machine.
-
-    ``model``: a shape; None: that of the trace's model. ``transfer``: it may be another model than the trace's, which
-    is then assumed to accept as much. ``bits`` and ``kv_bits``: of weights and K/V; ``draft_bits``: of the draft model,
-    None: those of the target. ``methods``: of the trace; (): all. ``draft_length``: chains of that many tokens, with
-    the trace's acceptance rates, in place of its rounds; ``rates``: in place of the trace's. ``draft_model``: what
-    drafts cost: a shape, "head" or "free"; None: nothing for methods that look tokens up, and what is in the trace on
-    the measured machine. ``users`` or ``rate``: the load, in place of the trace's; ``requests``: how many, None: those
-    of the trace, and at least four for each user. ``max_batch``: None: the trace's largest batch, or all users.
-    """
-
-    model: str | None = None
-    transfer: bool = False
-    bits: int = 16
-    kv_bits: int = 16
-    draft_bits: int | None = None
-    parallel: Parallel = field(default_factory=Parallel)
-    efficiency: float = 1.0
-    overhead_ms: float = 0.0
-    methods: tuple[str, ...] = ()
-    draft_length: int | None = None
-    rates: tuple[float, ...] = ()
-    draft_model: str | None = None
-    users: int | None = None
-    rate: float | None = None
-    requests: int | None = None
-    max_batch: int | None = None
-    prefix_cache: bool = True
-    hours: float = HOURS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.users is not None and self.rate is not None:
-            raise BadInput("--users and --rate are two loads; give one of them")
-        if self.kv_bits not in (8, 16):
-            raise BadInput(f"K/V has 16 or 8 bits, not {self.kv_bits}")
-        for name in ("requests", "max_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-        if not 0 < self.hours < math.inf:
-            raise BadInput(f"--hours must be above 0, not {self.hours:g}")
-        if not 0 <= self.overhead_ms < math.inf:
-            raise BadInput(f"--overhead-ms must be at least 0, not {self.overhead_ms:g}")
-        if self.rates and self.draft_length is None:
-            raise BadInput("--acceptance needs --draft-length, the length of the chains that it is for")
 
 
 def simulate(
@@ -94,6 +40,7 @@ def simulate(
     *,
     load_model: Callable[[str], Model] | None = None,
     calibration: Seq[Trace] | None = None,
+    overhead: RoundOverhead | None = None,
     forwards: int = FORWARDS,
     on_step: Callable[[int], None] | None = None,
 ) -> SimulationReport:
@@ -102,7 +49,7 @@ def simulate(
     ``trace``: a file that ``outpace bench`` or ``outpace serve`` wrote with ``--trace``. ``hardware``: a preset, or
     "measured": this machine, by the cost table of the trace's model, which ``load_model`` loads (needed only then).
     ``calibration``: traces of servers on it, from which follows what a server adds to rounds (None: the trace itself,
-    where a server wrote it).
+    where a server wrote it). ``overhead``: what rounds take beside their forward there; None: it is measured.
     ``forwards``: at most, of each method; ``on_step``: called with the number of forwards now and then.
 
     Raises BadInput for files that are no traces, unknown names, models that do not fit the hardware, traces of another
@@ -114,7 +61,10 @@ def simulate(
     wish = settings or Settings()
     found = trace if isinstance(trace, Trace) else read_trace(Path(trace))
     chosen = _chosen(found, wish.methods)
-    machine = _machine(found, hardware, wish, load_model, calibration)
+    if normalised(hardware) == MEASURED:
+        machine: Machine = this_machine(found, wish, load_model, calibration, overhead)
+    else:
+        machine = preset_machine(found, hardware, wish)
     rows: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
     notes = list(found.notes)
@@ -174,81 +124,6 @@ def _chosen(trace: Trace, names: Seq[str]) -> dict[str, list[TracedRequest]]:
     return found
 
 
-def _machine(
-    trace: Trace,
-    hardware: str,
-    wish: Settings,
-    load_model: Callable[[str], Model] | None,
-    calibration: Seq[Trace] | None,
-) -> Machine:
-    if normalised(hardware) == MEASURED:
-        return _measured(trace, wish, load_model, calibration)
-    preset = find_hardware(hardware)
-    shape = _shape(trace, wish)
-    roofline = Roofline(shape, preset, wish.bits, wish.kv_bits, wish.parallel, wish.efficiency, wish.overhead_ms / 1e3)
-    return RooflineMachine(roofline)
-
-
-def _shape(trace: Trace, wish: Settings) -> ModelShape:
-    """The shape that is simulated. Raises BadInput for one of another model than the trace's, unless that is meant."""
-    own = trace.header.model_name
-    if wish.model is None:
-        try:
-            return find_shape(own)
-        except BadInput:
-            raise BadInput(
-                f"the sizes of the trace's model '{own}' are not among the presets; give them with --model, a preset "
-                "or the path of a config.json"
-            ) from None
-    shape = find_shape(wish.model)
-    if not wish.transfer and not _same(trace, shape):
-        raise BadInput(
-            f"the trace was recorded with '{own}', and not with {shape.name}, which may accept more or less; give "
-            "--transfer to assume that it accepts as much"
-        )
-    return shape
-
-
-def _same(trace: Trace, shape: ModelShape) -> bool:
-    """Whether a shape has the sizes of the trace's model, as far as its header tells them."""
-    about = trace.header.model
-    sizes = {"num_layers": shape.layers, "hidden_size": shape.hidden, "vocab_size": shape.vocabulary}
-    known = {name: size for name, size in sizes.items() if name in about}
-    return bool(known) and all(about[name] == size for name, size in known.items())
-
-
-def _measured(
-    trace: Trace, wish: Settings, load_model: Callable[[str], Model] | None, calibration: Seq[Trace] | None
-) -> Machine:
-    if load_model is None:
-        raise BadInput(f"hardware '{MEASURED}' needs the model itself; nobody loads one here")
-    if wish.parallel.devices > 1:
-        raise BadInput(f"hardware '{MEASURED}' is one machine: leave out --tensor-parallel and --pipeline-parallel")
-    own = trace.header.model_name
-    model = load_model(wish.model or own)
-    about, target = trace.header.model, model.target
-    sizes = {"num_layers": target.num_layers, "hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-    differing = [name for name, size in sizes.items() if about.get(name, size) != size]
-    if differing and not wish.transfer:
-        raise BadInput(
-            f"the trace was recorded with '{own}', and '{model.name}' is another model ({', '.join(differing)} "
-            "differ); give --transfer to assume that it accepts as much"
-        )
-    if target.costs.fixed:
-        raise BadInput(f"hardware '{MEASURED}' reads measured costs; leave out --fixed-costs")
-    bound = trace.header.settings.get("kv_bytes")
-    sampled = any(one.temperature > 0 for one in trace.requests)
-    with ROUNDS:
-        overhead = measure_overhead(target, SamplingParams(temperature=1.0 if sampled else 0.0, seed=0))
-    capacity = bound if isinstance(bound, int) else None
-    machine = MeasuredMachine(target.costs, target.kv_bytes_per_token, capacity, overhead)
-    known = [trace] if calibration is None else calibration
-    written = [one.requests for one in known if one.header.kind == "open"]
-    if written:
-        machine.served = fit(written, machine.alone, machine.reading)
-    return machine
-
-
 def _acceptance(method: str, requests: Seq[TracedRequest], wish: Settings) -> Acceptance:
     if wish.draft_length is None or {one.method for one in requests} == {"none"}:
         return Recorded()
@@ -299,7 +174,7 @@ def _load(trace: Trace, requests: Seq[TracedRequest], wish: Settings) -> tuple[L
         count = wish.requests or len(requests)
         return poisson(wish.rate, count, wish.seed), count
     if wish.users is not None:
-        return Users(wish.users), wish.requests or max(len(requests), 4 * wish.users)
+        return Users(wish.users, wish.pause, wish.seed), wish.requests or max(len(requests), 4 * wish.users)
     load = as_recorded(trace, [one.arrival for one in requests])
     if wish.requests is not None and not isinstance(load, Users):
         raise BadInput("--requests needs --users or --rate: the arrivals of a trace are as many as it has")

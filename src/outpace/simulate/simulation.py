@@ -27,6 +27,8 @@ HOURS = 24.0
 """Of simulated time, at most, where no other bound is given."""
 FORWARDS = 2_000_000
 """At most, after which a simulation ends: about a minute of this program's time."""
+QUEUED = 50_000_000
+"""Looks of the scheduler at requests that wait or run, at most: as long."""
 _QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -132,6 +134,8 @@ def simulate_requests(
             bound = f"{hours:g} simulated hours"
         elif counters.forwards >= forwards:
             bound = f"{counters.forwards:,} forwards"
+        elif counters.queued >= QUEUED:
+            bound = f"{counters.forwards:,} forwards with {sum(each.load for each in groups):,} requests at once"
         if bound:
             break
         env.step()

@@ -33,7 +33,15 @@ from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
 from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import Figures, interval, speedup, tokens_per_round, whole
+from outpace.studies.decoded import (
+    Figures,
+    interval,
+    packed_answers,
+    speedup,
+    tokens_per_round,
+    unpacked_answers,
+    whole,
+)
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
@@ -58,6 +66,29 @@ class ContextSettings(StrictModel):
     max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What was measured on one text: see :class:`_Length`."""
+
+    tokens: int
+    prefill: float
+    step: float
+    verify: float
+    answers: dict[str, Answer]
+
+    def packed(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        answers = packed_answers({name: [one] for name, one in self.answers.items()})
+        figures = {"tokens": self.tokens, "prefill": self.prefill, "step": self.step, "verify": self.verify}
+        return {**figures, "answers": answers}
+
+    @classmethod
+    def unpacked(cls, kept: Mapping[str, Any]) -> _Text:
+        """What :meth:`packed` has made."""
+        answers = {name: one for name, [one] in unpacked_answers(kept["answers"]).items()}
+        return cls(**{**kept, "answers": answers})
+
+
 @dataclass
 class _Length:
     """What was measured at one length, each list in the order of the requests."""
@@ -71,11 +102,21 @@ class _Length:
     """Of one over a draft as well, in forwards over one row."""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
 
+    def add(self, one: _Text) -> None:
+        """The next text."""
+        self.tokens.append(one.tokens)
+        self.prefill.append(one.prefill)
+        self.step.append(one.step)
+        self.verify.append(one.verify)
+        for name, answer in one.answers.items():
+            self.answers[name].append(answer)
+
 
 @study(
     "context",
     title="Acceptance and costs by the length of the context",
     paper="Sadhukhan et al. 2024, arXiv 2408.11049; Lee et al. 2025, arXiv 2510.07535",
+    resumable=True,
 )
 def contexts(context: StudyContext, settings: ContextSettings) -> Findings:
     """Decode the same requests behind ever more text."""
@@ -85,11 +126,25 @@ def contexts(context: StudyContext, settings: ContextSettings) -> Findings:
     methods = {name: model.method(name, draft_model=draft) for name in (_PLAIN, *named)}
     prompts = _short(model, stratified(context.prompts, settings.texts), lengths[0])
     found = {length: _Length(answers={name: [] for name in methods}) for length in lengths}
+    context.journal.plan({_part(length, at): float(length) for length in lengths for at in range(len(prompts))})
+    warm: set[int] = set()
+
+    def measured(length: int, index: int) -> _Text:
+        text = behind(model, prompts[index], length)
+        one = _measure(model, methods, text, settings, context.seed + index, warm=length in warm)
+        warm.add(length)
+        return one
+
     with stage("reading contexts", total=len(lengths) * len(prompts), unit="texts") as at:
         for number, length in enumerate(lengths):
-            for index, prompt in enumerate(prompts):
-                text = behind(model, prompt, length)
-                _measure(model, methods, text, found[length], settings, context.seed + index)
+            for index in range(len(prompts)):
+                one = context.journal.part(
+                    _part(length, index),
+                    lambda length=length, index=index: measured(length, index),  # type: ignore[misc]
+                    _Text.packed,
+                    _Text.unpacked,
+                )
+                found[length].add(one)
                 at.move(number * len(prompts) + index + 1, detail=f"{length} tokens")
     weights, once = resampled(len(prompts), context.seed), whole(len(prompts))
     rows = [_row(one, name, weights, once) for one in found.values() for name in named]
@@ -115,6 +170,10 @@ def contexts(context: StudyContext, settings: ContextSettings) -> Findings:
     title = "Tokens a round by length of the context"
     plot = Plot(title, "tokens of context", "tokens a round", series, logarithmic=True)
     return Findings(rows, columns, _claims(found, reading, weights, once), plot, notes)
+
+
+def _part(length: int, number: int) -> str:
+    return f"{length} tokens, text {number + 1}"
 
 
 def _lengths(model: Model, settings: ContextSettings) -> list[int]:
@@ -171,11 +230,13 @@ def _measure(
     model: Model,
     methods: Mapping[str, Method],
     text: tuple[int, ...],
-    into: _Length,
     settings: ContextSettings,
     seed: int,
-) -> None:
-    """Read one text once, time forwards after it, and decode its answer with every method."""
+    *,
+    warm: bool,
+) -> _Text:
+    """Read one text once, time forwards after it, and decode its answer with every method. ``warm``: whether a text of
+    this length was read before, so that methods that weigh costs have measured them."""
     target, plain = model.target, methods[_PLAIN]
     layers = {layer for one in methods.values() for layer in one.drafter.prefill_layers}
     began = perf_counter()
@@ -185,17 +246,12 @@ def _measure(
         one, alone = _forwards(model, known[0], settings)
         order = list(methods)
         random.Random(f"{seed}/{len(text)}").shuffle(order)
-        if not into.tokens:
-            for name in order:  # methods that weigh costs measure them for this length
-                _decoded(model, methods[name], known[0], min(8, settings.max_new_tokens))
-        for name in order:
-            into.answers[name].append(_decoded(model, methods[name], known[0], settings.max_new_tokens))
+        for name in () if warm else order:
+            _decoded(model, methods[name], known[0], min(8, settings.max_new_tokens))
+        answers = {name: _decoded(model, methods[name], known[0], settings.max_new_tokens) for name in order}
     finally:
         close_answers(target, known)
-    into.tokens.append(len(text))
-    into.prefill.append(len(text) / seconds)
-    into.step.append(alone)
-    into.verify.append(one / alone)
+    return _Text(len(text), len(text) / seconds, alone, one / alone, answers)
 
 
 def _forwards(model: Model, known: KnownAnswer, settings: ContextSettings) -> tuple[float, float]:

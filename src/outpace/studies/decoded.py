@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outpace.bench.records import Answer, answer_together
 from outpace.core.errors import BadInput
+from outpace.core.metrics import CacheUse, RequestMetrics
 from outpace.core.progress import stage
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
-from outpace.engine.request import Request
+from outpace.engine.request import Request, RoundCount
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
+from outpace.studies.study_journal import StudyJournal
 
 Figures = NDArray[np.float64]
+
+_TOGETHER = 8
+"""Prompts of a part that is kept, at least."""
 
 
 @dataclass
@@ -49,10 +55,12 @@ def decode(
     params: SamplingParams | None = None,
     trees: bool = False,
     seed: int = 0,
+    journal: StudyJournal | None = None,
 ) -> Decoded:
     """Let every method answer every prompt, ``batch`` at a time, the methods in turns whose order is shuffled.
 
     Short answers that do not count come first, so that costs are measured before. ``trees``: keep the trees, too.
+    ``journal``: keeps answers, without trees, a part for a few prompts each (:func:`parts_of`).
     """
     contexts = contexts_of(model, prompts, max_new_tokens)
     params = params or SamplingParams(seed=seed)
@@ -65,18 +73,70 @@ def decode(
         ]
         return answer_together(model.target, requests, batch)
 
-    for method in methods.values():
-        answered(method, 0, ids[:batch], min(8, max_new_tokens))
-    size = 4 * batch if batch > 1 else 1
-    with stage("answering prompts", total=len(ids) * len(methods), unit="answers") as at:
-        for first in range(0, len(ids), size):
+    size, journal = 4 * batch if batch > 1 else 1, journal or StudyJournal()
+    warm = False
+
+    def turns(some: range) -> dict[str, list[Answer]]:
+        nonlocal warm
+        if not warm:
+            for method in methods.values():
+                answered(method, 0, ids[:batch], min(8, max_new_tokens))
+            warm = True
+        part: dict[str, list[Answer]] = {name: [] for name in methods}
+        for first in range(some.start, some.stop, size):
             order = list(methods)
             random.Random(f"{seed}/{batch}/{first}").shuffle(order)
             for name in order:
-                some = ids[first : first + size]
-                found.answers[name] += answered(methods[name], first, some, max_new_tokens)
-                at.move(sum(map(len, found.answers.values())), detail=name)
+                part[name] += answered(methods[name], first, ids[first : min(first + size, some.stop)], max_new_tokens)
+                done = sum(len(each[name]) for each in (found.answers, part) for name in methods)
+                at.move(done, detail=name)
+        return part
+
+    with stage("answering prompts", total=len(ids) * len(methods), unit="answers") as at:
+        for label, some in parts_of(len(ids), batch).items():
+            part = journal.part(label, lambda some=some: turns(some), packed_answers, unpacked_answers)  # type: ignore[misc]
+            for name in methods:
+                found.answers[name] += part[name]
     return found
+
+
+def parts_of(count: int, batch: int) -> dict[str, range]:
+    """The parts in which ``count`` prompts are answered ``batch`` at a time, by name."""
+    size = 4 * batch if batch > 1 else _TOGETHER
+    starts = range(0, count, size)
+    return {f"batch {batch}, prompts from {at + 1}": range(at, min(at + size, count)) for at in starts}
+
+
+def packed_answers(found: Mapping[str, Seq[Answer]]) -> dict[str, Any]:
+    """Answers by method as JSON holds them; without the trees of their rounds."""
+    return {
+        name: [
+            {
+                "context": one.context,
+                "tokens": one.tokens,
+                "metrics": asdict(one.metrics),
+                "ttft": one.ttft,
+                "cut_off": one.cut_off,
+                "counts": [astuple(each) for each in one.counts],
+                "wall": one.wall,
+            }
+            for one in answers
+        ]
+        for name, answers in found.items()
+    }
+
+
+def unpacked_answers(kept: Mapping[str, Seq[Mapping[str, Any]]]) -> dict[str, list[Answer]]:
+    """What :func:`packed_answers` has made."""
+    return {name: [_unpacked(one) for one in answers] for name, answers in kept.items()}
+
+
+def _unpacked(one: Mapping[str, Any]) -> Answer:
+    metrics = RequestMetrics(**one["metrics"])
+    metrics.caches = tuple(CacheUse(**each) for each in one["metrics"]["caches"])
+    counts = [RoundCount(*each) for each in one["counts"]]
+    context, tokens = tuple(one["context"]), tuple(one["tokens"])
+    return Answer(context, tokens, metrics, one["ttft"], one["cut_off"], (), counts, one["wall"])
 
 
 def _seeded(params: SamplingParams, number: int) -> SamplingParams:

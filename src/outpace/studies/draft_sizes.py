@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from outpace.methods.named_weights import DRAFT_LM
 from outpace.model import Model
 from outpace.studies.decoded import Figures
 from outpace.targets.costs import ForwardCosts
-from outpace.training.job import TrainedHead, train
+from outpace.training.job import train
 from outpace.training.training_progress import TrainingProgress
 
 CONTEXT = 256
@@ -79,17 +79,27 @@ def read_size(model: Model, text: str, settings: DraftSettings) -> DraftSize:
     return DraftSize(int(layers), size, config, sum(math.prod(shape) for shape in weight_shapes(config).values()))
 
 
-def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings, seed: int) -> TrainedHead:
-    """A draft model of this size; all of one ``folder`` learn from the same answers."""
+def folder_of(one: DraftSize, folder: Path) -> Path:
+    """Where :func:`trained` writes it."""
+    return folder / f"{one.layers}-{one.size}"
+
+
+def trained(
+    model: Model, one: DraftSize, folder: Path, settings: DraftSettings, seed: int, check: Callable[[], None]
+) -> int:
+    """Train a draft model of this size, or go on where that was ended; all of one ``folder`` learn from the same
+    answers. Returns these answers' tokens. ``check``: called all along, may raise KeyboardInterrupt."""
     with stage(f"training a draft model of {one.weights / 1e6:.1f} million weights") as at:
 
         def report(now: TrainingProgress) -> None:
             at.move(now.done, now.total, now.doing)
+            if now.stage != "stopped":
+                check()
 
-        return train(
+        found = train(
             model,
             DRAFT_LM,
-            folder / f"{one.layers}-{one.size}",
+            folder_of(one, folder),
             prompts=[settings.train_prompts] if settings.train_prompts else None,
             tokens=settings.tokens,
             passages=0.0,
@@ -97,6 +107,7 @@ def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings,
             answer_tokens=settings.answer_tokens,
             data=folder / "data",
             epochs=settings.epochs,
+            resume=folder_of(one, folder).exists(),
             size=one.size,
             vocabulary=settings.vocabulary,
             batch_tokens=settings.batch_tokens,
@@ -104,6 +115,7 @@ def trained(model: Model, one: DraftSize, folder: Path, settings: DraftSettings,
             seed=seed,
             on_progress=report,
         )
+    return int(found.provenance["data"]["answer_tokens"])
 
 
 @dataclass(frozen=True, slots=True)

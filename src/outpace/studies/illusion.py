@@ -20,7 +20,7 @@ from outpace.core.metrics import PHASES
 from outpace.core.validation import StrictModel
 from outpace.model import Model
 from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import Figures, decode, interval, speedup, whole
+from outpace.studies.decoded import Figures, contexts_of, decode, interval, parts_of, speedup, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
@@ -29,25 +29,40 @@ class IllusionSettings(StrictModel):
     """Settings of ``illusion``."""
 
     methods: list[str] = Field(["pld", "eagle3", "draft-model"], min_length=1, description="methods that are timed")
+    draft_model: str = Field("", description="draft model of methods that take one; by default what is shipped")
     batches: list[int] = Field([1, 4, 8], min_length=1, description="requests decoded at once")
     max_new_tokens: int = Field(32, ge=2, description="tokens of an answer, at most")
     longest: int = Field(16, ge=1, le=64, description="draft tokens of the oracle drafter, at most")
 
 
-@study("illusion", title="Where the time goes, and how far the bounds are", paper="Liu et al. 2026, arXiv 2601.11580")
+@study(
+    "illusion",
+    title="Where the time goes, and how far the bounds are",
+    paper="Liu et al. 2026, arXiv 2601.11580",
+    resumable=True,
+)
 def illusion(context: StudyContext, settings: IllusionSettings) -> Findings:
     """Time every method at every batch, beside autoregressive decoding."""
     if min(settings.batches) < 1:
         raise BadInput("batches must be at least 1")
     model = context.model
-    methods = {name: model.method(name) for name in ("none", *settings.methods)}
+    draft = context.draft_model(settings.draft_model)
+    methods = {name: model.method(name, draft_model=draft) for name in ("none", *settings.methods)}
     rows: list[dict[str, Any]] = []
     gains: dict[int, Figures] = {}
     gaps: list[Figures] = []
     shares: list[Figures] = []
-    for batch in sorted(set(settings.batches)):
+    batches = sorted(set(settings.batches))
+    count = len(contexts_of(model, context.prompts, settings.max_new_tokens))
+    for batch in batches:
+        context.journal.plan({name: float(len(some)) for name, some in parts_of(count, batch).items()})
+    for batch in batches:
         found = decode(
-            model, methods, context.prompts, batch=batch, max_new_tokens=settings.max_new_tokens, seed=context.seed
+            *(model, methods, context.prompts),
+            batch=batch,
+            max_new_tokens=settings.max_new_tokens,
+            seed=context.seed,
+            journal=context.journal,
         )
         weights = resampled(len(found.prompts), context.seed)
         once = whole(len(found.prompts))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,10 @@ from outpace.studies.decoded import Figures, contexts_of, interval, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.studies.reuse_drafter import Reuse, ReuseDrafter, TargetKeysValues
-from outpace.training.data import Collector, open_folder
+from outpace.training.data import Collected, Collector, open_folder
 from outpace.training.data_config import DataConfig
 from outpace.training.dataset import Dataset
-from outpace.training.schedule import Schedule
+from outpace.training.schedule import Progress, Schedule
 from outpace.training.trainer import Trainer
 
 STATES, KV, BOTH, OLD = "states", "K/V", "states and K/V", "states, norms of EAGLE-3"
@@ -53,6 +52,11 @@ _VARIANTS: Mapping[str, tuple[Reuse, str]] = {
     OLD: ("states", "eagle3"),
 }
 """What each drafter is fed with, and where its norms are (``norms`` of an eagle3 head)."""
+_ANSWERS = "answers to learn from"
+
+
+def _part(name: str) -> str:
+    return f"drafter fed with {name}"
 
 
 class KvshotSettings(StrictModel):
@@ -103,11 +107,13 @@ class Chains:
     "kvshot",
     title="Acceptance along a chain: drafters fed with states, K/V or both",
     paper="Liu et al. 2026, arXiv 2604.26412; Eldenk et al. 2026, arXiv 2605.09992",
+    resumable=True,
 )
 def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
     """Train four drafters on the same answers, and let each draft chains after every token of others."""
-    with TemporaryDirectory() as place:
-        drafters, embedding, tokens = _trained(context, Path(place), settings)
+    context.journal.plan({_ANSWERS: 1.0, **dict.fromkeys(map(_part, _VARIANTS), 2.0)})
+    with context.journal.room("kvshot") as place:
+        drafters, embedding, tokens = _trained(context, place, settings)
     answers = _answers(context, drafters[STATES], settings)
     chains: dict[str, Chains] = {}
     with stage("drafting chains", total=len(drafters), unit="drafters") as at:
@@ -200,8 +206,17 @@ def _trained(
         most=settings.answer_tokens,
         seed=context.seed,
     )
-    with stage("answering prompts to learn from", total=settings.tokens, unit="tokens") as at:
-        Collector(model, shards, wanted, Overlap(bench_texts())).run(lambda now: at.move(now.tokens))
+
+    def collect() -> int:
+        with stage("answering prompts to learn from", total=settings.tokens, unit="tokens") as at:
+
+            def watch(now: Collected) -> None:
+                at.move(now.tokens)
+                context.journal.check()
+
+            return Collector(model, shards, wanted, Overlap(bench_texts())).run(watch).tokens
+
+    context.journal.part(_ANSWERS, collect)
     dataset = Dataset(shards, layers, tokens=settings.batch_tokens, pack=True, target=target)
     ids = dataset.words(settings.vocabulary, target.vocab_size, sorted(model.eos_ids))
     device = torch.device(model.info.get("device", "cpu"))
@@ -215,12 +230,29 @@ def _trained(
         teacher = teacher_of(target, head, device)
         head.initialise(target, teacher)
         schedule = Schedule(epochs=settings.epochs, seed=context.seed)
-        (folder / str(number)).mkdir()
+        (folder / str(number)).mkdir(exist_ok=True)
         trainer = Trainer(head, teacher, dataset, folder / str(number), schedule, device)
-        with stage(f"training a drafter that is fed with {name}", total=1.0) as at:
-            trainer.run(lambda _, share: at.move(share))
+        trainer.resume()
+        context.journal.part(_part(name), lambda trainer=trainer, name=name: _train(trainer, name, context))  # type: ignore[misc]
+        if trainer.best:
+            head.load_state_dict(trainer.best, strict=False)
         found[name] = head.eval().requires_grad_(False)
     return found, teacher.embedding, dataset.answer_tokens()
+
+
+def _train(trainer: Trainer, name: str, context: StudyContext) -> int:
+    """To the end; ended before, it goes on from its state the next time. Returns the steps."""
+    with stage(f"training a drafter that is fed with {name}", total=1.0) as at:
+
+        def watch(_: Progress, share: float) -> None:
+            at.move(share)
+            context.journal.check()
+
+        try:
+            return trainer.run(watch).step
+        except KeyboardInterrupt:
+            trainer.save()
+            raise
 
 
 def _answers(context: StudyContext, head: ReuseDrafter, settings: KvshotSettings) -> list[KnownAnswer]:

@@ -6,6 +6,8 @@ def moesd(context: StudyContext, settings: Settings) -> Findings: ...
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +27,7 @@ from outpace.prompts.prompt import Prompt
 from outpace.studies.claims import Claim
 from outpace.studies.heat_map import HeatMap
 from outpace.studies.plot import Plot
+from outpace.studies.study_journal import StudyJournal
 from outpace.studies.study_report import StudyReport
 
 if TYPE_CHECKING:
@@ -34,12 +37,13 @@ if TYPE_CHECKING:
 @dataclass
 class StudyContext:
     """What a study may ask for. ``load``: a model by name and precision (None: the default); a study that needs no
-    model never loads one."""
+    model never loads one. ``journal``: keeps parts that are complete."""
 
     model_name: str
     prompts: list[Prompt]
     load: Callable[[str, str | None], Model]
     seed: int = 0
+    journal: StudyJournal = field(default_factory=StudyJournal)
     used: dict[str, Any] = field(default_factory=dict)
     """What is known of the model, once it was loaded."""
 
@@ -79,19 +83,22 @@ class Study:
     run: Callable[[StudyContext, Any], Findings]
     prompts: str | None = None
     """The named set that it asks where the user names none; None: the embedded set."""
+    resumable: bool = False
+    """Whether it keeps parts in the journal; others take a few minutes at most."""
 
 
 _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    name: str, *, title: str, paper: str, prompts: str | None = None
+    name: str, *, title: str, paper: str, prompts: str | None = None, resumable: bool = False
 ) -> Callable[[Callable[..., Findings]], Callable[..., Findings]]:
-    """Declare a study; the type of its second parameter are its settings. ``prompts``: as in :class:`Study`."""
+    """Declare a study; the type of its second parameter are its settings. ``prompts`` and ``resumable``: as in
+    :class:`Study`."""
 
     def declare(run: Callable[..., Findings]) -> Callable[..., Findings]:
         settings = get_type_hints(run)["settings"]
-        _STUDIES[name] = Study(name, title, paper, settings, run, prompts)
+        _STUDIES[name] = Study(name, title, paper, settings, run, prompts, resumable)
         return run
 
     return declare
@@ -122,8 +129,20 @@ def read_settings(one: Study, given: Mapping[str, Any]) -> BaseModel:
 
 
 def run_study(one: Study, context: StudyContext, settings: BaseModel, command: str = "") -> StudyReport:
-    """Run a study. Raises BadInput for what it needs and does not have."""
+    """Run a study. Raises BadInput for what it needs and does not have, and StudyPaused where the journal's time is
+    over before it is."""
     began = perf_counter()
+    texts = json.dumps([(prompt.turns, prompt.history) for prompt in context.prompts])
+    context.journal.open(
+        {
+            "study": one.name,
+            "version": __version__,
+            "model": context.model_name,
+            "prompts": hashlib.sha256(texts.encode()).hexdigest()[:12],
+            "seed": context.seed,
+            **{f"setting {name}": value for name, value in settings.model_dump().items()},
+        }
+    )
     found = one.run(context, settings)
     return StudyReport.of(
         {
@@ -141,6 +160,6 @@ def run_study(one: Study, context: StudyContext, settings: BaseModel, command: s
             "plot": found.plot.public(),
             "svg": found.plot.svg(),
             "notes": found.notes,
-            "seconds": perf_counter() - began,
+            "seconds": perf_counter() - began + context.journal.earlier_seconds,
         }
     )

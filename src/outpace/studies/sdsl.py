@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,14 @@ from outpace.model import Model
 from outpace.prompts.questions import stratified
 from outpace.studies.acceptance_law import AcceptanceLaw, fitted
 from outpace.studies.claims import Claim, above, holds, resampled
-from outpace.studies.decoded import Decoded, Figures, contexts_of, decode, interval, speedup, whole
+from outpace.studies.decoded import Decoded, Figures, contexts_of, decode, interval, parts_of, speedup, whole
 from outpace.studies.draft_sizes import (
     CONTEXT,
     DraftSettings,
     DraftSize,
     Judged,
     draft_seconds,
+    folder_of,
     judged,
     read_size,
     trained,
@@ -44,6 +44,7 @@ from outpace.studies.draft_sizes import (
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
+_TIMES = "times of all sizes"
 _LAYERS = (1, 2, 3, 4, 6, 8, 12)
 _NARROWEST = 64
 """Width of a layer's MLP below which a size is no candidate."""
@@ -87,6 +88,7 @@ class _Prediction:
     "sdsl",
     title="The best size of a draft model, told before it is trained",
     paper="Bozorgkhoo and Molybog 2026, arXiv 2603.11053",
+    resumable=True,
 )
 def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
     """Train five sizes, fit the law, train the size that it finds best, and decode with all."""
@@ -99,16 +101,31 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
     candidates = _candidates(model, first, settings)
     answers = _answers(context, settings)
     weights, once = resampled(len(answers), context.seed), whole(len(answers))
-    with TemporaryDirectory() as place:
-        heads = {one.name: trained(model, one, Path(place), settings, context.seed) for one in first}
-        found = {name: judged(model, head.folder, answers) for name, head in heads.items()}
-        seconds = draft_seconds(model, [*first, *candidates])
+    journal = context.journal
+    timed = len(stratified(context.prompts, settings.timed))
+    sizes = [one.name for one in first]
+    trainings = {_part(name): 10.0 for name in (*sizes, "of the size that is predicted")}
+    journal.plan({**trainings, _TIMES: 2.0, **{name: float(len(some)) for name, some in parts_of(timed, 1).items()}})
+    with journal.room("sdsl") as place:
+
+        def learned(one: DraftSize, label: str) -> Path:
+            """Train it, or go on where that was ended; answer tokens are counted with it."""
+            tokens = journal.part(
+                _part(label), lambda: trained(model, one, place, settings, context.seed, journal.check)
+            )
+            counted.append(tokens)
+            return folder_of(one, place)
+
+        counted: list[int] = []
+        heads = {one.name: learned(one, one.name) for one in first}
+        found = {name: judged(model, folder, answers) for name, folder in heads.items()}
+        seconds = journal.part(_TIMES, lambda: draft_seconds(model, [*first, *candidates]))
         here, drawn = (_predicted(model, first, found, seconds, settings, some) for some in (once, weights))
         best = max(candidates, key=lambda one: float(here.speedups(one).max()))
         length = int(here.speedups(best)[0].argmax()) + 1
-        heads[best.name] = trained(model, best, Path(place), settings, context.seed)
-        found[best.name] = judged(model, heads[best.name].folder, answers)
-        decoded = _decoded(context, {name: head.folder for name, head in heads.items()}, length, settings)
+        heads[best.name] = learned(best, "of the size that is predicted")
+        found[best.name] = judged(model, heads[best.name], answers)
+        decoded = _decoded(context, heads, length, settings)
     rows = [
         {**_row(one, found[one.name], here, length, decoded, weights), "chosen": one is best} for one in (*first, best)
     ]
@@ -122,10 +139,9 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         "trained first": [_point(row) for row in rows[:-1]],
         "predicted best": [_point(rows[-1])],
     }
-    tokens = heads[best.name].provenance["data"]["answer_tokens"]
     notes = [
-        f"Trained on {tokens} tokens of answers. The law chose {best.name} among {len(candidates)} sizes, and drafts "
-        f"of {length} tokens, with which all decode. Weights are those of the draft model's layers: embedding "
+        f"Trained on {counted[-1]} tokens of answers. The law chose {best.name} among {len(candidates)} sizes, and "
+        f"drafts of {length} tokens, with which all decode. Weights are those of the draft model's layers: embedding "
         f"and LM head ({min(settings.vocabulary, model.target.vocab_size)} tokens) are the target's."
     ]
     return Findings(
@@ -139,6 +155,10 @@ def sdsl(context: StudyContext, settings: SdslSettings) -> Findings:
         Plot("Acceptance by size of the draft model", "million weights", "acceptance", series, logarithmic=True),
         notes,
     )
+
+
+def _part(name: str) -> str:
+    return f"draft model {name}"
 
 
 def chain_speedups(acceptance: Figures, steps: Figures, draft: float) -> Figures:
@@ -212,6 +232,7 @@ def _decoded(context: StudyContext, folders: Mapping[str, Path], length: int, se
         max_new_tokens=settings.max_new_tokens,
         params=SamplingParams(temperature=1.0, seed=context.seed),
         seed=context.seed,
+        journal=context.journal,
     )
 
 
