@@ -37,6 +37,7 @@ from outpace.core.chance import ChanceSource, Enumeration
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import ROOT, QRow, TokenTree
 from outpace.engine.method import Method
 from outpace.methods.registry import Context
@@ -58,11 +59,11 @@ _NODE_SAMPLING = ("temperature 1", "temperature 0.6", "top-k 2", "greedy, penalt
 
 def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
     """The rule at the corners of its settings; those that were given stay as they are."""
-    if not isinstance(rule, LossyRule):
+    if not isinstance(rule, LossyRule) or not rule.corners:
         return [rule]
     given = {name: getattr(rule.settings, name) for name in rule.settings.model_fields_set}
     found: dict[str, AcceptanceRule] = {}
-    for corner in rule.corners or ({},):
+    for corner in rule.corners:
         one = configured(type(rule), {**corner, **given})
         found[one.described] = one
     return list(found.values())
@@ -195,7 +196,9 @@ def _one_round(
 ) -> tuple[int, TreeScores]:
     """The first token that a round commits, and the scores that were judged."""
     tree = grow(chance)
-    sequence = target.sequence([0], params)
+    sequence = target.sequence([0], params, chance=chance)
+    if rule.shares_noise:
+        sequence.noise = SharedNoise()
     only = torch.full_like(logits, -math.inf)
     only[0] = 0.0  # after a draft token there is one choice
     scores = TreeScores(sequence, tree, torch.stack([logits, *([only] * len(tree))]), {})
@@ -307,6 +310,8 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
             f"rule '{rule.name}' states no bound; whole outputs differ by up to {most:.3g} (total variation) from "
             "those of autoregressive decoding"
         )
+    elif rule.bound is None:
+        verdict = f"rule '{rule.name}' states no bound; with these settings it is lossless"
     else:
         verdict = f"the bound holds at {nodes:,} nodes, with {len(checks)} choices of settings"
     if not broken and lossless and not rule.lossless:
