@@ -113,3 +113,9 @@ def test_streams_of_beams_are_refused_in_words() -> None:
         toy().stream("abc", num_beams=2)
     with pytest.raises(BadInput, match="best_of chooses among whole answers"):
         toy().stream("abc", best_of=2, temperature=1.0)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"best_of": 2, "temperature": 1.0}])
+def test_a_conversation_of_several_answers_does_not_begin(options: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"a conversation continues one answer: leave out {next(iter(options))}"):
+        toy().chat(max_new_tokens=4, **options)

@@ -1,5 +1,6 @@
 """Several requests at once: every place stays taken, time is divided, nothing stays open in the target."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from outpace.acceptance.greedy import Greedy
 from outpace.bench.records import answer_together
 from outpace.controllers.fixed import Fixed
+from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES
 from outpace.core.sampling import SamplingParams
 from outpace.engine.method import Method
@@ -62,6 +64,38 @@ def test_each_request_has_its_share_of_the_time() -> None:
         assert 0 < metrics.first_token_seconds <= metrics.seconds
         assert answer.ttft >= metrics.first_token_seconds * 0.5  # what a user waits is not divided by two
         assert 0 < sum(metrics.phase_seconds[phase] for phase in PHASES) <= metrics.seconds * (1 + 1e-9)
+
+
+class Stumbling:
+    """A processor that fails after two tokens where the prompt ends with ``number``."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def begin(self, prompt: Any) -> int:
+        return 0 if prompt[-1] == self.number else -100
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+    def process(self, state: int, logits: Any) -> Any:
+        if state == 2:
+            raise ValueError("no such rule")
+        return logits.clone()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 6])
+def test_a_request_that_fails_alone_costs_the_others_nothing_where_its_error_is_kept(at_once: int) -> None:
+    target = Watched()
+    params = SamplingParams(temperature=0, processors=(Stumbling(3),))
+    asked = [replace(one, params=params) for one in requests(LENGTHS)]
+    found = answer_together(target, asked, at_once, keep_failed=True)
+    assert [at for at, one in enumerate(found) if one.error is not None] == [3]
+    assert "no such rule" in (found[3].error or "")
+    assert [len(one.tokens) for one in found if one.error is None] == [9, 4, 12, 3, 8]
+    assert not target.held
+    with pytest.raises(BadInput, match="no such rule"):
+        answer_together(target, asked, at_once)
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 7])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 import outpace
+from outpace.acceptance.base import Verdict
 from outpace.acceptance.bounds import TOTAL_VARIATION, Bound, NodeView
 from outpace.acceptance.cactus import Cactus, CactusSettings
 from outpace.acceptance.fly import Fly
+from outpace.acceptance.gumbel_coupling import GumbelCoupling
 from outpace.acceptance.registry import find_rule
 from outpace.acceptance.typical import Typical
 from outpace.certify.bound import certify_bound, corners_of
@@ -59,11 +61,28 @@ def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
     assert by_rule["fly(entropy=0, window=0)"].total_variation > 0.01
 
 
-def test_a_lossless_rule_promises_identity() -> None:
-    found = outpace.certify("draft-model", level="bound", rule="rejection", cells=1)
-    assert found.passed
+@pytest.mark.parametrize("name", ["rejection", "gumbel-coupling", "greedy"])
+def test_a_lossless_rule_promises_identity(name: str) -> None:
+    """Also one whose tokens follow from noise that it shares with the drafter, and one for temperature 0 alone."""
+    found = outpace.certify("draft-model", level="bound", rule=name, cells=1)
+    assert found.passed, found.verdict
     assert found.lossless
     assert found.bounds[0].limit == "0"
+    assert found.bounds[0].nodes > 20
+
+
+class Stubborn(GumbelCoupling):
+    """Accepts what was drafted first, whatever the noise says."""
+
+    name = "stubborn"
+
+    def decide(self, scores, chance):  # type: ignore[no-untyped-def]
+        verdict = super().decide(scores, chance)
+        return verdict if verdict.path or not len(scores.tree) else Verdict((0,), scores.tree.tokens[0])
+
+
+def test_a_biased_rule_that_shares_noise_is_refused() -> None:
+    assert planted(Stubborn).passed is False
 
 
 def test_settings_that_are_given_stay() -> None:
@@ -179,6 +198,15 @@ class Exactly(Cactus):
     aliases = ()
     corners = ({"delta": 0.05},)
     Settings = CactusSettings
+
+
+@pytest.mark.parametrize("method", ["sprinter", "pad", "bild"])
+def test_methods_with_gates_are_tested_where_they_are_lossless(method: str) -> None:
+    found = outpace.certify(method, level="bound", cells=1)
+    assert found.passed, found.verdict
+    assert [one.lossless for one in found.bounds] == [True]
+    assert ("states no bound" in found.verdict) == (method != "bild")
+    assert "0 nodes" not in found.verdict
 
 
 # -------------------------------------------------------------------------------------------------------- bad input

@@ -152,3 +152,75 @@ def test_grammars_that_fail_in_the_middle_of_an_answer_end_it_in_one_line(
     assert set(streamed.out) <= set("ab\n"), "the answer so far, which was streamed"
     assert streamed.err.splitlines()[-1].startswith("error: ") and said in streamed.err.splitlines()[-1]
     assert "Traceback" not in streamed.err
+
+
+def test_a_bench_says_which_prompts_failed_and_keeps_the_rest(cli: Run, tmp_path: Path) -> None:
+    prompts, out, page = tmp_path / "prompts.jsonl", tmp_path / "out.json", tmp_path / "out.html"
+    rows = [
+        {"id": "free", "prompt": "abc"},
+        {"id": "dead-end", "prompt": ["cba", "and then"], "grammar": {"regex": "aZ"}},
+        {"id": "choice", "prompt": ["abc cba", "abc"], "grammar": {"choices": ["ab", "ba"]}},
+    ]
+    prompts.write_text("\n".join(json.dumps(row).replace('"prompt": [', '"turns": [') for row in rows))
+    asked = ("bench", "--model", "toy", "--prompts", str(prompts), "--methods", "none,pld,grammar", "-n", "6")
+    for batch in ("1", "3"):
+        ran = cli(*asked, "-b", batch, "--quality", "--json", str(out), "--html", str(page))
+        assert ran.code == 1, ran
+        assert [line for line in ran.err.splitlines() if line.startswith("error: ")] == [ran.err.splitlines()[-1]]
+        for words in (
+            "3 of 3 rows have failures",
+            "none, pld, grammar failed on 1 of 3 prompts ('dead-end')",
+            "as the grammar",
+        ):
+            assert words in ran.err.splitlines()[-1]
+        assert "Traceback" not in ran.err
+        found = json.loads(out.read_text())
+        for row in found["methods"]:
+            assert (row["error"], row["prompts"]) == (None, 2)
+            assert [one["prompt"] for one in row["failed"]] == ["dead-end"]
+            assert row["identical"]["same"] == 2
+            assert row["quality"]["nll"] is not None
+        assert {one["id"] for one in found["per_prompt"]} == {"free", "choice"}
+        assert "dead-end" in ran.out and "dead-end" in page.read_text()
+
+
+def test_a_bench_of_which_every_prompt_fails_reports_that(cli: Run, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.json"
+    prompts.write_text("abc\ncba")
+    asked = ("--model", "toy", "--prompts", str(prompts), "--methods", "none,pld", "-n", "6", "--json", str(out))
+    ran = cli("bench", *asked, "--regex", "aZ")
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1].startswith(
+        "error: 2 of 2 rows have failures: none, pld failed after 0 prompts: every"
+    )
+    assert "Traceback" not in ran.err
+    assert [row["prompts"] for row in json.loads(out.read_text())["methods"]] == [0, 0]
+
+
+ENDLESS = 'start: "a" start'
+
+
+def test_an_answer_that_its_limit_cuts_short_of_its_grammar_says_so(cli: Run, tmp_path: Path) -> None:
+    grammar, prompts = tmp_path / "endless.lark", tmp_path / "prompts.txt"
+    grammar.write_text(ENDLESS)
+    prompts.write_text("abc")
+    note = "reached its length limit before it was complete under its grammar"
+    asked = ("generate", "abc", "--model", "toy", "-n", "8")
+    for more in ((), ("--json",), ("--n", "2", "-t", "1")):
+        ran = cli(*asked, "--grammar", str(grammar), *more)
+        assert ran.code == 0
+        assert note in ran.err and "never end" in ran.err
+    told = json.loads(cli(*asked, "--grammar", str(grammar), "--json").out)
+    assert (told["finish_reason"], told["metrics"]["grammar_complete"]) == ("length", False)
+    assert note in cli("chat", "--model", "toy", "-n", "8", "--grammar", str(grammar), stdin="abc\n").err
+    whole = cli(*asked, "--choice", "ab", "--json")
+    assert note not in whole.err and json.loads(whole.out)["metrics"]["grammar_complete"] is True
+    may_end = cli(*asked, "--regex", "[a-f]*", "--ignore-eos", "--json")  # cut, and whole
+    assert note not in may_end.err
+    assert json.loads(may_end.out)["finish_reason"] == "length"
+    free = cli(*asked, "--json")
+    assert note not in free.err and json.loads(free.out)["metrics"]["grammar_complete"] is None
+    bench = ("bench", "--model", "toy", "--prompts", str(prompts), "--methods", "none,pld", "-n", "8")
+    benched = cli(*bench, "--grammar", str(grammar))
+    assert benched.code == 0
+    assert "before they were complete under their grammar" in " ".join(benched.out.split())

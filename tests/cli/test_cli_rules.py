@@ -67,3 +67,18 @@ def test_certify_takes_a_rules_settings(cli: Run) -> None:
     assert "no bound broken" in shown
     assert "states no bound" in shown
     refused(cli("certify", "pld", "--rule", "cactus"), "rule 'cactus' is lossy, and level 'exact'")
+
+
+def test_lossless_also_refuses_methods_that_are_lossy(cli: Run) -> None:
+    refused(cli("generate", "hi", "--method", "smcsd", "-t", "1", "--lossless"), "--lossless: method 'smcsd' is lossy")
+    refused(cli("bench", "--methods", "pld,copy-decode", "--lossless"), "--lossless: method 'copy-decode' is lossy")
+    refused(cli("bench", "--methods", "pld@typical", "--lossless"), "--lossless: rule 'typical' is lossy")
+    assert cli("generate", "hi", "--method", "pld", "-n", "4", "--lossless").code == 0
+
+
+def test_certify_takes_a_rule_for_temperature_0(cli: Run) -> None:
+    done = cli("certify", "pld", "--level", "bound", "--rule", "greedy", "--cells", "1", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["lossless"] is True
+    assert cli("certify", "pld", "--rule", "greedy", "--cells", "2").code == 0
+    refused(cli("certify", "pld", "--rule", "greedy", "-t", "1"), "rule 'greedy' is for temperature 0")

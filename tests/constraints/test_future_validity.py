@@ -374,7 +374,11 @@ def test_results_say_what_was_sampled() -> None:
     assert 0.0 < told["validity"] < 1.0 and told["nodes"] >= 10 and told["error"] == 0.0
     assert exact.metrics.figures()["constraint_weighting"] == {"fvo-exact": 1}
     masked = decoded(SamplingParams(temperature=1.0, constraint=SHORT))
-    assert masked.constraint_figures == {"constraint_weighting": "masked", "future_validity": None}
+    assert masked.constraint_figures == {
+        "constraint_weighting": "masked",
+        "future_validity": None,
+        "grammar_complete": True,
+    }
     assert decoded(SamplingParams()).constraint_figures["constraint_weighting"] is None
 
 

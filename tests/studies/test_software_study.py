@@ -48,7 +48,7 @@ def test_the_correlation_is_pearson_s_in_every_resample() -> None:
 
 @pytest.mark.model
 def test_kinds_of_methods_are_compared_by_task(smollm2: Model) -> None:
-    about = StudyContext("smollm2", load_prompts("software", 3), lambda name, dtype: smollm2)
+    about = StudyContext("smollm2", load_prompts("software", 4), lambda name, dtype: smollm2)
     one = find_study("se")
     assert one.prompts == "software"
     found = run_study(
@@ -57,8 +57,12 @@ def test_kinds_of_methods_are_compared_by_task(smollm2: Model) -> None:
     assert [(row["task"], row["method"]) for row in found.rows] == [
         (task, name) for task in TASKS for name in ("draft-model", "pld", "sam")
     ]
-    assert {row["prompts"] for row in found.rows} == {1}
-    assert all(1.0 <= row["low"] <= row["tokens"] <= row["high"] for row in found.rows)
+    assert [row["prompts"] for row in found.rows[::3]] == [2, 1, 1]
+    assert all(1.0 <= row["low"] <= row["tokens"] <= row["high"] for row in found.rows[:3])
+    assert all(row["low"] is row["high"] is row["speedup_low"] is None for row in found.rows[3:]), "one prompt each"
+    assert all(row["tokens"] >= 1.0 for row in found.rows)
+    assert {claim["verdict"] for claim in found.result["claims"] if claim["interval"] is None} == {"undecided"}
+    assert sum(claim["interval"] is None for claim in found.result["claims"]) == 4
     claims = [claim["says"] for claim in found.result["claims"]]
     assert [says.split(":")[0] for says in claims[:6]] == [*TASKS, *TASKS]
     assert "model-based method is faster than the best model-free" in claims[0]

@@ -24,7 +24,7 @@ from outpace.simulate.hardware import PRESETS
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
 from outpace.studies.accdyn import explained, judged
-from outpace.studies.claims import above, by_formula, holds, resampled, resampled_within
+from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_within
 from outpace.studies.configspec import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
@@ -61,6 +61,19 @@ def test_verdicts_follow_from_the_interval() -> None:
     within = resampled_within(["a", "b", "a", "b", "b"])
     assert within[:, [0, 2]].sum(axis=1) == pytest.approx(2)
     assert within[:, [1, 3, 4]].sum(axis=1) == pytest.approx(3)
+
+
+def test_one_prompt_gives_no_interval_and_no_verdict() -> None:
+    one = resampled(1)
+    assert interval(one @ np.array([3.0])) == (None, None)
+    claim = above("", 3.0, one @ np.array([3.0]), 1.0)
+    assert (claim.found, claim.interval, claim.verdict) == (3.0, None, "undecided")
+    assert "too few prompts" in claim.test
+    assert holds("", np.array([True])).verdict == holds("", np.array([False])).verdict == "undecided"
+    assert resampled_within(["a", "b"]).tolist() == [[1.0, 1.0]]
+    assert len(resampled_within(["a", "b", "b"])) == len(resampled(2)) > 100
+    low, high = interval(resampled(2) @ np.array([1.0, 2.0]))
+    assert low is not None and high is not None and low < high
 
 
 def test_every_study_has_a_paper_and_settings_that_are_described() -> None:

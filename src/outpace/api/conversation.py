@@ -44,6 +44,9 @@ class Conversation:
         chosen = choose(options)
         if chosen.raw:
             raise BadInput("raw continues a text; a conversation needs the chat template: leave out raw")
+        if chosen.beams is not None or chosen.best_of is not None:
+            name = "num_beams" if chosen.beams is not None else "best_of"
+            raise BadInput(f"a conversation continues one answer: leave out {name}, or use generate")
         if chosen.grammar is not None:  # refused before the first turn; compiled grammars are kept
             compiled(chosen.grammar, model.tokenizer, chosen.grammar_limits)
         self._model = model

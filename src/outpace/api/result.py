@@ -39,6 +39,7 @@ class Result:
     metrics: figures by name, defined in docs/metrics.md, "seed", and "lossy": the lossy acceptance rule with its
         settings, None for a lossless one. "constraint_weighting" and "future_validity": how the tokens that a grammar
         allowed were weighted ("masked", "fvo-exact" or "fvo-one-step"), and what the weights are worth.
+        "grammar_complete": whether the answer is whole under its grammar, which one that was cut is not; else None.
     logprobs: one entry for each token where they were asked for: ``token``, ``logprob`` (natural logarithm, of the
         model's own distribution) and ``top``, the alternatives as (token, logprob).
     seed: what the answer was sampled with; given as ``seed`` it repeats the call's answer on this machine (with other

@@ -9,7 +9,7 @@ from typing import Any
 from outpace.bench.charts import PLAIN, Bar, BarChart, Chart, LineChart, StackChart, colours, ratio_scale, stacked
 from outpace.bench.columns import COLUMNS, table_of
 from outpace.bench.figure_text import UNDEFINED, bounds, percent, threads, times
-from outpace.bench.quality.quality_report import frontier_charts, has_quality, quality_notes, quality_table
+from outpace.bench.quality.quality_report import by_row, frontier_charts, has_quality, quality_notes, quality_table
 from outpace.bench.report import Cell, Heading, Report, Row, Sample, Table, Tile, gain
 from outpace.bench.results import Results
 from outpace.bench.verdict import answers, verdict, wide_intervals
@@ -18,6 +18,7 @@ from outpace.core.version import __version__
 
 _TILES = 6
 _DOTS = 400
+_NAMED = 3  # failed prompts that one line names
 _LONG_NAME = 18  # characters that fit beside a bar
 _LOOPING = 0.3  # share of repeated 4-grams from which on a note says so
 
@@ -35,6 +36,12 @@ class BenchReport(Results):
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.result["methods"]
         return found
+
+    @property
+    def failures(self) -> str:
+        """In one line, which rows failed, and with which prompts; "" where none did."""
+        count = sum(bool(_failure(row)) for row in self.rows)
+        return f"{count} of {len(self.rows)} rows have failures: {'; '.join(failures(self.rows))}" if count else ""
 
     def report(self) -> Report:
         result = self.result
@@ -82,12 +89,30 @@ def interval(row: Row) -> str:
     return "" if row["method"] == "none" else bounds(row["speedup_ci95"])
 
 
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Which rows failed, and with which prompts: rows with the same failure together."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if what := _failure(row):
+            found.setdefault(what, []).append(row["method"])
+    return [f"{', '.join(names)} failed {what}" for what, names in found.items()]
+
+
+def _failure(row: Row) -> str:
+    if row["error"]:
+        return f"after {row['prompts']} prompts: {row['error']}"
+    if not (found := row.get("failed")):
+        return ""
+    names = ", ".join(f"'{one['prompt']}'" for one in found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    total = len(found) + row["prompts"]
+    return f"on {len(found)} of {total} prompts ({names}): {found[0]['error']}"
+
+
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader should know before believing the table."""
     found = [] if result["complete"] else ["Interrupted: only the prompts that every method finished are counted."]
+    found += failures(result["methods"])
     for row in result["methods"]:
-        if row["error"]:
-            found.append(f"{row['method']} failed after {row['prompts']} prompts: {row['error']}")
         same = row["identical"]
         if same and row["lossless"] and same["same"] + same["near_ties"] < same["of"]:
             wrong = same["of"] - same["same"] - same["near_ties"]
@@ -106,6 +131,11 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         )
     if skipped := result["settings"].get("skipped_turns"):
         found.append(f"{skipped} turns did not fit into the context and were skipped.")
+    if cut := {row["method"]: row["incomplete"] for row in result["methods"] if row.get("incomplete")}:
+        found.append(
+            "Answers that reached the limit on new tokens before they were complete under their grammar: "
+            f"{by_row(cut)}. Raise --max-new-tokens; a grammar whose texts never end is always cut."
+        )
     if has_quality(result):
         found += quality_notes(result)
     if wide := wide_intervals(result):

@@ -151,6 +151,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
     ),
     Column(key="error", measure=lambda one: one.of.error),
     _metric("constraint_weighting"),
+    Column(key="incomplete", measure=lambda one: one.incomplete),
     Column(key="lossy", measure=lambda one: one.of.method.lossy),
     Column(key="label", measure=lambda one: bindings.split(one.of.label)[1] or None),
     Column(key="settings", measure=lambda one: dict(one.of.settings)),
@@ -223,7 +224,7 @@ COLUMNS: tuple[Column[Measured], ...] = (
 
 
 def method_row(of: MethodRecords, autoregressive: MethodRecords, *, compared: bool, seed: int) -> dict[str, Any]:
-    """One method's row, with ``by_category``, and ``differences`` where answers were ``compared``."""
+    """One method's row, with ``by_category``, ``failed`` prompts, and ``differences`` where answers were compared."""
     records = list(of.records.values())
     row = row_of(COLUMNS, Measured(of, records, autoregressive, compared, seed))
     row["by_category"] = {
@@ -232,6 +233,9 @@ def method_row(of: MethodRecords, autoregressive: MethodRecords, *, compared: bo
         if (chosen := [record for record in records if record.category == category])
     }
     row["differences"] = [asdict(difference) for difference in of.differences.values()]
+    row["failed"] = [{"prompt": prompt, "error": error} for prompt, error in of.failed.items()]
+    if of.failed and not records and row["error"] is None:
+        row["error"] = f"every prompt failed: {next(iter(of.failed.values()))}"
     return row
 
 

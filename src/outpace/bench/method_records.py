@@ -31,12 +31,18 @@ class MethodRecords:
     records: dict[str, Record] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
     error: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    """By the prompt's id, what ended an answer to it; such prompts have no record."""
     quality: dict[str, PromptQuality] = field(default_factory=dict)
     """By the prompt's id, where the bench measures it."""
 
     def namespace(self, name: str) -> str:
         """Its own part of the bench's namespace, so that no method learns from another; "" without one."""
         return name and f"{name}/{self.label}"
+
+    def answered(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        """Those of ``records``, by the prompt's id, that no error ended."""
+        return {prompt: one for prompt, one in records.items() if prompt not in self.failed}
 
     def rates(self) -> list[Rate]:
         """(tokens after the first, seconds after the first) of every prompt."""
@@ -75,6 +81,13 @@ class Measured:
         """Mean time to the first token, in milliseconds, over the answers that have one."""
         waits = [answer.ttft for record in self.records for answer in record.answers if answer.tokens]
         return ratio(1e3 * sum(waits), len(waits))
+
+    @property
+    def incomplete(self) -> int | None:
+        """Answers that the length limit cut before they were complete under their grammar; None without grammars."""
+        if not self.figures["constraint_weighting"]:
+            return None
+        return sum(answer.incomplete for record in self.records for answer in record.answers)
 
     @property
     def repeated_ngrams(self) -> float | None:

@@ -42,6 +42,10 @@ class Answer:
     """What its rounds drafted and committed, where the request counted them."""
     wall: float = 0.0
     """Seconds from the submission of this request to its last token, whatever else was decoded meanwhile."""
+    incomplete: bool = False
+    """Whether the length limit cut it before it was complete under its grammar."""
+    error: str | None = None
+    """What ended the request, where that was an error of its own; ``tokens`` are then no answer."""
 
 
 @dataclass(slots=True)
@@ -77,9 +81,15 @@ class Difference:
     near_tie: bool
 
 
-def answer_together(target: Target, requests: Sequence[Request], at_once: int | None = None) -> list[Answer]:
-    """Answer all requests, ``at_once`` at a time (None: all). Whatever happens, nothing stays open in the target."""
-    batch = _Batch(target, requests, at_once or len(requests))
+def answer_together(
+    target: Target, requests: Sequence[Request], at_once: int | None = None, *, keep_failed: bool = False
+) -> list[Answer]:
+    """Answer all requests, ``at_once`` at a time (None: all). Whatever happens, nothing stays open in the target.
+
+    A request that ends in an error of its own, a grammar's dead end for one, raises it; with ``keep_failed`` the others
+    go on, and its answer has the ``error``.
+    """
+    batch = _Batch(target, requests, at_once or len(requests), keep_failed=keep_failed)
     try:
         return batch.run()
     finally:
@@ -106,17 +116,21 @@ class _Place:
         metrics.phase_seconds = self.phases
         one = self.generation
         cut_off = one.finish_reason == "length"
+        incomplete = cut_off and one.grammar_complete is False
         waited = one.metrics.first_token_seconds
         tokens, wall = tuple(one.tokens), one.metrics.seconds
-        return Answer(one.request.prompt, tokens, metrics, waited, cut_off, one.rounds, one.round_counts, wall)
+        error = None if one.error is None else str(one.error)
+        return Answer(
+            one.request.prompt, tokens, metrics, waited, cut_off, one.rounds, one.round_counts, wall, incomplete, error
+        )
 
 
 class _Batch:
     """Requests that are decoded ``at_once``, and those that keep their places when the last ones have joined."""
 
-    def __init__(self, target: Target, requests: Sequence[Request], at_once: int) -> None:
+    def __init__(self, target: Target, requests: Sequence[Request], at_once: int, *, keep_failed: bool) -> None:
         self.decoder = Decoder(target)
-        self.requests, self.at_once = requests, at_once
+        self.requests, self.at_once, self.keep_failed = requests, at_once, keep_failed
         self.places: list[_Place] = []
         self.joined = 0
 
@@ -127,7 +141,7 @@ class _Batch:
             joining = self._fill()
             counted += [place for place in joining if place.number < len(self.requests)]
             self._step(joining)
-            for place in self.places:
+            for place in self.places if not self.keep_failed else ():
                 place.generation.raise_error()
             self.places = [place for place in self.places if place.running]
         return [place.answer() for place in counted]

@@ -9,6 +9,9 @@ Conversations: at temperature 0 a lossless method continues its own earlier answ
 decoding but for near ties. At temperature > 0, and for lossy methods, later turns continue the answers of
 autoregressive decoding, so that contexts are the same. A turn that has no room left in the context is left out for
 every method, and counted.
+
+A prompt of which a method's answer ends in an error of its own, because its grammar came to a dead end for one, does
+not count for that method, and has no further turns; the other prompts and methods go on.
 """
 
 from __future__ import annotations
@@ -148,11 +151,14 @@ class _Run:
                     answers = self._undisturbed(entry, asked, turn, self.settings)
                     peak = machine.peak_memory_mb()
                     for prompt, answer in zip(live, answers, strict=False):
+                        if answer.error is not None:
+                            entry.failed[prompt.id] = answer.error
                         record = found[entry.label][prompt.id]
                         record.answers.append(answer)
                         record.peak_memory_mb = max(record.peak_memory_mb, peak)
                 self.done += 1
-        self._keep(batch, found)
+            live = [prompt for prompt in live if not any(prompt.id in entry.failed for entry in self.methods)]
+        self._keep(batch, {entry.label: entry.answered(found[entry.label]) for entry in self.methods})
 
     def _keep(self, batch: Sequence[Prompt], found: Mapping[str, Mapping[str, Record]]) -> None:
         """Compare with autoregressive decoding, then count the batch for every method that came through it."""
@@ -175,7 +181,7 @@ class _Run:
         if self.settings.trace is None:
             return
         for prompt in batch:
-            for turn, answer in enumerate(found[prompt.id].answers):
+            for turn, answer in enumerate(found[prompt.id].answers if prompt.id in found else ()):
                 self.settings.trace.add(self.model, entry.label, prompt, turn, answer, self.params.temperature)
 
     def _quality(
@@ -185,8 +191,9 @@ class _Run:
         if self.meter is None:
             return {}
         plain = {} if self.reference.error else found[self.reference.label]
+        answered = [prompt for prompt in batch if prompt.id in found[entry.label]]
         try:
-            return self.meter.measure(batch, entry, found[entry.label], plain)
+            return self.meter.measure(answered, entry, found[entry.label], plain)
         except Exception as error:
             entry.error = said(error)
             return {}
@@ -199,6 +206,7 @@ class _Run:
                 self.model.target, record, found[self.reference.label][name], self._under(name, self.params), self._ends
             )
             for name, record in found[entry.label].items()
+            if name in found[self.reference.label]
         }
         return {name: difference for name, difference in compared.items() if difference is not None}
 
@@ -256,8 +264,8 @@ class _Run:
             ]
             if isinstance(entry.method.controller, Oracle):
                 unnamed = [replace(one, namespace="") for one in requests]
-                entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed))
-            return answer_together(self.model.target, requests, settings.batch_size)
+                entry.method.controller.rehearse(lambda: answer_together(self.model.target, unnamed, keep_failed=True))
+            return answer_together(self.model.target, requests, settings.batch_size, keep_failed=True)
         except Exception as error:  # one method's fault must not cost the others their figures
             entry.error = said(error)
             return []
@@ -266,7 +274,7 @@ class _Run:
         texts = {
             entry.label: self.model.tokenizer.decode(found[entry.label][prompt.id].answers[0].tokens)
             for entry in self.methods
-            if entry.error is None and found[entry.label][prompt.id].answers
+            if entry.error is None and prompt.id in found[entry.label] and found[entry.label][prompt.id].answers
         }
         cut = {label: text[:_SAMPLE_CHARACTERS] for label, text in texts.items()}
         return {"id": prompt.id, "category": prompt.category, "prompt": prompt.turns[0], "answers": cut}

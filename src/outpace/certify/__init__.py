@@ -226,11 +226,10 @@ def _exact(
     cells: int | None,
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
-    from outpace.certify.exact import SAMPLING, Setting, cells_of, certify_exact, rotating_slice, tiny_context
+    from outpace.certify.exact import Setting, cells_of, certify_exact, rotating_slice, tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
-    sampling = SAMPLING if params is None else {params.described: params}
     numbers = count()
 
     def make(context: Context) -> Method:
@@ -238,6 +237,7 @@ def _exact(
 
     first = make(tiny_context(3, 0))
     check_rule("exact", first.rule)
+    sampling = _sampling(first.rule, params)
     chosen = cells_of(first, sampling=sampling)
     if cells is not None:
         chosen = rotating_slice(chosen, seed, cells, sampling)
@@ -261,18 +261,27 @@ def _bound(
     on_progress: Callable[[int, int, str], None] | None,
 ) -> Certificate:
     from outpace.certify.bound import certify_bound
-    from outpace.certify.exact import SAMPLING, tiny_context
+    from outpace.certify.exact import tiny_context
     from outpace.methods.registry import build, find
 
     tiny = {**find(name).tiny, **(settings or {})}
-    sampling = SAMPLING if params is None else {params.described: params}
 
     def make(context: Context, rule: AcceptanceRule) -> Method:
         return build(name, context, tiny, rule)
 
     judge = build(name, tiny_context(3, 0), tiny, rule).rule
+    sampling = _sampling(judge, params)
     certificate = certify_bound(name, make, judge, sampling=sampling, most=cells, on_progress=on_progress)
     return certificate if params is None else replace(certificate, sampling=params.described)
+
+
+def _sampling(rule: AcceptanceRule, params: SamplingParams | None) -> Mapping[str, SamplingParams]:
+    """What toy targets are decoded with: the parameters that were given, or those of the matrix that the rule takes."""
+    from outpace.certify.exact import SAMPLING
+
+    if params is not None:
+        return {params.described: params}
+    return {name: one for name, one in SAMPLING.items() if one.greedy or not rule.greedy_only}
 
 
 def _prompts(model: Model, prompts: Sequence[str] | None) -> list[list[int]]:

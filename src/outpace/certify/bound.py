@@ -52,11 +52,11 @@ _SHORTEST = 2
 
 def corners_of(rule: AcceptanceRule) -> list[AcceptanceRule]:
     """The rule at the corners of its settings; those that were given stay as they are."""
-    if not isinstance(rule, LossyRule):
+    if not isinstance(rule, LossyRule) or not rule.corners:
         return [rule]
     given = {name: getattr(rule.settings, name) for name in rule.settings.model_fields_set}
     found: dict[str, AcceptanceRule] = {}
-    for corner in rule.corners or ({},):
+    for corner in rule.corners:
         one = configured(type(rule), {**corner, **given})
         found[one.described] = one
     return list(found.values())
@@ -167,6 +167,8 @@ def _conclude(name: str, rule: AcceptanceRule, checks: list[BoundCheck]) -> Cert
             f"rule '{rule.name}' states no bound; whole outputs differ by up to {most:.3g} (total variation) from "
             "those of autoregressive decoding"
         )
+    elif rule.bound is None:
+        verdict = f"rule '{rule.name}' states no bound; with these settings it is lossless"
     else:
         verdict = f"the bound holds at {nodes:,} nodes, with {len(checks)} choices of settings"
     if not broken and lossless and not rule.lossless:

@@ -17,6 +17,7 @@ from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
+from outpace.core.shared_noise import SharedNoise
 from outpace.core.tree import ROOT, TokenTree
 from outpace.targets.base import TreeScores
 from outpace.targets.table import TableTarget, random_table
@@ -52,7 +53,9 @@ def _one_round(
 ) -> tuple[int, TreeScores]:
     """The first token that a round commits, and the scores that were judged."""
     tree = grow(chance)
-    sequence = target.sequence([0], params)
+    sequence = target.sequence([0], params, chance=chance)
+    if rule.shares_noise:
+        sequence.noise = SharedNoise()
     only = torch.full_like(logits, -math.inf)
     only[0] = 0.0  # after a draft token there is one choice
     scores = TreeScores(sequence, tree, torch.stack([logits, *([only] * len(tree))]), {})

@@ -1,8 +1,14 @@
-"""``outpace bench``: methods side by side, on this machine."""
+"""``outpace bench``: methods side by side, on this machine.
+
+Exit code 1: a row failed, with all prompts or with some; everything else is reported.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
+
+import typer
 
 import outpace
 from outpace.cli import options as opt
@@ -12,6 +18,8 @@ from outpace.cli.options import option
 from outpace.cli.output import Outputs, check_writable, typed
 from outpace.cli.session import Drafting, Machine, read_texts
 from outpace.core.errors import BadInput
+
+FAILED = 1
 
 
 @grouped()
@@ -116,3 +124,6 @@ def bench(
 
         report = BenchReport.empty()
     outputs.write(report)
+    if report.failures:
+        print("error:", " ".join(report.failures.split()), file=sys.stderr)
+        raise typer.Exit(FAILED)

@@ -70,10 +70,12 @@ def certify(
             raise typer.Exit(NOT_LOSSLESS if found.lossless is False else INCONCLUSIVE)
         return
     assert method is not None
-    params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=LEVELS[level])
+    judge = drafting.judge()
+    greedy = judge is not None and judge.greedy_only and level in TOYS
+    usual = 0.0 if greedy else LEVELS[level]
+    params = sampling.params() if sampling.temperature is not None else sampling.params(temperature=usual)
     given = params if sampling.given else None
     check_params(level, given)
-    judge = drafting.judge()
     check_rule(level, judge)
     chosen = drafting.settings([method], params)
     opt.check_threads(machine.threads)

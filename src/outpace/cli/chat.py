@@ -15,6 +15,7 @@ from outpace.cli.grouping import grouped
 from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.output import err
 from outpace.cli.session import Drafting, Machine, read_texts
+from outpace.cli.several import remark_on_cut
 from outpace.core.errors import BadInput
 from outpace.methods.default_method import DEFAULT_METHOD
 
@@ -141,5 +142,6 @@ def _answer(model: Model, talk: Conversation, question: str, interactive: bool) 
     talk.answered(question, generation)
     kept = f", {reused} of {generation.metrics.prompt_tokens} prompt tokens reused" if before and reused else ""
     err().print(f"[dim]{status(generation)}{kept}", soft_wrap=True)
+    remark_on_cut(complete=generation.grammar_complete, finish_reason=generation.finish_reason)
     if interrupt.pressed and not interactive:
         raise KeyboardInterrupt

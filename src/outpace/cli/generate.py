@@ -19,7 +19,7 @@ from outpace.cli.interrupt import Interrupted, interruptible
 from outpace.cli.options import option
 from outpace.cli.output import err, out, print_json
 from outpace.cli.session import Drafting, Machine, read_texts
-from outpace.cli.several import Several, print_several
+from outpace.cli.several import Several, print_several, remark_on_cut
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
 from outpace.core.text import check_text
@@ -207,6 +207,7 @@ def _answer(model: Model, request: Request, *, explain: bool, json: bool) -> boo
             print_logprobs(model, generation)
         remark = "interrupted: " if interrupt.pressed else ""
         err().print(f"[dim]{remark}{status(generation)}", soft_wrap=True)
+    remark_on_cut(complete=generation.grammar_complete, finish_reason=generation.finish_reason)
     return not interrupt.pressed
 
 

@@ -112,7 +112,7 @@ class Drafting:
         ),
     ] = None
     rule_param: opt.RuleParam = None
-    lossless: Annotated[bool, option("--lossless", panel=DRAFTING, text="Refuse acceptance rules that are lossy.")] = (
+    lossless: Annotated[bool, option("--lossless", panel=DRAFTING, text="Refuse rules and methods that are lossy.")] = (
         False
     )
     controller: opt.ControllerName = None
@@ -204,6 +204,8 @@ class Drafting:
         settings = opt.settings_by_method(pairs, {name: info.setting_names() for name, info in infos.items()})
         for name, info in infos.items():
             configured(info, settings[name])
+            if self.lossless and not info.lossless:
+                raise BadInput(f"--lossless: method '{info.name}' is lossy; choose another (see: outpace methods)")
         for rule in self.rules(infos):
             self._check_rule(rule)
             rule.check_params(params)

@@ -80,10 +80,24 @@ class Several:
         return found
 
 
+def remark_on_cut(*, complete: bool | None, finish_reason: str | None) -> None:
+    """Say so where the length limit has cut an answer that its grammar demands more of."""
+    from outpace.cli.output import err
+
+    if complete is False and finish_reason == "length":
+        err().print(
+            "[yellow]note[/]: the answer reached its length limit before it was complete under its grammar; raise "
+            "--max-new-tokens, or let the grammar's texts end sooner (one whose texts never end is always cut)",
+            soft_wrap=True,
+        )
+
+
 def print_several(found: list[Result], *, method: str, json: bool) -> None:
     """Print all answers, and what they took."""
     from outpace.cli.output import err, print_json
 
+    for one in [one for one in found if one.metrics["grammar_complete"] is False][:1]:
+        remark_on_cut(complete=False, finish_reason=one.finish_reason)
     if json:
         print_json({"method": method, "answers": [_public(one) for one in found]})
         return

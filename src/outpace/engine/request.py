@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from outpace.acceptance.base import AcceptanceRule
 from outpace.core import machine
+from outpace.core.constraint import ShowsText
 from outpace.core.errors import BadInput, OutpaceError
 from outpace.core.future_validity import MASKED, Weighed
 from outpace.core.metrics import RequestMetrics
@@ -190,12 +191,28 @@ class Generation:
     @property
     def constraint_figures(self) -> dict[str, Any]:
         """Which distribution over the tokens that its grammar allows it was sampled from: ``constraint_weighting`` and
-        ``future_validity``, both None without a grammar."""
+        ``future_validity``, both None without a grammar. ``grammar_complete``: :attr:`grammar_complete`."""
         kind = None if self.request.params.constraint is None else MASKED if self.weighed is None else self.weighed.kind
         return {
             "constraint_weighting": kind,
             "future_validity": None if self.weighed is None else self.weighed.public(),
+            "grammar_complete": self.grammar_complete,
         }
+
+    @property
+    def grammar_complete(self) -> bool | None:
+        """Whether the answer is a whole one under its grammar, and no mere beginning; None without a grammar, and for
+        the programs of a method, of which the user knows nothing."""
+        constraint = self.request.params.constraint
+        if constraint is None or isinstance(constraint, ShowsText):
+            return None
+        if self.finish_reason == "stop":
+            return True
+        place = self.sequence.sampler.place
+        try:
+            return place is not None and not isinstance(place, BadInput) and place.complete
+        except BadInput:  # the grammar's engine has reached a limit
+            return False
 
     @property
     def text(self) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field
 from outpace.bench.records import Answer
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
-from outpace.studies.claims import above, holds, resampled_within
+from outpace.studies.claims import above, holds, interval, resampled_within, single, undecided
 from outpace.studies.decoded import decode
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -67,15 +67,17 @@ def accdyn(context: StudyContext, settings: AccdynSettings) -> Findings:
         chat = names.index("chat")
         rest = np.delete(lengths, chat, axis=1)
         only = (lengths[:, chat] > 1.0) & (rest <= 1.0).all(axis=1)
-        claims.append(holds("only chat has more than one accepted draft token a round", only))
-    low, high = np.quantile(lengths, [0.025, 0.975], axis=0)
+        says = "only chat has more than one accepted draft token a round"
+        few = any(single(one) for one in member.T)
+        claims.append(undecided(says, None, "a category has one prompt") if few else holds(says, only))
+    ends = [(None, None) if single(one) else interval(some) for one, some in zip(member.T, lengths.T, strict=True)]
     rows = [
         {
             "task": name,
             "prompts": int(member[:, at].sum()),
             "accepted_per_round": float(usual[at]),
-            "low": float(low[at]),
-            "high": float(high[at]),
+            "low": ends[at][0],
+            "high": ends[at][1],
             **{f"depth_{depth + 1}": rate for depth, rate in enumerate(_rates(counts[member[:, at] > 0].sum(axis=0)))},
         }
         for at, name in enumerate(names)

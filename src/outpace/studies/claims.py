@@ -41,15 +41,33 @@ def above(says: str, found: float, samples: NDArray[np.float64], threshold: floa
 
     Confirmed where the whole interval is above, refuted where it is below, else undecided: an interval that ends at the
     threshold does not tell a figure above it from one below, and samples that are all the same have one of no width.
+    Undecided without an interval.
     """
-    low, high = (float(one) for one in np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    low, high = interval(samples)
+    if low is None or high is None:
+        return undecided(says, found, f"above {threshold:g}")
     verdict: Verdict = "confirmed" if low > threshold else "refuted" if high < threshold else "undecided"
     return Claim(says, found, (low, high), f"above {threshold:g}", verdict)
 
 
+def undecided(says: str, found: float | None, test: str) -> Claim:
+    """A claim that so few prompts tell nothing of."""
+    return Claim(says, found, None, f"{test}; too few prompts for an interval", "undecided")
+
+
+def interval(samples: NDArray[np.float64]) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a figure in resamples; of a single prompt there is one resample, and no interval."""
+    if len(samples) < 2:
+        return None, None
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
 def holds(says: str, held: NDArray[np.bool_]) -> Claim:
     """The claim that something is so. ``held``: whether it is in each resample. Confirmed where it is in at least
-    97.5 % of them, refuted where in at most 2.5 %."""
+    97.5 % of them, refuted where in at most 2.5 %; undecided where there is one resample."""
+    if len(held) < 2:
+        return undecided(says, None, "share of resamples in which it holds")
     share, edge = float(np.mean(held)), (1 - LEVEL) / 2
     verdict: Verdict = "confirmed" if share >= 1 - edge else "refuted" if share <= edge else "undecided"
     return Claim(says, share, None, "share of resamples in which it holds", verdict)
@@ -63,16 +81,30 @@ def by_formula(says: str, found: float, threshold: float, *, below: bool = False
 
 
 def resampled_within(groups: Seq[str], seed: int = 0) -> NDArray[np.float64]:
-    """As :func:`resampled`, each group of prompts by itself, so that none is empty. ``groups``: of each prompt."""
-    found = np.zeros((RESAMPLES, len(groups)))
-    for number, name in enumerate(dict.fromkeys(groups)):
+    """As :func:`resampled`, each group of prompts by itself, so that none is empty. ``groups``: of each prompt.
+
+    A group of one prompt is the same in every resample: what is about it alone has no interval (:func:`single`).
+    """
+    names = list(dict.fromkeys(groups))
+    found = np.ones((1 if len(names) == len(groups) else RESAMPLES, len(groups)))
+    for number, name in enumerate(names):
         members = [at for at, one in enumerate(groups) if one == name]
         found[:, members] = resampled(len(members), seed + number)
     return found
 
 
+def single(member: NDArray[np.float64]) -> bool:
+    """Whether a group has fewer than two prompts. ``member`` (P,): 1 for its prompts, else 0."""
+    return float(member.sum()) < 2.0
+
+
 def resampled(count: int, seed: int = 0) -> NDArray[np.float64]:
-    """(RESAMPLES, count): how often each of ``count`` prompts is in each bootstrap resample."""
+    """(RESAMPLES, count): how often each of ``count`` prompts is in each bootstrap resample.
+
+    (1, 1) of a single prompt, which can be drawn in one way: resamples of it would be equal, and look certain.
+    """
+    if count == 1:
+        return np.ones((1, 1))
     generator = np.random.default_rng(seed)
     drawn: NDArray[np.float64] = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES).astype(float)
     return drawn

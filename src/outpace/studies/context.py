@@ -32,16 +32,8 @@ from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import load_prompts, stratified
-from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import (
-    Figures,
-    interval,
-    packed_answers,
-    speedup,
-    tokens_per_round,
-    unpacked_answers,
-    whole,
-)
+from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.decoded import Figures, packed_answers, speedup, tokens_per_round, unpacked_answers, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 

@@ -169,9 +169,3 @@ def tokens_per_round(weights: Figures, answers: Seq[Answer]) -> Figures:
     rounds = np.array([one.metrics.rounds for one in answers], float)
     found: Figures = (weights @ committed) / np.maximum(weights @ rounds, 1.0)
     return found
-
-
-def interval(samples: Figures) -> tuple[float, float]:
-    """The 95 % interval of a figure in resamples."""
-    low, high = np.quantile(samples, [0.025, 0.975])
-    return float(low), float(high)

@@ -19,8 +19,8 @@ from outpace.core.errors import BadInput
 from outpace.core.metrics import PHASES
 from outpace.core.validation import StrictModel
 from outpace.model import Model
-from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import Figures, contexts_of, decode, interval, parts_of, speedup, whole
+from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.decoded import Figures, contexts_of, decode, parts_of, speedup, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 

@@ -33,8 +33,8 @@ from outpace.heads.kinds import find_kind, plan
 from outpace.prompts.overlap import Overlap
 from outpace.prompts.questions import bench_texts
 from outpace.prompts.sources import source
-from outpace.studies.claims import Claim, above, resampled
-from outpace.studies.decoded import Figures, contexts_of, interval, whole
+from outpace.studies.claims import Claim, above, interval, resampled
+from outpace.studies.decoded import Figures, contexts_of, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 from outpace.studies.reuse_drafter import Reuse, ReuseDrafter, TargetKeysValues
@@ -124,7 +124,7 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
     rows: list[dict[str, Any]] = []
     series: dict[str, list[PlotPoint]] = {}
     for name, one in chains.items():
-        found, (low, high) = one.acceptance(once)[0], _edges(one.acceptance(weights))
+        found, edges = one.acceptance(once)[0], _edges(one.acceptance(weights))
         grown = interval(one.growth(weights))
         rows.append(
             {
@@ -137,9 +137,7 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
                 "growth_high": grown[1],
             }
         )
-        series[name] = [
-            PlotPoint(at + 1, float(found[at]), float(low[at]), float(high[at])) for at in range(settings.steps)
-        ]
+        series[name] = [PlotPoint(at + 1, float(found[at]), *edges[at]) for at in range(settings.steps)]
     columns = {"fed": "fed with", "chains": "chains"}
     columns |= {f"position_{at}": f"position {at}" for at in range(1, settings.steps + 1)}
     columns |= {"tokens": "tokens/round", "growth": "growth of states", "growth_low": "95 %", "growth_high": "to"}
@@ -156,9 +154,9 @@ def kvshot(context: StudyContext, settings: KvshotSettings) -> Findings:
     )
 
 
-def _edges(samples: Figures) -> tuple[Figures, Figures]:
-    low, high = np.quantile(samples, [0.025, 0.975], axis=0)
-    return low, high
+def _edges(samples: Figures) -> list[tuple[float, float] | tuple[None, None]]:
+    """Of each column."""
+    return [interval(one) for one in samples.T]
 
 
 def _claims(chains: Mapping[str, Chains], weights: Figures, once: Figures) -> list[Claim]:

@@ -23,7 +23,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.sampling import SamplingParams
 from outpace.core.validation import StrictModel
 from outpace.engine.method import Method
-from outpace.studies.claims import Claim, above, resampled
+from outpace.studies.claims import Claim, above, interval, resampled
 from outpace.studies.decoded import decode
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
@@ -123,7 +123,7 @@ def rules(context: StudyContext, settings: RulesSettings) -> Findings:
         counts = np.array([float(len(one[judges[0].name])) for one in prompts])
         means = {rule: (weights @ total) / (weights @ counts) for rule, total in sums.items()}
         for rule, samples in means.items():
-            low, high = (float(one) for one in np.quantile(samples, [0.025, 0.975]))
+            low, high = interval(samples)
             mean = float(sums[rule].sum() / counts.sum())
             rows.append({"drafts": f"{kind} ({name})", "rule": rule, "tokens": mean, "low": low, "high": high})
             labels[float(len(labels) + 1)] = rule

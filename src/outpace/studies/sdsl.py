@@ -28,8 +28,8 @@ from outpace.heads.head_config import SIZES
 from outpace.model import Model
 from outpace.prompts.questions import stratified
 from outpace.studies.acceptance_law import AcceptanceLaw, fitted
-from outpace.studies.claims import Claim, above, holds, resampled
-from outpace.studies.decoded import Decoded, Figures, contexts_of, decode, interval, parts_of, speedup, whole
+from outpace.studies.claims import Claim, above, holds, interval, resampled
+from outpace.studies.decoded import Decoded, Figures, contexts_of, decode, parts_of, speedup, whole
 from outpace.studies.draft_sizes import (
     CONTEXT,
     DraftSettings,

@@ -19,8 +19,8 @@ from outpace.bench.records import Answer
 from outpace.core.errors import BadInput
 from outpace.core.validation import StrictModel
 from outpace.prompts.prompt import Prompt
-from outpace.studies.claims import Claim, above, resampled_within
-from outpace.studies.decoded import Figures, decode, interval, speedup, tokens_per_round, whole
+from outpace.studies.claims import Claim, above, interval, resampled_within, single
+from outpace.studies.decoded import Figures, decode, speedup, tokens_per_round, whole
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import Findings, StudyContext, study
 
@@ -65,8 +65,9 @@ def se(context: StudyContext, settings: SeSettings) -> Findings:
     rows: list[dict[str, Any]] = []
     for task, member in members.items():
         for name, kind in kinds.items():
-            low, high = interval(tokens_per_round(weights * member, found.answers[name]))
-            slow, fast = interval(speedup(weights * member, found.answers[name], found.answers["none"]))
+            some = (once if single(member) else weights) * member
+            low, high = interval(tokens_per_round(some, found.answers[name]))
+            slow, fast = interval(speedup(some, found.answers[name], found.answers["none"]))
             rows.append(
                 {
                     "task": task,
@@ -170,7 +171,7 @@ class _Both:
             return found
 
         says = f"{task}: the best {better} method {words} the best {worse} one"
-        return above(says, float(ratio(self.once)[0]), ratio(self.weights), 1.0)
+        return above(says, float(ratio(self.once)[0]), ratio(self.once if single(member) else self.weights), 1.0)
 
     def repetition(self, repeats: Figures) -> Claim:
         """That model-free methods commit more where answers repeat more. ``repeats`` (P,): the share of each."""

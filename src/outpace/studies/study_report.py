@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.figure_text import number
+from outpace.bench.figure_text import UNDEFINED, number
 from outpace.bench.report import Cell, Heading, Report, Table, Tone
 from outpace.bench.results import Results, plain_figures
 from outpace.core.files import write_atomically
@@ -51,7 +51,7 @@ class StudyReport(Results):
             notes=result["notes"],
             tables=[
                 *([Table("Claims", claims, [_claim(one) for one in result["claims"]])] if result["claims"] else []),
-                Table("Found", headings, [[Cell(_shown(row.get(name))) for name in columns] for row in self.rows]),
+                Table("Found", headings, [[_cell(row, name) for name in columns] for row in self.rows]),
             ],
             about={"Machine": result["machine"], "Model": result["model"]},
             settings=result["settings"],
@@ -62,6 +62,11 @@ def _claim(one: Mapping[str, Any]) -> list[Cell]:
     interval = f" [{one['interval'][0]:.3g}, {one['interval'][1]:.3g}]" if one["interval"] else ""
     found = "" if one["found"] is None else f"{one['found']:.3g}{interval} ({one['test']})"
     return [Cell(one["says"]), Cell(found), Cell(one["verdict"], _TONES[one["verdict"]])]
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Cell:
+    """A figure that a row has and that is undefined is told from one that it lacks."""
+    return Cell(UNDEFINED if name in row and row[name] is None else _shown(row.get(name)))
 
 
 def _shown(value: Any) -> str:

@@ -150,7 +150,7 @@ def quality_notes(result: Mapping[str, Any]) -> list[str]:
     ):
         counts = {row["method"]: _of(row)[key] for row in rows if _of(row)[key]}
         if counts:
-            notes.append(f"Of {of} scored answers, some {said}: {_counts(counts)}.")
+            notes.append(f"Of {of} scored answers, some {said}: {by_row(counts)}.")
     least = [100 * found for row in rows if (found := _of(row)["smallest_difference"]) is not None]
     if least:
         low, high = f"{min(least):.0f}", f"{max(least):.0f}"
@@ -162,7 +162,7 @@ def quality_notes(result: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def by_row(counts: Mapping[str, int]) -> str:
     """12 of none, 13 of pld; of many rows the fewest and the most."""
     if len(counts) > _NAMED:
         few, many = min(counts, key=lambda name: counts[name]), max(counts, key=lambda name: counts[name])
