@@ -26,7 +26,8 @@ def learn(known: Yield, asked: Asked, committed: Seq[int], scored: TokenTree) ->
     """What a learned draft has added to the round, and had promised to."""
     without = min(len(committed), 1 + len(asked.alone.follow(committed)))
     learned = asked.learned
-    promised = (1.0 - min(1.0, asked.copied)) * sum([learned.path_acceptance_probs[node] for node in _own(asked, scored)])
+    own = sum([learned.path_acceptance_probs[node] for node in _own(asked, scored)])
+    promised = (1.0 - min(1.0, asked.copied)) * own
     known.learn(sorted(learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
 
 
