@@ -149,11 +149,12 @@ class Auto(MergedTrees[AutoState]):
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
-            if count < len(state.free) and not state.free.auxiliary_tokens:
-                state.united = state.free.only(ranked[at][:count])
+            wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
-                state.asked = Asked(len(state.sequence.tokens), state.united, copied[at])
+                state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
+            elif len(wanted) < len(state.free):
+                state.united = state.free.only(wanted)
         if found.asked:
             self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
 

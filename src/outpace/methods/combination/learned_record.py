@@ -13,18 +13,20 @@ from outpace.drafting.merged import NO_DRAFT
 
 @dataclass(slots=True)
 class Asked:
-    """A round in which the learned part was asked: the tokens there were, the draft that the round would have had
-    without it, how likely that draft's first tokens are, and what the learned part has drafted."""
+    """A round in which the learned part was asked: the tokens there were, the free part's draft, the nodes of it that
+    the round would have had without the learned part, how likely its first tokens are, and what the learned part has
+    drafted."""
 
     at: int
-    alone: TokenTree
+    free: TokenTree
+    alone: frozenset[int]
     copied: float
     learned: TokenTree = field(default_factory=lambda: NO_DRAFT)
 
 
 def learn(known: Yield, asked: Asked, committed: Seq[int], scored: TokenTree) -> None:
     """What a learned draft has added to the round, and had promised to."""
-    without = min(len(committed), 1 + len(asked.alone.follow(committed)))
+    without = min(len(committed), 1 + sum([node in asked.alone for node in asked.free.follow(committed)]))
     learned = asked.learned
     own = sum([learned.path_acceptance_probs[node] for node in _own(asked, scored)])
     promised = (1.0 - min(1.0, asked.copied)) * own
@@ -48,19 +50,19 @@ def learn_by_target(known: Yield, asked: Asked, scored: TokenTree, p: TokenDistr
 
 def _own(asked: Asked, scored: TokenTree) -> list[int]:
     """Nodes of the learned draft that were scored, and that the round would not have had without it."""
-    learned, alone = asked.learned, asked.alone
-    if scored is learned and not alone.tokens:
+    learned, free, alone = asked.learned, asked.free, asked.alone
+    if scored is learned and not alone:
         return list(range(len(learned)))
     found = []
     places: dict[int, tuple[int, int | None]] = {ROOT: (ROOT, ROOT)}
-    """Where those that were scored are in the tree that was, and in the one without the learned part."""
+    """Where those that were scored are in the tree that was, and in the free part's."""
     for node, (parent, token) in enumerate(zip(learned.parents, learned.tokens, strict=True)):
         at = places.get(parent)
         place = None if at is None else scored.child(at[0], token)
         if at is None or place is None:
             continue
-        without = None if at[1] is None else alone.child(at[1], token)
-        places[node] = place, without
-        if without is None:
+        copy = None if at[1] is None else free.child(at[1], token)
+        places[node] = place, copy
+        if copy not in alone:  # nor is any node below, as paths begin with the likelier ones
             found.append(node)
     return found
