@@ -19,7 +19,7 @@ from typing import Any
 
 import outpace
 from outpace.api.requests import request
-from outpace.controllers.yields import Clock
+from outpace.controllers.draft_clock import Clock
 from outpace.engine import decoder as decoders, round as rounds
 from outpace.engine.decoder import Decoder
 from outpace.prompts.questions import load_prompts

@@ -21,8 +21,9 @@ from outpace.controllers import yields
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.cost_model import CostModel
+from outpace.controllers.draft_clock import Clock
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.yields import PRIOR, Clock, Yield
+from outpace.controllers.yields import PRIOR, Yield
 from outpace.core.auxiliary_token import AuxiliaryToken
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal

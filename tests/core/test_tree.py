@@ -257,3 +257,21 @@ def test_q_rows_say_what_was_drawn_from(dtype: torch.dtype) -> None:
         assert full.prob(token) == pytest.approx(float(full.dense(3)[token]))
     assert [compact.prob(token) for token in range(5)] == pytest.approx(compact.dense(5).tolist())
     assert full.dense(3).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@given(draws(), st.data())
+def test_the_likeliest_nodes_are_a_tree_and_of_equals_the_first_come_first(drawn: Drawn, data: st.DataObject) -> None:
+    tree, _ = grown(drawn)
+    tree.path_acceptance_probs = [data.draw(st.sampled_from((0.2, 0.5, 0.8))) for _ in range(len(tree))]
+    order, probs = tree.likeliest_first()
+    bounded = [min(tree.path_acceptance_probs[above] for above in tree.path(node)) for node in range(len(tree))]
+    assert order == sorted(range(len(tree)), key=lambda node: (-bounded[node], node))
+    assert probs == [bounded[node] for node in order]
+    count = data.draw(st.integers(0, len(tree)))
+    kept = tree.only(order[:count])
+    assert [kept.path_tokens(node) for node in range(len(kept))] == [tree.path_tokens(node) for node in order[:count]]
+    assert kept.depths == [tree.depths[node] for node in order[:count]]
+    assert kept.path_acceptance_probs == [tree.path_acceptance_probs[node] for node in order[:count]]
+    assert [draw.node for draw in kept.draws] == list(range(count))
+    for node in range(count):
+        assert kept.child(kept.parents[node], kept.tokens[node]) == node

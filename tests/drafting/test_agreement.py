@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from outpace.controllers.base import Budget
 from outpace.core.tree import ROOT, TokenTree
-from outpace.drafting.agreement import mixture
+from outpace.drafting.agreement import mixed
 
 Level = dict[int, float]
+ALL = Budget(8)
 
 
 def tree(first: Level, second: Level | None = None) -> TokenTree:
@@ -23,9 +25,8 @@ def tree(first: Level, second: Level | None = None) -> TokenTree:
 
 
 def probs(copied: TokenTree, other: TokenTree) -> dict[tuple[int, ...], float]:
-    union = TokenTree.merge((other, copied))
-    stated = mixture(union, copied, other)
-    return {tuple(union.path_tokens(node)): stated[node] for node in range(len(union))}
+    union = mixed(copied, other, ALL)
+    return {tuple(union.path_tokens(node)): union.path_acceptance_probs[node] for node in range(len(union))}
 
 
 def test_a_copied_token_that_the_other_lacks_is_rarely_right_and_one_that_it_has_more_often_than_it_says() -> None:
@@ -50,8 +51,11 @@ LEVELS = st.dictionaries(st.integers(0, 6), st.floats(0.0, 1.0), max_size=4).map
 @given(LEVELS, LEVELS, LEVELS, LEVELS)
 def test_probabilities_of_siblings_add_up_to_at_most_their_parents(a: Level, b: Level, c: Level, d: Level) -> None:
     copied, other = tree(a, b if a else None), tree(c, d if c else None)
-    union = TokenTree.merge((copied, other))
-    stated = mixture(union, copied, other)
+    union = mixed(copied, other, ALL)
+    stated = union.path_acceptance_probs
+    whole = TokenTree.merge((copied, other))
+    assert sorted(map(union.path_tokens, range(len(union)))) == sorted(map(whole.path_tokens, range(len(whole))))
+    assert union.is_deterministic and len(union.draws) == len(union)
     for node in (ROOT, *range(len(union))):
         before = 1.0 if node == ROOT else stated[node]
         assert sum(stated[child] for child in union.children(node)) <= before + 1e-9

@@ -312,3 +312,17 @@ def test_a_reference_file_beyond_memory_is_not_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("outpace.cli.session.free_memory", lambda: 15_999)
     with pytest.raises(BadInput, match="does not fit into memory"):
         read_texts([path])
+
+
+@pytest.mark.parametrize("match", [1, 3, 14, 15, 16, 40])
+def test_a_copied_path_is_as_likely_as_its_tokens_kinds(match: int) -> None:
+    text = [*range(match), *range(50, 90), *range(match)]
+    drafter = SuffixLookup()
+    state = drafter.begin(sequence(text))
+    tree = drafter.propose(state, Budget(30, relative_costs=(1.0,) * 31))
+    expected = 1.0
+    for (kind, token), drafted, prob in zip(state.copied, tree.tokens, tree.path_acceptance_probs, strict=True):
+        expected *= state.calibration.rate(kind)
+        assert (token, prob) == (drafted, expected)
+    lengths = [kind.length for kind, _ in state.copied]
+    assert lengths == [min(match + behind, 16) for behind in range(30)]

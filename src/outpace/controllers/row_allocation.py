@@ -27,6 +27,9 @@ def allot(
     taken = min(taken, last)
     if not any(candidates):
         return (0,) * len(candidates), Forecast(base_tokens, costs[taken] + spent)
+    if len(candidates) == 1:  # which come in their order
+        count, forecast = best_count(candidates[0], costs, base_tokens, taken=taken, spent=spent)
+        return (count,), forecast
     ranked = sorted((-prob, at, request) for request, probs in enumerate(candidates) for at, prob in enumerate(probs))
     best, forecast = best_count((-prob for prob, _, _ in ranked), costs, base_tokens, taken=taken, spent=spent)
     counts = [0] * len(candidates)

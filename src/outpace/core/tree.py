@@ -74,7 +74,7 @@ class TokenTree:
             count = len(listed)
             probs = [1.0] * count if path_acceptance_probs is None else list(path_acceptance_probs)
             parents = list(range(ROOT, count - 1))
-            draws = [Draw(node - 1, token, node) for node, token in enumerate(listed)]
+            draws = list(map(Draw, parents, listed, range(count)))
             children = {node - 1: {token: node} for node, token in enumerate(listed)}
             return cls(listed, parents, list(range(1, count + 1)), probs, draws, _children=children)
         tree = cls()
@@ -141,11 +141,17 @@ class TokenTree:
         """The given nodes of a deterministic tree, in the order given: each after its parent."""
         if not self.is_deterministic:
             raise ValueError("sampled draws are never dropped")
-        tree, where = TokenTree(), {ROOT: ROOT}
+        kept, parents, where = list[int](), list[int](), {ROOT: ROOT}
         for node in nodes:
-            parent, prob = where[self.parents[node]], self.path_acceptance_probs[node]
-            where[node] = tree.add(parent, self.tokens[node], path_acceptance_prob=prob)
-        tree.vouched = frozenset(where[node] for node in self.vouched if node in where)
+            parents.append(where[self.parents[node]])
+            where[node] = len(kept)
+            kept.append(node)
+        tokens, depths, probs = self.tokens, self.depths, self.path_acceptance_probs
+        tree = TokenTree.deterministic(
+            [tokens[node] for node in kept], parents, [depths[node] for node in kept], [probs[node] for node in kept]
+        )
+        if self.vouched:
+            tree.vouched = frozenset(where[node] for node in self.vouched if node in where)
         return tree
 
     def likeliest_first(self) -> tuple[list[int], list[float]]:
@@ -157,9 +163,10 @@ class TokenTree:
             return [], []
         reachable = list(self.path_acceptance_probs)
         for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                reachable[node] = min(reachable[node], reachable[parent])
-        order = sorted(range(len(self)), key=lambda node: (-reachable[node], node))
+            if parent != ROOT and reachable[node] > reachable[parent]:
+                reachable[node] = reachable[parent]
+        # Sorting is stable, also in reverse: of equals the first stays first.
+        order = sorted(range(len(reachable)), key=reachable.__getitem__, reverse=True)
         return order, [reachable[node] for node in order]
 
     def child(self, node: int, token: int) -> int | None:
@@ -222,7 +229,7 @@ class TokenTree:
     @property
     def is_deterministic(self) -> bool:
         """Every draw is a deterministic proposal."""
-        return all(draw.q_row == DETERMINISTIC for draw in self.draws)
+        return not self.q_rows or all(draw.q_row == DETERMINISTIC for draw in self.draws)
 
     def seen(self) -> list[list[int]]:
         """For every row (root, nodes, auxiliary tokens) the rows that it sees, in ascending order.

@@ -150,7 +150,7 @@ class CopyDrafter(Drafter[S], ABC):
         tokens = continuation(match.text, match.start, count, periodic=match.periodic)
         kinds = _kinds(first, len(tokens))
         state.copied = list(zip(kinds, tokens, strict=True))
-        path_acceptance_probs = list(accumulate(map(state.calibration.rate, kinds), mul))
+        path_acceptance_probs = list(accumulate(_rates(state.calibration, kinds, first), mul))
         size = budget.best_draft_size(path_acceptance_probs)
         return TokenTree.chain(tokens[:size], path_acceptance_probs=path_acceptance_probs[:size])
 
@@ -168,6 +168,12 @@ class CopyDrafter(Drafter[S], ABC):
 def _first_kind(match: Match) -> CopyKind:
     rivals = None if match.rivals is None else min(match.rivals, len(SHARES) - 1)
     return CopyKind(match.origin, min(match.length, LONGEST), rivals)
+
+
+def _rates(calibration: Calibration, kinds: Seq[CopyKind], first: CopyKind) -> list[float]:
+    """The acceptance rates of tokens that are copied after one match; those after the longest matches have one."""
+    rates = list(map(calibration.rate, kinds[: 2 + LONGEST - first.length]))
+    return rates + rates[-1:] * (len(kinds) - len(rates))
 
 
 @lru_cache(maxsize=1024)

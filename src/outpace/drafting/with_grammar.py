@@ -12,7 +12,7 @@ from outpace.controllers.base import Budget
 from outpace.core.tree import ROOT, TokenTree
 from outpace.drafting.base import Drafter
 from outpace.drafting.grammar_drafter import GrammarDrafter
-from outpace.drafting.merged import Merge, MergeState, contributed
+from outpace.drafting.merged import NO_DRAFT, Merge, MergeState, contributed
 from outpace.targets.base import Sequence
 
 
@@ -50,7 +50,12 @@ class WithGrammar(Merge):
             assert isinstance(state, _State)
             for name, tree in zip(self.names, state.drafts, strict=False):  # none where this drafter was not asked
                 state.scored[name] += contributed(tree, verdict.scores.tree)
-        super().observe_batch(states, verdicts)
+        if any(state.sequence.sampler.grammar is not None for state in states):
+            super().observe_batch(states, verdicts)
+            return
+        self.parts[0].observe_batch([state.parts[0] for state in states], verdicts)
+        for state in states:
+            state.united, state.drafts = NO_DRAFT, ()
 
     def drafting(self, state: MergeState) -> dict[str, int]:
         assert isinstance(state, _State)

@@ -135,7 +135,6 @@ class FeatureDrafter(Drafter[FeatureState]):
                 state.forget_old()
         return [TokenTree() if one.candidates is None else one.candidates.tree() for one in states]
 
-    @torch.inference_mode()
     def observe_batch(self, states: Seq[FeatureState], verdicts: Seq[Verdict]) -> None:
         for state, verdict in zip(states, verdicts, strict=True):
             scores = verdict.scores
@@ -143,7 +142,8 @@ class FeatureDrafter(Drafter[FeatureState]):
             if state.candidates is not None:
                 state.candidates.learn(verdict.committed, None if state.sequence.params.greedy else verdict.target_row)
                 state.candidates = None
-        self._read([state for state in states if len(state.unread) >= _UNREAD])
+        if full := [state for state in states if len(state.unread) >= _UNREAD]:
+            self._read(full)
 
     @torch.inference_mode()
     def _read(self, states: Seq[FeatureState]) -> None:

@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from outpace.acceptance.base import Verdict
 from outpace.controllers.base import Budget, Controller
-from outpace.controllers.cost_model import CostModel
-from outpace.controllers.predictor import Predictor, nominal_costs
+from outpace.controllers.predictor import nominal_costs
 from outpace.controllers.row_allocation import mean_costs, most_rate, raised
-from outpace.controllers.yields import HORIZON, Clock, Plan, Standing, Yield, after_toll, plan
-from outpace.core.token_distribution import TokenDistribution
-from outpace.core.tree import DETERMINISTIC, ROOT, TokenTree
-from outpace.drafting.agreement import mixture
+from outpace.controllers.yields import Plan, Yield, after_toll, plan
+from outpace.core.tree import ROOT, TokenTree
+from outpace.drafting.agreement import mixed
 from outpace.drafting.base import Drafter
 from outpace.drafting.combination import part_budget
 from outpace.drafting.merged import NO_DRAFT, MergedTrees, MergeState, contributed, cut
 from outpace.drafting.namespaces import Namespaces
-from outpace.engine.rehearsal import draft_seconds
+from outpace.methods.combination.learned_record import Asked, learn, learn_by_target
+from outpace.methods.combination.learned_times import LearnedTimes, Shared, Timing
 from outpace.targets.base import Sequence, Target
 
 HOPE = 1.1
 """Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
 for."""
-NOMINAL_DRAFT = 0.25
-"""A learned draft's time in autoregressive steps, where costs are fixed."""
 BESIDE = 16
 """Tokens of a text that the learned part reads in no more time than a draft takes."""
 SOON_READ = 256
 """Tokens of a text that the learned part reads in little more time than it drafts."""
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the greedy requests of a process have seen of a learned part beside a target."""
-
-    standing: Standing = field(default_factory=Standing)
-    clock: Clock = field(default_factory=Clock)
-
-
-_SHARED: WeakKeyDictionary[Target, dict[str, _Shared]] = WeakKeyDictionary()
-"""By the identity of the learned part."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A round in which the learned part was asked: the tokens there were, the draft that the round would have had
-    without it, how likely that draft's first tokens are, and what the learned part has drafted."""
-
-    at: int
-    alone: TokenTree
-    copied: float
-    learned: TokenTree
 
 
 @dataclass(slots=True)
@@ -65,7 +37,7 @@ class AutoState(MergeState):
 
     known: Yield = field(kw_only=True)
     free: TokenTree = field(default_factory=lambda: NO_DRAFT)
-    asked: _Asked | None = None
+    asked: Asked | None = None
     spent: float = 0.0
     """What the learned draft has taken, in autoregressive steps of the round."""
     read: int = 0
@@ -76,15 +48,6 @@ class AutoState(MergeState):
         """Tokens that the learned part has yet to read, where they are more than it reads beside a draft."""
         count = len(self.sequence.tokens) - self.read
         return count if count > BESIDE else 0
-
-
-class _Timing(NamedTuple):
-    """What the time of a learned draft depends on: how many requests share the round, about how many tokens the longest
-    one has, and whether all are greedy."""
-
-    batch: int
-    context: int
-    live: bool
 
 
 class Auto(MergedTrees[AutoState]):
@@ -104,25 +67,19 @@ class Auto(MergedTrees[AutoState]):
         proven: bool = False,
     ) -> None:
         super().__init__(parts, names)
-        self.target = target
-        self._predictor = Predictor(target.costs)
-        self._controller = controller or CostModel(target.costs)
-        self._identity, self._proven = identity, proven
-        self._steps: dict[tuple[int, int, int, bool], float] = {}
-        """Of learned drafts, by their number, the batch, the context and whether requests are greedy."""
-        self._version = target.costs.version
+        self.times = LearnedTimes(target, parts[-1], names[-1], controller, identity, proven=proven)
         self._memory = Namespaces(lambda: Yield(self._shared.standing), namespaces)
         self._sampled_memory = Namespaces(lambda: Yield(proven=proven), namespaces)
         """Of sampled requests, whose drafts must not depend on what other requests' clocks have shown."""
 
-    @cached_property
-    def _name(self) -> str:
-        """The learned part beside this target; a digest of its weights takes a while."""
-        return self._identity()
+    @property
+    def _shared(self) -> Shared:
+        return self.times.shared
 
-    @cached_property
-    def _shared(self) -> _Shared:
-        return _SHARED.setdefault(self.target, {}).setdefault(self._name, _Shared(Standing(self._proven)))
+    def measure(self, batch: int) -> None:
+        super().measure(batch)
+        if len(self.parts) > 1:
+            self.times.measure(batch)
 
     def opened(self, sequence: Sequence, parts: list[Any]) -> AutoState:
         memory = self._memory if sequence.params.greedy else self._sampled_memory
@@ -143,7 +100,7 @@ class Auto(MergedTrees[AutoState]):
             return self._alone(states, [TokenTree() for _ in states])
         # With a draft's time spent anyway more tokens gain; the free part shows what it has for that case.
         timed = _timing(states, budgets)
-        steps = self._drafting(timed, 1)
+        steps = self.times.draft_steps(timed, 1)
         later = {key: _free_after(one, steps) for key, one in {id(one): one for one in budgets}.items()}
         self._alone(states, self.ask_within(0, states, [later[id(one)] for one in budgets]))
         # Where costs do not depend on the batch, neither may the decision.
@@ -161,36 +118,43 @@ class Auto(MergedTrees[AutoState]):
             state.free = state.united = tree
         return trees
 
-    def _decide(self, states: Seq[AutoState], budgets: Seq[Budget], timed: _Timing) -> None:
+    def _decide(self, states: Seq[AutoState], budgets: Seq[Budget], timed: Timing) -> None:
         """Choose the drafts of requests that share a round, or of one alone."""
-        ranked = [state.free.likeliest_first() for state in states]
-        probs = [one for _, one in ranked]
-        copied = [_first(state.free) for state in states]
-        able = [(budget.parts[1] if budget.parts else budget).depth > 0 for budget in budgets]
         costs = mean_costs([budget.relative_costs for budget in budgets])
         if not costs:  # the parts' lengths are fixed
             costs = nominal_costs(max(one.max_nodes for one in budgets))
         base = max([budget.base_tokens for budget in budgets])
+        ranked, probs, copied = list[list[int]](), list[list[float]](), list[float]()
+        tolls, offers, due = list[float](), list[list[float]](), list[bool]()
+        for state, budget in zip(states, budgets, strict=True):
+            order, reachable = state.free.likeliest_first()
+            ranked.append(order)
+            probs.append(reachable)
+            first, able = _first(state.free), part_budget(budget, 1).depth > 0
+            toll = self.times.toll(state.unread, timed, base) if able and state.unread else 0.0
+            copied.append(first)
+            tolls.append(toll)
+            offers.append(after_toll(_offer(state, first), toll) if able else [])
+            due.append(able and state.known.due())
 
-        def chosen(offers: Seq[Seq[float]]) -> Plan:
-            return plan(probs, offers, costs, base, lambda size: self._drafting(timed, size))
+        def chosen() -> Plan:
+            return plan(probs, offers, costs, base, lambda size: self.times.draft_steps(timed, size))
 
-        tolls = [self._toll(state, timed, base) if state.unread else 0.0 for state in states]
-        offers = [_offer(s, c) if a else [] for s, c, a in zip(states, copied, able, strict=True)]
-        found = chosen([after_toll(offer, toll) for offer, toll in zip(offers, tolls, strict=True)])
-        due = [a and state.known.due() for state, a in zip(states, able, strict=True)]
+        found = chosen()
         trial = not found.asked and any(due)
         if trial:
-            offers = [s.known.at_best(c) if d else [] for s, c, d in zip(states, copied, due, strict=True)]
-            found = chosen([after_toll(offer, toll) for offer, toll in zip(offers, tolls, strict=True)])
+            hoped = zip(states, copied, tolls, due, strict=True)
+            offers = [after_toll(one.known.at_best(first), toll) if tried else [] for one, first, toll, tried in hoped]
+            found = chosen()
         for at, (state, count) in enumerate(zip(states, found.counts, strict=True)):
             asked = at in found.asked
             state.known.passed(asked=asked, trial=trial and asked)
-            if count < len(state.free) and not state.free.auxiliary_tokens:
-                state.united = state.free.only(ranked[at][0][:count])
+            wanted = ranked[at] if state.free.auxiliary_tokens else ranked[at][:count]
             if asked:
-                state.asked = _Asked(len(state.sequence.tokens), state.united, copied[at], TokenTree())
+                state.asked = Asked(len(state.sequence.tokens), state.free, frozenset(wanted), copied[at])
                 state.spent = found.drafting
+            elif len(wanted) < len(state.free):
+                state.united = state.free.only(wanted)
         if found.asked:
             self._join([states[at] for at in found.asked], [budgets[at] for at in found.asked])
 
@@ -199,13 +163,14 @@ class Auto(MergedTrees[AutoState]):
         unread = sum([state.unread for state in asking])
         began = perf_counter()
         drafted = self.ask(1, asking, budgets)
-        self._timed(asking, unread, perf_counter() - began)
+        if _greedy(asking):
+            self.times.took(len(asking), unread, perf_counter() - began)
         for state, budget, tree in zip(asking, budgets, drafted, strict=True):
             assert state.asked is not None
-            state.united = self.unite(
-                (state.free, tree), budget.after(state.spent), greedy=state.sequence.params.greedy
-            )
-            state.asked = replace(state.asked, learned=tree)
+            # Nothing is cut of one part's tree alone.
+            within = budget.after(state.spent) if state.free else budget
+            state.united = self.unite((state.free, tree), within, greedy=state.sequence.params.greedy)
+            state.asked.learned = tree
             state.read = len(state.sequence.tokens)
 
     def unite(self, trees: Seq[TokenTree], budget: Budget, *, greedy: bool) -> TokenTree:
@@ -215,75 +180,12 @@ class Auto(MergedTrees[AutoState]):
         if not free or not learned or free.auxiliary_tokens or learned.auxiliary_tokens:
             return super().unite(trees, budget, greedy=greedy)
         if self.parts[1].may_be_cut(learned, greedy=greedy):
-            whole = TokenTree.merge(trees)
-            whole.path_acceptance_probs = mixture(whole, free, learned)
-            return cut(whole, budget)
+            return mixed(free, learned, budget)
         # A draw that is judged before deterministic tokens is accepted most often.
         return TokenTree.merge((learned, _beside_draws(free, budget)))
 
     def draft_steps(self, states: Seq[AutoState]) -> float:
         return max((state.spent for state in states), default=0.0)
-
-    # --------------------------------------------------------------------------------------------------- time
-
-    def _drafting(self, timed: _Timing, count: int) -> float:
-        """What a learned draft for ``count`` of the sequences takes, in autoregressive steps of the round."""
-        version = self.target.costs.version
-        if self._version != version:
-            self._version = version
-            self._steps.clear()
-        known = count, *timed
-        found = self._steps.get(known)
-        if found is None:  # asked several times in every round
-            found = self._steps[known] = self._predictor.draft_steps(
-                lambda: self._draft_seconds(count, timed.live), NOMINAL_DRAFT, *timed[:2], live=timed.live
-            )
-        return found
-
-    def _draft_seconds(self, count: int, live: bool) -> float:
-        """A sampled answer must not depend on this clock: it goes by one rehearsal, kept with the target's costs."""
-        usual = self._shared.clock.seconds(count) if live else None
-        return self._rehearsed(count, not live) if usual is None else usual
-
-    def _rehearsed(self, count: int, sampled: bool) -> float:
-        size = 1 << (count - 1).bit_length()
-        return self.target.costs.once(
-            self._rehearsal(size, sampled),
-            lambda: draft_seconds(self.target, self.parts[1], self._controller, size, sampled=sampled),
-        )
-
-    def measure(self, batch: int) -> None:
-        super().measure(batch)
-        if len(self.parts) > 1 and not self.target.costs.fixed:
-            for sampled in (False, True):
-                self._rehearsed(batch, sampled)
-
-    def _rehearsal(self, size: int, sampled: bool) -> str:
-        kind = "sampled sequences" if sampled else "sequences"
-        return f"draft of {self.names[1]} {self._name} for {size} {kind}"
-
-    def _toll(self, state: AutoState, timed: _Timing, base_tokens: float) -> float:
-        """Tokens that the target gives in the time in which the learned part reads a text, for each draft after it."""
-        if not timed.live:
-            return 0.0
-        seconds = self._shared.clock.reading(state.unread)
-        steps = self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
-        return steps * base_tokens / HORIZON
-
-    def _timed(self, asking: Seq[AutoState], unread: int, seconds: float) -> None:
-        """A draft took so long, which read ``unread`` tokens first. A recorded time that proves too long was measured
-        while the machine was busy."""
-        if not _greedy(asking):
-            return
-        clock, count = self._shared.clock, len(asking)
-        if unread:
-            clock.read_text(unread, count, seconds)
-        if unread or not clock.read(count, seconds):
-            return
-        self._steps.clear()
-        usual = clock.settled(count)
-        if usual is not None:
-            self.target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -304,9 +206,9 @@ class Auto(MergedTrees[AutoState]):
                 for name, tree in zip(self.names, self.part_trees(state), strict=False):
                     state.rounds[name] += contributed(tree, scored)
             if asked is not None and state.sequence.params.greedy:
-                _learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
+                learn(state.known, asked, state.sequence.tokens[asked.at :], scored)
             elif asked is not None:
-                _learn_by_target(state.known, asked, scored, verdict.target_row(0))
+                learn_by_target(state.known, asked, scored, verdict.target_row(0))
             state.free, state.asked = NO_DRAFT, None
 
 
@@ -315,43 +217,6 @@ def _offer(state: AutoState, copied: float) -> list[float]:
     more than other requests do: one look is worth it where the prompt is soon read."""
     unseen = not state.read and len(state.sequence.tokens) <= SOON_READ
     return state.known.at_best(copied) if unseen and state.known.hopeful else state.known.expected(copied)
-
-
-def _learn(known: Yield, asked: _Asked, committed: Seq[int], scored: TokenTree) -> None:
-    """What a learned draft has added to the round, and had promised to."""
-    without = min(len(committed), 1 + len(asked.alone.follow(committed)))
-    learned = asked.learned
-    own = set(range(len(learned))) if scored is learned else _shared_nodes(learned, scored)
-    own -= _shared_nodes(learned, asked.alone) if asked.alone.tokens else set()
-    promised = (1.0 - min(1.0, asked.copied)) * sum([learned.path_acceptance_probs[node] for node in own])
-    known.learn(sorted(learned.path_acceptance_probs, reverse=True), promised, len(committed) - without)
-
-
-def _learn_by_target(known: Yield, asked: _Asked, scored: TokenTree, p: TokenDistribution) -> None:
-    """The same of a request that samples, for the first level: how likely its tokens would have been accepted, by the
-    target's distribution ``p`` after the root. Whether one was varies much more."""
-    own = _shared_nodes(asked.learned, scored) - _shared_nodes(asked.learned, asked.alone)
-    first = [node for node in asked.learned.children(ROOT) if node in own]
-    drawn = {draw.node: draw.q_row for draw in asked.learned.draws_at(ROOT) if draw.q_row != DETERMINISTIC}
-    promised = added = 0.0
-    for node in first:
-        token = asked.learned.tokens[node]
-        promised += asked.learned.path_acceptance_probs[node]
-        q = asked.learned.q_rows[drawn[node]].prob(token) if node in drawn else 1.0
-        added += min(1.0, p[token] / q) if q > 0.0 else 0.0
-    probs = sorted(asked.learned.path_acceptance_probs, reverse=True)
-    known.learn(probs, (1.0 - min(1.0, asked.copied)) * promised, min(1.0, added))
-
-
-def _shared_nodes(tree: TokenTree, other: TokenTree) -> set[int]:
-    """Nodes of ``tree`` that ``other`` has too."""
-    where = {ROOT: ROOT}
-    for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
-        at = where.get(parent)
-        found = None if at is None else other.child(at, token)
-        if found is not None:
-            where[node] = found
-    return where.keys() - {ROOT}
 
 
 def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
@@ -366,8 +231,10 @@ def _beside_draws(free: TokenTree, budget: Budget) -> TokenTree:
 def _hopeless(budgets: Seq[Budget]) -> bool:
     """Whether a round of a batch would gain too little even if every draft token in it were accepted."""
     base = max([budget.base_tokens for budget in budgets])
+    if base <= 1.0:
+        return False
     costs = mean_costs([budget.relative_costs for budget in budgets])
-    return base > 1.0 and bool(costs) and most_rate(costs, base) < HOPE * base / costs[0]
+    return bool(costs) and most_rate(costs, base) < HOPE * base / costs[0]
 
 
 def _free_after(budget: Budget, steps: float) -> Budget:
@@ -375,9 +242,9 @@ def _free_after(budget: Budget, steps: float) -> Budget:
     return part_budget(budget, 0).costing(raised(budget.relative_costs, steps)) if steps else part_budget(budget, 0)
 
 
-def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> _Timing:
+def _timing(states: Seq[AutoState], budgets: Seq[Budget]) -> Timing:
     longest = max([len(state.sequence.tokens) for state in states])
-    return _Timing(int(budgets[0].base_tokens), 1 << longest.bit_length(), _greedy(states))
+    return Timing(int(budgets[0].base_tokens), 1 << longest.bit_length(), _greedy(states))
 
 
 def _greedy(states: Seq[AutoState]) -> bool:

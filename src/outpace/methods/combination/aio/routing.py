@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 
+from outpace.controllers.draft_clock import Clock
 from outpace.controllers.predictor import DraftCosts, Forecast, Predictor
-from outpace.controllers.yields import Clock
 from outpace.methods.combination.aio.strategy_estimates import Estimate, Expected, priors
 from outpace.targets.costs import Costs
 

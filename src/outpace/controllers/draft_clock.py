@@ -1,0 +1,51 @@
+"""How long a learned drafter drafts, read off its last drafts."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_FEW, _CLOCKED = 3, 9
+
+
+class Clock:
+    """How long the learned drafter drafts, by how many sequences together; the median of the last times."""
+
+    def __init__(self) -> None:
+        self._spent: dict[int, deque[float]] = {}
+        self._usual: dict[int, float] = {}
+        self._reads = 0
+        self._reading: deque[float] = deque(maxlen=_CLOCKED)
+        """Seconds a token of texts that were read before the first draft."""
+
+    def read(self, count: int, seconds: float) -> bool:
+        """A draft for ``count`` sequences took ``seconds``. Returns whether it changes what others take: at first every
+        one does, later one in :data:`_CLOCKED`, since much is kept that depends on it."""
+        self._reads += 1
+        size = (count - 1).bit_length()
+        spent = self._spent.setdefault(size, deque(maxlen=_CLOCKED))
+        full = len(spent) == _CLOCKED
+        spent.append(seconds)
+        if len(spent) < _FEW or (full and self._reads % _CLOCKED):
+            return False
+        self._usual[size] = median(spent)
+        return True
+
+    def seconds(self, count: int) -> float | None:
+        """What a draft for ``count`` sequences takes; None where too few were timed."""
+        return self._usual.get((count - 1).bit_length())
+
+    def settled(self, count: int) -> float | None:
+        """The same, once it was timed so often that a few slow drafts do not matter."""
+        size = (count - 1).bit_length()
+        return self._usual[size] if len(self._spent.get(size, ())) == _CLOCKED else None
+
+    def read_text(self, tokens: int, count: int, seconds: float) -> None:
+        """A draft for ``count`` sequences, which read ``tokens`` of their texts first, took ``seconds``."""
+        usual = self.seconds(count)
+        if usual is not None:
+            self._reading.append(max(0.0, seconds - usual) / max(1, tokens))
+
+    def reading(self, tokens: int) -> float:
+        """What reading so many tokens of a text takes; 0 before any were timed."""
+        return tokens * median(self._reading) if self._reading else 0.0

@@ -1,0 +1,135 @@
+"""What a learned part's drafts take beside a target, in autoregressive steps of the round.
+
+Greedy requests go by what drafts have come to take in this process. A sampled answer must not depend on that clock: it
+goes by one rehearsal, kept with the target's costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from outpace.controllers.base import Controller
+from outpace.controllers.cost_model import CostModel
+from outpace.controllers.draft_clock import Clock
+from outpace.controllers.predictor import Predictor
+from outpace.controllers.yields import HORIZON, Standing
+from outpace.drafting.base import Drafter
+from outpace.engine.rehearsal import draft_seconds
+from outpace.targets.base import Target
+
+NOMINAL_DRAFT = 0.25
+"""A learned draft's time in autoregressive steps, where costs are fixed."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the greedy requests of a process have seen of a learned part beside a target."""
+
+    standing: Standing = field(default_factory=Standing)
+    clock: Clock = field(default_factory=Clock)
+
+
+_SHARED: WeakKeyDictionary[Target, dict[str, Shared]] = WeakKeyDictionary()
+"""By the identity of the learned part."""
+
+
+class Timing(NamedTuple):
+    """What the time of a learned draft depends on: how many requests share the round, about how many tokens the longest
+    one has, and whether all are greedy."""
+
+    batch: int
+    context: int
+    live: bool
+
+
+class LearnedTimes:
+    """Of ``part``, which ``label`` names, beside ``target``. ``controller`` gives its budgets when its draft is timed.
+    ``identity``: tells it from others beside the target. ``proven``: whether it was measured to make decoding faster.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        part: Drafter[Any],
+        label: str,
+        controller: Controller | None,
+        identity: Callable[[], str],
+        *,
+        proven: bool,
+    ) -> None:
+        self._target, self._part, self._label = target, part, label
+        self._controller = controller or CostModel(target.costs)
+        self._predictor = Predictor(target.costs)
+        self._identity, self._proven = identity, proven
+        self._steps: dict[tuple[int, Timing], float] = {}
+        """Of drafts for so many requests."""
+        self._version = target.costs.version
+
+    @cached_property
+    def _name(self) -> str:
+        """The part beside this target; a digest of its weights takes a while."""
+        return self._identity()
+
+    @cached_property
+    def shared(self) -> Shared:
+        return _SHARED.setdefault(self._target, {}).setdefault(self._name, Shared(Standing(self._proven)))
+
+    def draft_steps(self, timed: Timing, count: int) -> float:
+        """What a draft for ``count`` of the sequences takes."""
+        version = self._target.costs.version
+        if self._version != version:
+            self._version = version
+            self._steps.clear()
+        found = self._steps.get((count, timed))
+        if found is None:  # asked several times in every round
+            found = self._steps[count, timed] = self._predictor.draft_steps(
+                lambda: self._seconds(count, timed.live), NOMINAL_DRAFT, *timed[:2], live=timed.live
+            )
+        return found
+
+    def _seconds(self, count: int, live: bool) -> float:
+        usual = self.shared.clock.seconds(count) if live else None
+        return self._rehearsed(count, not live) if usual is None else usual
+
+    def _rehearsed(self, count: int, sampled: bool) -> float:
+        size = 1 << (count - 1).bit_length()
+        return self._target.costs.once(
+            self._rehearsal(size, sampled),
+            lambda: draft_seconds(self._target, self._part, self._controller, size, sampled=sampled),
+        )
+
+    def _rehearsal(self, size: int, sampled: bool) -> str:
+        kind = "sampled sequences" if sampled else "sequences"
+        return f"draft of {self._label} {self._name} for {size} {kind}"
+
+    def measure(self, batch: int) -> None:
+        """Rehearse now what would be rehearsed when ``batch`` requests first draft together."""
+        if not self._target.costs.fixed:
+            for sampled in (False, True):
+                self._rehearsed(batch, sampled)
+
+    def toll(self, unread: int, timed: Timing, base_tokens: float) -> float:
+        """Tokens that the target gives in the time in which the part reads ``unread`` tokens of a text, for each draft
+        after it."""
+        if not timed.live:
+            return 0.0
+        seconds = self.shared.clock.reading(unread)
+        steps = self._predictor.draft_steps(lambda: seconds, 0.0, *timed[:2], live=True)
+        return steps * base_tokens / HORIZON
+
+    def took(self, count: int, unread: int, seconds: float) -> None:
+        """A draft for ``count`` greedy requests took so long, which read ``unread`` tokens first. A recorded time that
+        proves too long was measured while the machine was busy."""
+        clock = self.shared.clock
+        if unread:
+            clock.read_text(unread, count, seconds)
+        if unread or not clock.read(count, seconds):
+            return
+        self._steps.clear()
+        usual = clock.settled(count)
+        if usual is not None:
+            self._target.costs.correct(self._rehearsal(1 << (count - 1).bit_length(), False), usual)
