@@ -49,7 +49,9 @@ def compare(table: Table, copied: TokenTree, read: TokenTree, committed: Seq[int
     """Count the draft tokens of both drafts along what was committed."""
     at: list[int | None] = [ROOT, ROOT]
     for token in committed:
-        copies, own = following(copied, at[0]), following(read, at[1])
+        copies, own = [
+            {} if node is None else following(tree, node) for tree, node in zip((copied, read), at, strict=True)
+        ]
         for other in copies.keys() | own.keys():
             kind = "both" if other in copies and other in own else "copied alone" if other in copies else "read alone"
             if kind == "copied alone" and not own:
