@@ -28,7 +28,7 @@ def scored(target: GraphTarget, sequence: Sequence, tree: TokenTree | None = Non
 
 def test_batches_of_unequal_lengths_and_trees_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_kv, "SMALLEST", 16)
-    monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 8)  # the rotation table grows for the longest
+    monkeypatch.setattr(rotary, "FIRST_POSITIONS", 8)  # the rotation table grows for the longest
     model = tiny_model("gemma3")  # with windows, so that masks differ between layers
     target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(5)

@@ -149,7 +149,7 @@ def test_a_store_moves_what_is_committed_and_gives_the_smaller_buffer_back() -> 
 
 def test_a_request_that_outgrows_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_kv, "SMALLEST", 16)
-    monkeypatch.setattr(rotary, "_FIRST_POSITIONS", 8)  # the rotation table grows as well
+    monkeypatch.setattr(rotary, "FIRST_POSITIONS", 8)  # the rotation table grows as well
     model = tiny_model("gemma3")
     target = GraphTarget(read_decoder_spec(model), capture=record)
     rng = random.Random(1)

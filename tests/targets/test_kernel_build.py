@@ -13,7 +13,7 @@ import pytest
 
 from dense_support import config, model_of
 from outpace.targets.choice import choose_target
-from outpace.targets.dense import binding, kernel_build
+from outpace.targets.dense import binding, kernel_build, native_model
 from outpace.targets.dense.dense_target import DenseTarget
 from outpace.targets.hf import HFTarget
 
@@ -33,7 +33,8 @@ def afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every test looks for the kernels again, in a cache of its own."""
     kernel_build.library()
     monkeypatch.setattr(binding, "library", kernel_build.library.__wrapped__)
-    monkeypatch.setattr(binding, "calls", binding.calls.__wrapped__)
+    for module in (native_model, binding):
+        monkeypatch.setattr(module, "calls", binding.calls.__wrapped__)
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     for name in ("CXX", "OUTPACE_NATIVE", "OUTPACE_NATIVE_FLAGS"):
         monkeypatch.delenv(name, raising=False)
