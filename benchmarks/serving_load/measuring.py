@@ -156,6 +156,12 @@ def measure(
         blocks: dict[str, list[Block]] = {one.name: [] for one in rows}
         planned = list(load.blocks())
         try:
+            # What is measured once on a machine, costs of a batch of this size among it, is measured here.
+            with stage(f"{load.name}, warming up", total=len(rows), unit="servers") as at:
+                for one in rows:
+                    limit.check()
+                    load.run(clients[one.server.name], planned[0], body(one), f"{load.name} warm-up", 0)
+                    at.move(at.done + 1)
             with stage(load.name, total=len(planned) * len(rows), unit="blocks") as at:
                 for number, said in enumerate(planned):
                     answered = {}
