@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from outpace.models.placement import cpu_flags
+
 # In a process of its own, for the kernels are loaded once in each.
 _CHECK = """
 import random, sys
@@ -46,9 +48,20 @@ for shape in KEPT_IN_BLOCKS:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86")
 @pytest.mark.parametrize(("machine", "features"), [("x86-64-v3", "avx2"), ("x86-64", "")])
 def test_kernels_of_a_lesser_machine(tmp_path: Path, machine: str, features: str) -> None:
+    _check(tmp_path, f"-march={machine} -O1", features)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512_bf16" not in cpu_flags(), reason="a processor without the instruction of bfloat16")
+@pytest.mark.parametrize("switch", ["", " -DOUTPACE_WIDE_BF16"], ids=["in pairs", "widened"])
+def test_bfloat16_in_pairs_and_widened(tmp_path: Path, switch: str) -> None:
+    _check(tmp_path, f"-march=native -O1{switch}", "avx512 int8-dot" if switch else "avx512 bf16-dot int8-dot")
+
+
+def _check(tmp_path: Path, flags: str, features: str) -> None:
     environment = os.environ | {
         "OUTPACE_CACHE": str(tmp_path),
-        "OUTPACE_NATIVE_FLAGS": f"-march={machine} -O1",
+        "OUTPACE_NATIVE_FLAGS": flags,
         "OUTPACE_TILES": "0",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }

@@ -24,11 +24,20 @@ _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is how ARM names it
 @cache
 def cpu_flags() -> frozenset[str]:
     """Instruction sets of this CPU as Linux names them; empty where the system does not tell."""
+    return frozenset(_cpu_says("flags", "Features").split())
+
+
+def cpu_vendor() -> str:
+    """Who made this CPU, as x86 processors name themselves (``GenuineIntel``); empty where the system does not tell."""
+    return _cpu_says("vendor_id")
+
+
+def _cpu_says(*names: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return frozenset(next(line for line in lines if line.startswith(("flags", "Features"))).split())
+        return next(line for line in lines if line.startswith(names)).partition(":")[2].strip()
     except (OSError, StopIteration):
-        return frozenset()
+        return ""
 
 
 @cache

@@ -51,7 +51,8 @@ template <class V> void grow(V& v, size_t n) { if (v.size() < n) v.resize(n); }
 // Queries as products read them: rounded, in pairs, transposed in groups of `together`.
 template <class T>
 void transpose(const Query* queries, int count, int width, uint32_t* q, std::vector<float>& room) {
-    const int columns = width / Kept<T>::PAIR;
+    constexpr int NUMBERS = PAIRS<T> ? 2 : 1;  // in a word
+    const int columns = width / NUMBERS;
     for (int m; count > 0; q += m * columns, queries += m, count -= m) {
         m = together(count);
         for (int i = 0; i < m; ++i) {
@@ -63,9 +64,9 @@ void transpose(const Query* queries, int count, int width, uint32_t* q, std::vec
                 one = room.data();
             }
             for (int d = 0, c = 0; d < width; d += LANES) {
-                if constexpr (Kept<T>::PAIR == 2) store((bf16*)words, load(one + d));
+                if constexpr (PAIRS<T>) store((bf16*)words, load(one + d));
                 else std::memcpy(words, one + d, sizeof words);
-                for (int j = 0; j < LANES / Kept<T>::PAIR; ++j, ++c) q[c * m + i] = words[j];
+                for (int j = 0; j < LANES / NUMBERS; ++j, ++c) q[c * m + i] = words[j];
             }
         }
     }
@@ -90,17 +91,17 @@ INLINE void softmax(float* s, uint32_t* weights, int low, int end, int first, in
     }
     const float peak = highest(top);
     vf total = {};
-    constexpr int P = Kept<T>::PAIR;
+    constexpr int NUMBERS = PAIRS<T> ? 2 : 1;  // in a word
     for (int j = first; j < last; j += LANES) {
         vf weight = {};
         if (j >= from && j < to) weight = exp2(load(s + j) - peak);
-        if constexpr (Kept<T>::quantised) {
-            store((bf16*)(weights + j / P), weight > 0.f ? weight * load(scales + j) : vf{});
-        } else if constexpr (P == 2) {
-            store((bf16*)(weights + j / P), weight);
-            weight = load((const bf16*)(weights + j / P));
+        vf factor = weight;
+        if constexpr (Kept<T>::quantised) factor = weight > 0.f ? weight * load(scales + j) : vf{};
+        if constexpr (PAIRS<T>) {
+            store((bf16*)(weights + j / NUMBERS), factor);
+            if constexpr (!Kept<T>::quantised) weight = load((const bf16*)(weights + j / NUMBERS));
         } else {
-            store((float*)weights + j, weight);
+            store((float*)weights + j, factor);
         }
         total += weight;
     }
@@ -201,7 +202,8 @@ void attend_chunk(const Head& head, const Query* queries, int count, const Shape
     const float scale = shape.softcap > 0.f ? shape.scale / shape.softcap : shape.scale * 1.44269504088896341f;
     const float cap = shape.softcap * 1.44269504088896341f;
     grow(space.scores, size_t(count) * CHUNK);
-    grow(space.weights, size_t(count) * CHUNK / P);
+    constexpr int EACH = CHUNK / P * Kept<T>::WORDS;  // words of weights of one query
+    grow(space.weights, size_t(count) * EACH);
     float* s = space.scores.data();
     uint32_t* weights = space.weights.data();
     if (low < limit) {
@@ -229,11 +231,11 @@ void attend_chunk(const Head& head, const Query* queries, int count, const Shape
                 space.scales[one.path + j - begin] = Kept<T>::scale(head.tree_values + one.seen[j] * Kept<T>::row_bytes(width), width);
         }
         std::memset(part, 0, sizeof(float) * width);
-        softmax<T>(own, weights + size_t(i) * CHUNK / P, std::max(one.begin(), begin) - begin, std::min(one.end(), stop) - begin, first, last, cap, space.scales.data(), part + width);
+        softmax<T>(own, weights + size_t(i) * EACH, std::max(one.begin(), begin) - begin, std::min(one.end(), stop) - begin, first, last, cap, space.scales.data(), part + width);
     }
     // A tree's own path shares a pair with the last committed key where their number is odd.
     const int whole = head.tree_keys ? limit / P : (limit + P - 1) / P;
-    mix_all<T>(head.values, width, low / P, whole, weights - begin / P, CHUNK / P, parts, part_stride(shape), count);
+    mix_all<T>(head.values, width, low / P, whole, weights - begin / P * Kept<T>::WORDS, EACH, parts, part_stride(shape), count);
     if (!head.tree_keys) return;
     PathValues<T> values(head, width, chunk, space);
     for (int i = 0, next; i < count; i = next) {
@@ -242,7 +244,7 @@ void attend_chunk(const Head& head, const Query* queries, int count, const Shape
         if (one.path / P * P >= stop || one.end() <= begin) continue;
         values.lay(one);
         mix_all<typename Kept<T>::Product>((const uint8_t*)space.gathered.data(), width, 0, (values.to - values.from) / P,
-                   weights + size_t(i) * CHUNK / P + (values.from - begin) / P, CHUNK / P,
+                   weights + size_t(i) * EACH + (values.from - begin) / P * Kept<T>::WORDS, EACH,
                    parts + i * part_stride(shape), part_stride(shape), next - i);
     }
 }

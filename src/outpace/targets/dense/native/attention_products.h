@@ -9,18 +9,18 @@
 
 namespace outpace {
 
-// acc + a register's numbers times `word`: one float, or two bf16.
+// Whether a word that a register of this type meets holds two numbers.
 template <class T>
-INLINE vf product(vf acc, vu column, uint32_t word) {
-    if constexpr (Kept<T>::PAIR == 2) return dot(acc, column, word);
-    float x;
-    std::memcpy(&x, &word, 4);
-    return fma((vf)column, splat(x), acc);
-}
+constexpr bool PAIRS = Kept<T>::PAIR == 2 && PAIRED;
 
-// Scores of M queries, q (width / PAIR, M), with B blocks of keys: rows (M, stride).
+// What the h-th product with a register takes of it.
+template <class T>
+INLINE vu factors(vu column, int h) { return Kept<T>::PAIR == 2 ? half(column, h) : column; }
+
+// Scores of M queries, q (width / PAIR * WORDS, M), with B blocks of keys: rows (M, stride).
 template <class T, int M, int B>
 void scores(const uint8_t* keys, const uint32_t* q, int width, float scale, float* rows, size_t stride) {
+    constexpr int W = Kept<T>::WORDS;
     const int columns = width / Kept<T>::PAIR;
     const size_t block = LANES * Kept<T>::row_bytes(width);
     vf acc[M][B] = {};
@@ -29,18 +29,21 @@ void scores(const uint8_t* keys, const uint32_t* q, int width, float scale, floa
             for (int b = 0; b < B; ++b) {
                 vu even, odd;
                 widen(keys + b * block + size_t(c) * sizeof(vu) / 2, even, odd);
-                for (int i = 0; i < M; ++i) acc[i][b] = dot(acc[i][b], even, q[c * M + i]);
-                for (int i = 0; i < M; ++i) acc[i][b] = dot(acc[i][b], odd, q[(c + 1) * M + i]);
+                for (int h = 0; h < 2 * W; ++h) {
+                    const vu column = factors<T>(h < W ? even : odd, h % W);
+                    for (int i = 0; i < M; ++i) acc[i][b] = product<PAIRS<T>>(acc[i][b], column, q[(c * W + h) * M + i]);
+                }
             }
         for (int b = 0; b < B; ++b)
             for (int i = 0; i < M; ++i) acc[i][b] = acc[i][b] * Kept<T>::scales(keys + b * block, width);
     } else {
-        for (int c = 0; c < columns; ++c) {
-            vu column[B];
-            for (int b = 0; b < B; ++b) column[b] = load_as<vu>(keys + b * block + size_t(c) * sizeof(vu));
-            for (int i = 0; i < M; ++i)
-                for (int b = 0; b < B; ++b) acc[i][b] = product<T>(acc[i][b], column[b], q[c * M + i]);
-        }
+        for (int c = 0; c < columns; ++c)
+            for (int h = 0; h < W; ++h) {
+                vu column[B];
+                for (int b = 0; b < B; ++b) column[b] = factors<T>(load_as<vu>(keys + b * block + size_t(c) * sizeof(vu)), h);
+                for (int i = 0; i < M; ++i)
+                    for (int b = 0; b < B; ++b) acc[i][b] = product<PAIRS<T>>(acc[i][b], column[b], q[(c * W + h) * M + i]);
+            }
     }
     for (int i = 0; i < M; ++i)
         for (int b = 0; b < B; ++b) store(rows + i * stride + b * LANES, acc[i][b] * scale);
@@ -59,7 +62,7 @@ void block_scores(const uint8_t* keys, int blocks, const uint32_t* q, int width,
 
 template <class T>
 void all_scores(const uint8_t* keys, int blocks, const uint32_t* q, int count, int width, float scale, float* rows, size_t stride) {
-    for (int m; count > 0; q += m * width / Kept<T>::PAIR, rows += m * stride, count -= m) {
+    for (int m; count > 0; q += m * width / Kept<T>::PAIR * Kept<T>::WORDS, rows += m * stride, count -= m) {
         m = together(count);
         constexpr int MORE = Kept<T>::quantised ? 1 : 2;  // blocks at once, as registers allow
         auto run = m == 12 ? block_scores<T, 12, MORE> : m == 6 ? block_scores<T, 6, MORE> : m == 3 ? block_scores<T, 3, 2 * MORE> : block_scores<T, 1, 4 * MORE>;
@@ -71,6 +74,7 @@ void all_scores(const uint8_t* keys, int blocks, const uint32_t* q, int count, i
 // A step is as many keys as a product takes.
 template <class T, int M, int N>
 void mix(const uint8_t* values, int width, int first, int last, const uint32_t* weights, size_t stride, float* rows, size_t step) {
+    constexpr int W = Kept<T>::WORDS;
     vf acc[M][N];
     for (int i = 0; i < M; ++i)
         for (int j = 0; j < N; ++j) acc[i][j] = load(rows + i * step + j * LANES);
@@ -81,8 +85,11 @@ void mix(const uint8_t* values, int width, int first, int last, const uint32_t* 
             for (int j = 0; j < N; ++j) {
                 vu even, odd;
                 widen(at + j * sizeof(vu), even, odd);
-                for (int i = 0; i < M; ++i) acc[i][j] = dot(acc[i][j], even, weights[i * stride + s] & even_counts);
-                for (int i = 0; i < M; ++i) acc[i][j] = dot(acc[i][j], odd, weights[i * stride + s + 1] & odd_counts);
+                for (int h = 0; h < 2 * W; ++h) {
+                    const vu column = factors<T>(h < W ? even : odd, h % W);
+                    const uint32_t counts = h < W ? even_counts : odd_counts;
+                    for (int i = 0; i < M; ++i) acc[i][j] = product<PAIRS<T>>(acc[i][j], column, weights[i * stride + s * W + h] & counts);
+                }
             }
         };
         int s = first;
@@ -92,10 +99,12 @@ void mix(const uint8_t* values, int width, int first, int last, const uint32_t* 
     } else {
         const size_t bytes = Kept<T>::PAIR * Kept<T>::row_bytes(width);
         for (int s = first; s < last; ++s) {
-            vu column[N];
-            for (int j = 0; j < N; ++j) column[j] = load_as<vu>(values + s * bytes + j * sizeof(vu));
-            for (int i = 0; i < M; ++i)
-                for (int j = 0; j < N; ++j) acc[i][j] = product<T>(acc[i][j], column[j], weights[i * stride + s]);
+            for (int h = 0; h < W; ++h) {
+                vu column[N];
+                for (int j = 0; j < N; ++j) column[j] = factors<T>(load_as<vu>(values + s * bytes + j * sizeof(vu)), h);
+                for (int i = 0; i < M; ++i)
+                    for (int j = 0; j < N; ++j) acc[i][j] = product<PAIRS<T>>(acc[i][j], column[j], weights[i * stride + s * W + h]);
+            }
         }
     }
     for (int i = 0; i < M; ++i)

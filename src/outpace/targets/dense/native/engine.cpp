@@ -197,13 +197,11 @@ const char* outpace_features() {
 #elif defined(__aarch64__)
         "neon "
 #endif
-#if defined(__AVX512BF16__)
-        "bf16-dot "
-#endif
+        ) + (PAIRED ? "bf16-dot " : "") +
 #if defined(__AVX512VNNI__)
-        "int8-dot "
+        "int8-dot " +
 #endif
-        ) + (tiles::usable() ? "tiles" : "");
+        (tiles::usable() ? "tiles" : "");
     return found.c_str();
 }
 

@@ -6,12 +6,16 @@
 #include <vector>
 
 #include "formats.h"
+#include "tiles.h"
 
 namespace outpace {
 
 // What a format wants its inputs as.
 enum Want : int { WANT_F32 = 1, WANT_BF16 = 2, WANT_Q = 4 };
-inline int want(Format format) { return format == F32 ? WANT_F32 : format == BF16 ? WANT_BF16 : WANT_Q; }
+inline int want(Format format) {
+    if (format == BF16) return PAIRED || tiles::usable() ? WANT_BF16 : WANT_F32;
+    return format == F32 ? WANT_F32 : WANT_Q;
+}
 
 // Memory that begins with a cache line: a row that tiles read then lies in as few lines as it can.
 template <class T>

@@ -4,7 +4,8 @@
 // of committed tokens is in blocks of sixteen, so that products read whole registers: keys transposed, a register
 // holding the same dimension of sixteen keys; values with a register holding sixteen dimensions of one token. Types
 // whose products take PAIR = 2 numbers at a time have two neighbouring dimensions (or tokens) in each 32-bit lane.
-// A block takes as many bytes as sixteen rows.
+// A block takes as many bytes as sixteen rows. A register takes part in WORDS products, each with a word of what it meets
+// (a query, weights): two bf16, or one float.
 //
 // Rows of 8 bits have a scale and numbers of a sign and seven bits of magnitude. These are widened to bf16, which holds
 // them exactly, on their way into a product; scores and weights take the scales. Some models' keys have a few dimensions
@@ -29,7 +30,7 @@ struct Kept;
 template <>
 struct Kept<float> {
     using Product = float;
-    static constexpr int PAIR = 1;
+    static constexpr int PAIR = 1, WORDS = 1;
     static constexpr bool quantised = false;
 
     static size_t row_bytes(int width) { return sizeof(float) * width; }
@@ -59,7 +60,7 @@ struct Kept<float> {
 template <>
 struct Kept<bf16> {
     using Product = bf16;
-    static constexpr int PAIR = 2;
+    static constexpr int PAIR = 2, WORDS = HALVES;
     static constexpr bool quantised = false;
 
     static size_t row_bytes(int width) { return sizeof(bf16) * width; }
@@ -147,7 +148,7 @@ inline void turn(float* x, int count) {
 template <>
 struct Kept<q8> {
     using Product = bf16;
-    static constexpr int PAIR = 2;
+    static constexpr int PAIR = 2, WORDS = HALVES;
     static constexpr bool quantised = true;
 
     static size_t row_bytes(int width) { return width + sizeof(float); }

@@ -10,6 +10,11 @@ Product by_rows(int m) {
         constexpr Product table[] = {product_f32<1, N>, product_f32<2, N>, product_f32<3, N>,
                                      product_f32<4, N>, product_f32<5, N>, product_f32<6, N>};
         return table[m - 1];
+    } else if constexpr (F == BF16 && N == 2) {
+        constexpr Product table[] = {product_bf16<1, N>, product_bf16<2, N>, product_bf16<3, N>, product_bf16<4, N>,
+                                     product_bf16<5, N>, product_bf16<6, N>, product_bf16<7, N>, product_bf16<8, N>,
+                                     product_bf16<9, N>, product_bf16<10, N>, product_bf16<11, N>, product_bf16<12, N>};
+        return table[m - 1];
     } else if constexpr (F == BF16) {
         constexpr Product table[] = {product_bf16<1, N>, product_bf16<2, N>, product_bf16<3, N>,
                                      product_bf16<4, N>, product_bf16<5, N>, product_bf16<6, N>};

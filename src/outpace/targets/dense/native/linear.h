@@ -7,8 +7,9 @@ namespace outpace {
 
 using Product = void (*)(const Linear&, const Inputs&, const Outputs&, const Ahead&, int tile, int row);
 
-// The product for `format` over m <= MOST_ROWS rows and n tiles (1, 2 or 4).
+// The product for `format` over m <= most_rows(format, n) rows and n tiles (1, 2 or 4).
 constexpr int MOST_ROWS = 6;
+inline int most_rows(Format format, int n) { return format == BF16 && n == 2 ? 2 * MOST_ROWS : MOST_ROWS; }
 Product product(Format format, int m, int n);
 Product product_of_superblocks(Format format, int m, int n);
 
@@ -24,11 +25,12 @@ inline void multiply(const Linear& w, const Inputs& x, const Outputs& out, int r
                      const uint8_t* next = nullptr, size_t next_bytes = 0) {
     if (takes_tiles(w.format, rows)) return multiply_by_tiles(w, x, out, rows, first, last, next, next_bytes);
     // Wide formats keep more tiles going at a time than quantised ones, which need registers for the whole numbers too.
-    const int widest = quantised(w.format) && rows > 1 ? 2 : 4;
-    const int passes = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    // Of bf16 many rows share what two tiles take to widen.
+    const bool two = quantised(w.format) ? rows > 1 : w.format == BF16 && !PAIRED && rows > MOST_ROWS;
     for (int tile = first; tile < last;) {
-        int n = std::min(widest, last - tile);
+        int n = std::min(two ? 2 : 4, last - tile);
         if (n == 3) n = 2;
+        const int most = most_rows(w.format, n), passes = (rows + most - 1) / most;
         // Memory decides how fast a single row is. The processor follows streams by itself once they are long; a tile of
         // fewer inputs has ended by the time that it does.
         if (rows == 1 && w.tile_bytes > LONG) next = nullptr;

@@ -112,7 +112,7 @@ double outpace_product_rate(int threads, int kind) {
     for (int repeat = 0; repeat < 3; ++repeat)
         best = std::max(
             best, kind == 0   ? rate<vf>(threads, 32, [](vf a, vu w, uint32_t) { return fma((vf)w, (vf)w, a); })
-                  : kind == 1 ? rate<vf>(threads, 64, [](vf a, vu w, uint32_t x) { return dot(a, w, x); })
+                  : kind == 1 ? rate<vf>(threads, 32 * (PAIRED + 1), [](vf a, vu w, uint32_t x) { return product<PAIRED>(a, w, x); })
                               : rate<vi>(threads, 128, [](vi a, vu w, uint32_t x) { return dot(a, w, int32_t(x)); }));
     if (kind != 0 && tiles::usable())
         for (int repeat = 0; repeat < 3; ++repeat) best = std::max(best, tile_rate(threads, kind));

@@ -84,15 +84,19 @@ void product_bf16(const Linear& w, const Inputs& x, const Outputs& out, const Ah
     vf acc[N][M] = {};
     const uint8_t* weights[N];
     for (int j = 0; j < N; ++j) weights[j] = w.tile(tile + j);
-    const bf16* values = &x.half[size_t(row) * x.depth];
+    const uint8_t* values = PAIRED ? (const uint8_t*)&x.half[size_t(row) * x.depth] : (const uint8_t*)&x.f32[size_t(row) * x.depth];
     for (int k = 0; k < w.depth; k += 2) {
-        if (k % 16 == 0) ahead.fetch(size_t(k) * LANES * 2, 16 * LANES * 2);
-        vu column[N];
-        for (int j = 0; j < N; ++j) column[j] = load_as<vu>(weights[j] + k * LANES * 2);
-        for (int i = 0; i < M; ++i) {
-            uint32_t pair;
-            std::memcpy(&pair, values + size_t(i) * x.depth + k, 4);
-            for (int j = 0; j < N; ++j) acc[j][i] = dot(acc[j][i], column[j], pair);
+        // A line at a time: what is read now waits behind many that are fetched at once.
+        ahead.fetch(size_t(k) * LANES * 2, 2 * LANES * 2);
+        for (int j = 0; j < N; ++j) fetch_close(weights[j] + (k + 16) * LANES * 2);
+        for (int h = 0; h < HALVES; ++h) {
+            vu column[N];
+            for (int j = 0; j < N; ++j) column[j] = half(load_as<vu>(weights[j] + k * LANES * 2), h);
+            for (int i = 0; i < M; ++i) {
+                uint32_t word;
+                std::memcpy(&word, values + (size_t(i) * x.depth + k) * 2 * HALVES + h * 4, 4);
+                for (int j = 0; j < N; ++j) acc[j][i] = product<PAIRED>(acc[j][i], column[j], word);
+            }
         }
     }
     finish<M, N>(w, out, tile, row, acc);

@@ -76,6 +76,7 @@ INLINE float highest(vf v) {
 
 // Bring a cache line near: it will be read soon, after what is being computed.
 INLINE void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+INLINE void fetch_close(const void* line) { __builtin_prefetch(line, 0, 3); }  // into the first cache
 
 // --- half precision -------------------------------------------------------------------------------------------
 
@@ -189,15 +190,29 @@ INLINE void store(bf16* at, vf v) {
 
 // --- products that decide the speed -----------------------------------------------------------------------------
 
-// acc[i] += w[2i] * x[0] + w[2i+1] * x[1], `pair` holding the two bf16 of x.
-INLINE vf dot(vf acc, vu w, uint32_t pair) {
-#if defined(__AVX512BF16__)
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32(int(pair)));
+// Whether a product takes a register of bf16 in pairs as it is. Where the instruction is missing, or takes longer than the
+// two of float32 that do the same (OUTPACE_WIDE_BF16, see kernel_build.py), the pairs are widened in registers, and the
+// numbers that they meet are floats.
+#if defined(__AVX512BF16__) && !defined(OUTPACE_WIDE_BF16)
+constexpr bool PAIRED = true;
 #else
-    float even = widen(bf16{uint16_t(pair)}), odd = widen(bf16{uint16_t(pair >> 16)});
-    acc = fma((vf)(w << 16), splat(even), acc);
-    return fma((vf)(w & 0xffff0000u), splat(odd), acc);
+constexpr bool PAIRED = false;
 #endif
+constexpr int HALVES = PAIRED ? 1 : 2;  // in how many products a register of pairs is taken
+
+// What the h-th of these products takes of the register.
+INLINE vu half(vu pairs, int h) { return PAIRED ? pairs : h == 0 ? pairs << 16 : pairs & 0xffff0000u; }
+
+// acc[i] += w[i] * x, the float in `word`; of pairs acc[i] += w[2i] * x[0] + w[2i+1] * x[1], the two bf16 in `word`.
+template <bool Pairs>
+INLINE vf product(vf acc, vu w, uint32_t word) {
+#if defined(__AVX512BF16__)
+    if constexpr (Pairs) return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32(int(word)));
+#endif
+    static_assert(PAIRED || !Pairs);
+    float x;
+    std::memcpy(&x, &word, 4);
+    return fma((vf)w, splat(x), acc);
 }
 
 // acc[i] += sum over j < 4 of w[4i+j] * x[j]: bytes of w unsigned, the four bytes of `quad` signed. Exact.
