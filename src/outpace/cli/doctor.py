@@ -58,8 +58,8 @@ def examine() -> dict[str, Any]:
     advice += missing
     if peaks["bfloat16"] < peaks["float32"]:
         advice.append(
-            "PyTorch multiplies bfloat16 more slowly than float32 on this machine: for models that run through transformers "
-            "(--target generic) try --dtype float32"
+            "PyTorch multiplies bfloat16 more slowly than float32 on this machine: for models that run through "
+            "transformers (--target generic) try --dtype float32"
         )
     return {
         "machine": machine.describe(),

@@ -85,8 +85,8 @@ def _compiler() -> list[str]:
 def _tuning() -> str:
     if platform.machine() in ("aarch64", "arm64"):
         return "-mcpu=native"
-    # Intel's product of two pairs of bfloat16 takes as long as four of float32, which do the same (see LOG.md); on AMD's
-    # processors it takes as long as one.
+    # Intel's product of pairs of bfloat16 takes as long as four of float32, of which two do the same (LOG.md); AMD's
+    # as long as one.
     return "-march=native -DOUTPACE_WIDE_BF16" if cpu_vendor() == "GenuineIntel" else "-march=native"
 
 
