@@ -15,8 +15,9 @@ class Clock:
         self._spent: dict[int, deque[float]] = {}
         self._usual: dict[int, float] = {}
         self._reads = 0
-        self._reading: deque[float] = deque(maxlen=_CLOCKED)
-        """Seconds a token of texts that were read before the first draft."""
+        self._reading: dict[int, deque[float]] = {}
+        """Seconds for texts that were read before a draft, by their lengths in powers of two: what few tokens take says
+        little of many."""
 
     def read(self, count: int, seconds: float) -> bool:
         """A draft for ``count`` sequences took ``seconds``. Returns whether it changes what others take: at first every
@@ -44,8 +45,13 @@ class Clock:
         """A draft for ``count`` sequences, which read ``tokens`` of their texts first, took ``seconds``."""
         usual = self.seconds(count)
         if usual is not None:
-            self._reading.append(max(0.0, seconds - usual) / max(1, tokens))
+            size = tokens.bit_length()
+            self._reading.setdefault(size, deque(maxlen=_CLOCKED)).append(max(0.0, seconds - usual))
 
     def reading(self, tokens: int) -> float:
         """What reading so many tokens of a text takes; 0 before any were timed."""
-        return tokens * median(self._reading) if self._reading else 0.0
+        if not self._reading or not tokens:
+            return 0.0
+        size = tokens.bit_length()
+        nearest = min(self._reading, key=lambda known: (abs(known - size), known))
+        return median(self._reading[nearest]) * 2.0 ** (size - nearest)

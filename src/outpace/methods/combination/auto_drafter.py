@@ -25,8 +25,9 @@ from outpace.targets.base import Sequence, Target
 HOPE = 1.1
 """Tokens per time of a round whose draft tokens are all accepted, beside one without any, that make it worth asking
 for."""
-BESIDE = 16
-"""Tokens of a text that the learned part reads in no more time than a draft takes."""
+BESIDE = 4
+"""Tokens of a text that the learned part reads beside a draft: those of the last round. Reading more takes time that is
+not that of a draft. Where a part is asked now and then, it would seem slow, and would not be asked any more."""
 SOON_READ = 256
 """Tokens of a text that the learned part reads in little more time than it drafts."""
 
