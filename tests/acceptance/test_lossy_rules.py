@@ -27,6 +27,7 @@ from outpace.acceptance.bounds import (
     total_variation,
 )
 from outpace.acceptance.cactus import Cactus, best_ratios
+from outpace.acceptance.lantern import neighbors_of
 from outpace.acceptance.lossy import LossyRule
 from outpace.acceptance.registry import all_rules, configured, find_rule, public
 from outpace.acceptance.relaxed_target import Proposed
@@ -495,6 +496,31 @@ def test_lantern_moves_probability_from_the_nearest_tokens_up_to_the_cap() -> No
     assert wide.relaxed(p, drafted).tolist() == pytest.approx([0.1, 0.5, 0.35, 0.05])  # type: ignore[attr-defined]
     h = first(committed(find_rule("lantern", {"cap": 0.1}), {(): p.tolist()}, chain(1)), 4)
     assert total_variation(h, p) == pytest.approx(0.1, abs=1e-6)
+
+
+class Scattered(TableTarget):
+    """Random embeddings; counts how often they were asked for."""
+
+    asked = 0
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        self.asked += 1
+        return torch.randn(self.vocab_size, 5, generator=torch.Generator().manual_seed(3))[tokens]
+
+
+def test_neighbors_are_the_nearest_by_euclidean_distance_and_all_rules_of_a_target_share_them() -> None:
+    target = Scattered(60)
+    rows = target.embed(torch.arange(60))
+    distances = torch.cdist(rows, rows).fill_diagonal_(math.inf)
+    expected = distances.topk(7, largest=False).indices.tolist()
+    near = neighbors_of(target)
+    assert near.of([3], 7) == [expected[3]]
+    assert near.of([59, 3, 0], 7) == [expected[59], expected[3], expected[0]]  # one of them known already
+    assert len(near.of([5], 100)[0]) == 59
+    p = torch.full((60,), 1 / 60)
+    moved = [find_rule("lantern").for_target(target).relaxed(p, Proposed((7,), None, 0)) for _ in range(3)]  # type: ignore[attr-defined]
+    assert torch.equal(moved[0], moved[2])
+    assert target.asked == 2  # here, and once for all of them
 
 
 def test_lantern_needs_the_targets_embeddings() -> None:
