@@ -69,11 +69,7 @@ def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
     ]
     if study.startswith("scores"):
-        lines += [
-            "| row | tok/fwd | speed-up | score | 95 % | difference, points | 95 % | smallest shown | excess NLL |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        return lines + [_score_line(row) for row in rows]
+        return lines + [line for task, some in by_task(results).items() for line in _scores(task, some)]
     drafting = [row for row in rows if row.name != "none" and row.speed]
     best = {key: _frontier(drafting, key) for key in ("excess_nll", "tv")}
     lines += [
@@ -82,6 +78,33 @@ def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     lines += [_divergence_line(row, best) for row in rows]
     return [*lines, "", *summary(drafting, best)]
+
+
+def by_task(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The results with the prompts of one set of tasks alone, by its name: what its prompts' ids begin with."""
+    names = dict.fromkeys(_task(one) for result in results for one in result["per_prompt"])
+    return {
+        name: [
+            {**result, "per_prompt": [one for one in result["per_prompt"] if _task(one) == name]} for result in results
+        ]
+        for name in sorted(names)
+    }
+
+
+def _task(prompt: Mapping[str, Any]) -> str:
+    return str(prompt["id"]).partition("#")[0].rstrip("0123456789").rstrip("-/:_ ") or "tasks"
+
+
+def _scores(task: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = pooled(results)
+    return [
+        f"**{task}**, {rows[0].prompts} prompts:",
+        "",
+        "| row | tok/fwd | speed-up | score | 95 % | difference, points | 95 % | smallest shown | excess NLL |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_score_line(row) for row in rows),
+        "",
+    ]
 
 
 def _frontier(rows: Sequence[Pooled], key: str) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.core.files import write_atomically
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts, stratified
+from outpace.prompts.questions import load_prompts, stratified, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def study_options(parser: argparse.ArgumentParser) -> None:
 
 def chosen(options: argparse.Namespace) -> tuple[Prompt, ...]:
     """Every ``--share``-th prompt of each category, at most ``--limit`` of all."""
-    found = [prompt for file in options.prompts for prompt in load_prompts(file)]
+    found = unique([prompt for file in options.prompts for prompt in load_prompts(file)])
     mixed = stratified(found, len(found))
     return tuple(mixed[: -(-len(mixed) // options.share)][: options.limit])
 

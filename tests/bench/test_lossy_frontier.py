@@ -92,8 +92,59 @@ def test_scores_have_their_own_table(
     told = capsys.readouterr().out
     assert "| `pld@margin(theta=0.9)` |" in told
     assert "0 % of 3" in told
+    assert "**line**, 3 prompts:" in told
     results = [json.loads(file.read_text()) for file in Path(study[2]).iterdir()]
     assert all("score" in row["quality"] for result in results for row in result["methods"])
+
+
+def test_every_set_of_tasks_has_a_table_of_scores(
+    study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("gsm8k-test-7", "HumanEval/0", "HumanEval/4")
+    rows = [{"prompt": text, "answer": 1, "id": name} for text, name in zip(TEXTS, names, strict=True)]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(lossy_frontier, "SCORED", ("pld",))
+    words = study[1 : study.index("--methods")]
+    words[words.index("--prompts") + 1] = str(file)
+    run(monkeypatch, "scores", *words, "--max-new-tokens", "6", "--threads", "1")
+    run(monkeypatch, "table", "--out", study[2])
+    told = capsys.readouterr().out
+    assert "**HumanEval**, 2 prompts:" in told
+    assert "**gsm8k-test**, 1 prompts:" in told
+    assert told.count("| 0 % of 2 |") == told.count("| 0 % of 1 |") == 2  # none, and pld
+    assert "of 3" not in told
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--max-new-tokens", "5"), "setting 'max_new_tokens' not as in"),
+        (("--rules", "margin"), "rows not as in"),
+        (("--batch", "3"), "prompt 'line-1' stands in"),
+    ],
+)
+def test_parts_of_several_runs_are_not_pooled(
+    study: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    reason: str,
+) -> None:
+    run(monkeypatch, *study, "--temperatures", "0")
+    run(monkeypatch, *study, "--temperatures", "0", *more)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "table", "--out", study[2])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert "give each run its own --out" in told
+
+
+def test_prompts_of_several_files_have_ids_of_their_own(study: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    at = study.index("--prompts")
+    run(monkeypatch, *study[: at + 2], study[at + 1], *study[at + 2 :], "--temperatures", "0", "--limit", "6")
+    run(monkeypatch, "table", "--out", study[2])
 
 
 def test_a_page_without_marks_stays_as_it_is() -> None:
