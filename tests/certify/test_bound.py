@@ -59,6 +59,11 @@ def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
     assert by_rule["fly(entropy=1, window=6)"].lossless
     assert by_rule["fly(entropy=0, window=0)"].holds is None
     assert by_rule["fly(entropy=0, window=0)"].total_variation > 0.01
+    default = by_rule["fly(entropy=0.3, window=6)"]  # no draft of a toy is so long
+    assert default.total_variation < 1e-6
+    assert "no output differed" in default.note
+    assert "not tested by outputs this short: fly(entropy=0.3, window=6)" in found.verdict
+    assert not by_rule["fly(entropy=0, window=0)"].note
 
 
 @pytest.mark.parametrize("name", ["rejection", "gumbel-coupling", "greedy"])
