@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outpace.acceptance.cactus import Cactus
 from cli_support import Run, refused
+from outpace.acceptance.cactus import Cactus
 
 
 def test_rules_are_listed(cli: Run) -> None:

@@ -50,8 +50,7 @@ class Method:
 
     @property
     def lossy(self) -> str | None:
-        """The lossy rule and its settings, as results name them, and how the method itself departs; None: lossless, which
-        a lossy rule is with some settings."""
+        """The lossy rule and its settings, as results name them, and how the method itself departs; None: lossless."""
         named = [self.departs] if self.departs else []
         return ", ".join(named if self.rule.exact else [*named, self.rule.described]) or None
 
