@@ -184,8 +184,8 @@ class Drafting:
     def _check_rule(self, rule: AcceptanceRule) -> None:
         if self.lossless and not rule.exact:
             raise BadInput(
-                f"--lossless: rule '{rule.name}' is lossy with these settings; leave out --rule, or choose a lossless one (see: "
-                "outpace rules)"
+                f"--lossless: rule '{rule.name}' is lossy with these settings; leave out --rule, or choose a lossless "
+                "one (see: outpace rules)"
             )
 
     def settings(
