@@ -31,6 +31,8 @@ from outpace.acceptance.lantern import neighbors_of
 from outpace.acceptance.lossy import LossyRule
 from outpace.acceptance.registry import all_rules, configured, find_rule, public
 from outpace.acceptance.relaxed_target import Proposed
+from outpace.acceptance.target_first import TargetFirst
+from outpace.bench.quality.closed_forms import closed_form
 from outpace.core.chance import ChanceSource, Enumeration
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
@@ -574,6 +576,34 @@ def test_target_first_chooses_among_the_targets_own_draws() -> None:
     assert h.tolist() == pytest.approx([1 - 0.51 - 0.04, 0.51, 0.04])
     most = rule.limit(None)  # type: ignore[arg-type]
     assert most == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [(), (1,), (2, 0), (0, 1, 2)])
+def test_the_distribution_of_target_firsts_first_token_is_what_it_draws(
+    candidates: int, tokens: tuple[int, ...]
+) -> None:
+    rows = {(): [0.5, 0.3, 0.2], (0,): [0.1, 0.1, 0.8], (1,): [0.6, 0.2, 0.2], (0, 2): [0.0, 1.0, 0.0]}
+    rule = find_rule("target-first", {"candidates": candidates})
+    assert isinstance(rule, TargetFirst)
+
+    def grow(_: ChanceSource) -> TokenTree:
+        tree = TokenTree()
+        for token in tokens:
+            tree.add(tree.add(ROOT, token), 2)
+        return tree
+
+    tree = grow(None)  # type: ignore[arg-type]
+    paths = [(), *(tuple(tree.path_tokens(node)) for node in range(len(tree)))]
+    logits = torch.tensor([rows.get(path, [1.0, 0.0, 0.0]) for path in paths]).log()
+    scores = TreeScores(TableTarget(3).sequence([0], PLAIN), tree, logits, {})
+    drawn = first(committed(rule, rows, grow), 3)
+    assert rule.first_distribution(scores).tolist() == pytest.approx(drawn.tolist(), abs=1e-6)
+    assert closed_form(rule, scores, ROOT) is not None
+    for node in range(len(tree)):
+        below = closed_form(rule, scores, node)
+        assert below is not None
+        assert torch.allclose(below, scores.p(node).double())
 
 
 def test_measures() -> None:
