@@ -126,8 +126,52 @@ def summary(rows: Sequence[Pooled], best: Mapping[str, set[str]]) -> list[str]:
         "Faster than the lossless rule beyond the noise at some setting": gains,
         "Never faster than the lossless rule beyond the noise": [rule for rule in by_rule if rule not in gains],
         "Dominated at every setting, in both divergences": [rule for rule in by_rule if rule not in on],
+        "On the frontier and faster than the lossless rule beyond the noise": [
+            f"`{row.name}`"
+            for row in rows
+            if row.rule and row.gain_ci95 and row.gain_ci95[0] > 1 and any(row.name in names for names in best.values())
+        ],
     }
     return [f"- {what}: {', '.join(rules) or 'none'}." for what, rules in said.items()]
+
+
+def overall(studies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[str]]:
+    """Tables over several studies, by the name of their marks: what was seen of each rule, for each model."""
+    by_model: dict[str, dict[str, list[Pooled]]] = {}
+    for study, results in studies.items():
+        kind, _, rest = study.partition("-")
+        if kind == "divergence":  # divergence-MODEL-DRAFTER-tTEMPERATURE; methods' names may have hyphens
+            drafter = next(row["method"] for row in results[0]["methods"] if row["method"] != "none")
+            model, _, temperature = rest.rpartition("-t")
+            where = f"{drafter}, T {temperature}"
+            by_model.setdefault(model.removesuffix(f"-{drafter}"), {})[where] = pooled(results)
+    return {f"seen-{model}": _seen(rows) for model, rows in by_model.items()}
+
+
+def _seen(studies: Mapping[str, Sequence[Pooled]]) -> list[str]:
+    """One line for each rule and study: its fastest setting, and whether it gains, and whether others dominate it."""
+    lines = [
+        "| rule | drafter | fastest setting | tok/fwd, lossless | over lossless | 95 % | excess NLL | TV | seen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found = []
+    for where, rows in studies.items():
+        drafting = [row for row in rows if row.name != "none" and row.speed]
+        best = set.union(*(_frontier(drafting, key) for key in ("excess_nll", "tv")))
+        plain = next((row for row in drafting if not row.rule), None)
+        for rule in dict.fromkeys(row.rule for row in drafting if row.rule):
+            some = [row for row in drafting if row.rule == rule]
+            top = max(some, key=lambda row: row.gain or 0.0)
+            gains = any(row.gain_ci95 and row.gain_ci95[0] > 1 for row in some)
+            seen = ["faster" if gains else "not faster"]
+            seen += [] if best & {row.name for row in some} else ["dominated"]
+            lengths = f"{figure(top.length, '.2f')}, {figure(plain.length if plain else None, '.2f')}"
+            found.append(
+                f"| `{rule}` | {where} | `{split_rule(top.name)[1]}` | {lengths} | {times(top.gain)} | "
+                f"{bounds(top.gain_ci95)} | {figure(top.quality['excess_nll'], '+.4f')} | "
+                f"{figure(top.quality['tv'], '.4f')} | {', '.join(seen)} |"
+            )
+    return lines + sorted(found)
 
 
 def _divergence_line(row: Pooled, best: Mapping[str, set[str]]) -> str:

@@ -12,7 +12,7 @@ from outpace.core.errors import BadInput
 from outpace.core.files import write_atomically
 
 Results = Sequence[Mapping[str, Any]]
-_OF_A_PART = ("prompts", "categories", "skipped_turns")
+_OF_A_PART = ("prompts", "categories", "skipped_turns", "warmup_tokens")
 """Settings that say what a part holds."""
 _ADVICE = "parts of several runs are not pooled: move those of one away, or give each run its own --out"
 
@@ -22,8 +22,15 @@ def marks(script: str) -> tuple[str, str]:
     return f"<!-- measured by benchmarks/{script}: {{}} -->", "<!-- end: {} -->"
 
 
-def write_tables(folder: Path, page: Path | None, script: str, lines_of: Callable[[str, Results], list[str]]) -> None:
+def write_tables(
+    folder: Path,
+    page: Path | None,
+    script: str,
+    lines_of: Callable[[str, Results], list[str]],
+    overall: Callable[[Mapping[str, Results]], Mapping[str, list[str]]] = lambda _: {},
+) -> None:
     """Print every study in ``folder``, by ``lines_of`` its name and results; write it between its marks on the page.
+    ``overall``: tables over all studies, by the name of their marks.
 
     Ends the program, with what to do, where the parts of a study cannot be pooled.
     """
@@ -37,8 +44,9 @@ def write_tables(folder: Path, page: Path | None, script: str, lines_of: Callabl
         print(f"error: {refusal}", file=sys.stderr)
         raise SystemExit(2) from None
     text = page.read_text() if page else ""
-    for study, parts in studies.items():
-        lines = lines_of(study, list(parts.values()))
+    found = {study: list(parts.values()) for study, parts in studies.items()}
+    tables = {study: lines_of(study, results) for study, results in found.items()}
+    for study, lines in {**tables, **overall(found)}.items():
         print(f"{study}\n", *lines, "", sep="\n")
         text = written(text, study, lines, script)
     if page:

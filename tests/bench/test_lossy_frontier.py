@@ -11,6 +11,7 @@ import pytest
 
 import lossy_frontier
 import outpace
+import study_parts
 from cli_support import toy
 from lossy_tables import SCRIPT
 from outpace.acceptance.rule_text import rule_from
@@ -81,6 +82,45 @@ def test_a_study_goes_on_where_it_ended_and_writes_its_tables(
     assert "temperature 1, 3 prompts, up to 6 tokens" in text
     assert "Never faster than the lossless rule beyond the noise" in text
     assert text.count("| `pld@typical(") == 4
+    assert "On the frontier and faster than the lossless rule beyond the noise" in text
+    assert "seen-toy\n" in told  # over both temperatures
+    seen = [line for line in told.splitlines() if line.startswith(("| `typical` |", "| `top-beta` |"))]
+    assert [line.split(" | ")[:2] for line in seen] == [
+        ["| `top-beta`", "pld, T 0"],
+        ["| `top-beta`", "pld, T 1"],
+        ["| `typical`", "pld, T 1"],
+    ]
+    assert all("faster" in line for line in seen)
+
+
+def test_a_run_of_bounded_time_ends_with_all_rows_on_the_same_prompts(
+    study: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock moves by a minute in each bench. What is warm is not warmed up again."""
+    now, warmed = [0.0], []
+    bench: Any = outpace.bench
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        now[0] += 60.0
+        warmed.append(options.get("warmup_tokens"))
+        return bench(*arguments, **options)
+
+    monkeypatch.setattr(outpace, "bench", slow)
+    monkeypatch.setattr(study_parts.time, "monotonic", lambda: now[0])
+    at = study.index("--batch")
+    words = [*study[:at], *study[at + 2 :], "--max-minutes", "4.5"]  # 3 prompts at 2 temperatures: 6 parts
+    run(monkeypatch, *words)
+    assert "the next part would end after 4.5 minutes" in capsys.readouterr().out
+    assert warmed == [None, None, 0, 0]
+    run(monkeypatch, "table", "--out", study[2])
+    told = capsys.readouterr().out
+    assert told.count(" 2 prompts, up to 6 tokens") == 2
+    assert told.count("| `pld@typical(") == 4
+    run(monkeypatch, *words)
+    assert "4 of 6 parts are done" in capsys.readouterr().out
+    assert len(warmed) == 6
+    run(monkeypatch, "table", "--out", study[2])
+    assert capsys.readouterr().out.count(" 3 prompts, up to 6 tokens") == 2
 
 
 def test_scores_have_their_own_table(
@@ -113,7 +153,7 @@ def test_every_set_of_tasks_has_a_table_of_scores(
     assert "**HumanEval**, 2 prompts:" in told
     assert "**gsm8k-test**, 1 prompts:" in told
     assert told.count("| 0 % of 2 |") == told.count("| 0 % of 1 |") == 2  # none, and pld
-    assert "of 3" not in told
+    assert "% of 3" not in told
 
 
 @pytest.mark.parametrize(
