@@ -112,7 +112,7 @@ def measure(options: argparse.Namespace, parts: Iterable[Part]) -> None:
                 params=SamplingParams(temperature=part.settings["temperature"], seed=options.seed),
                 draft_model=drafts,
                 quality=True,
-                **({"warmup_tokens": 0} if warm else {}),
+                warmup_tokens=0 if warm else 8,
             )
             return found.to_json() if found.complete else None
 

@@ -163,7 +163,7 @@ def _seen(studies: Mapping[str, Sequence[Pooled]]) -> list[str]:
             some = [row for row in drafting if row.rule == rule]
             top = max(some, key=lambda row: row.gain or 0.0)
             gains = any(row.gain_ci95 and row.gain_ci95[0] > 1 for row in some)
-            seen = ["faster" if gains else "not faster"]
+            seen = ["faster" if gains else "no gain shown"]
             seen += [] if best & {row.name for row in some} else ["dominated"]
             lengths = f"{figure(top.length, '.2f')}, {figure(plain.length if plain else None, '.2f')}"
             found.append(

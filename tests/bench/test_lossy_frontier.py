@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 import lossy_frontier
 import outpace
-import study_parts
 from cli_support import toy
 from lossy_tables import SCRIPT
 from outpace.acceptance.rule_text import rule_from
@@ -90,7 +90,7 @@ def test_a_study_goes_on_where_it_ended_and_writes_its_tables(
         ["| `top-beta`", "pld, T 1"],
         ["| `typical`", "pld, T 1"],
     ]
-    assert all("faster" in line for line in seen)
+    assert all("faster" in line or "no gain shown" in line for line in seen)
 
 
 def test_a_run_of_bounded_time_ends_with_all_rows_on_the_same_prompts(
@@ -106,12 +106,12 @@ def test_a_run_of_bounded_time_ends_with_all_rows_on_the_same_prompts(
         return bench(*arguments, **options)
 
     monkeypatch.setattr(outpace, "bench", slow)
-    monkeypatch.setattr(study_parts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     at = study.index("--batch")
     words = [*study[:at], *study[at + 2 :], "--max-minutes", "4.5"]  # 3 prompts at 2 temperatures: 6 parts
     run(monkeypatch, *words)
     assert "the next part would end after 4.5 minutes" in capsys.readouterr().out
-    assert warmed == [None, None, 0, 0]
+    assert warmed == [8, 8, 0, 0]
     run(monkeypatch, "table", "--out", study[2])
     told = capsys.readouterr().out
     assert told.count(" 2 prompts, up to 6 tokens") == 2
