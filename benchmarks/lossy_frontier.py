@@ -6,23 +6,30 @@
     python benchmarks/lossy_frontier.py table --out runs/lossy --page docs/lossy.md
 
 ``divergence`` measures every rule of :data:`SWEEPS` at each value of its knob, at every temperature; ``scores`` the
-rows of :data:`SCORED`. Both work through the prompts a few at a time. What is done stands in ``--out``, one file of
-results for each part; run again, they go on where they ended. ``table`` pools what is there, prints it, and with
-``--page`` writes it into the page, between its marks. ``--hours`` ends a run after that time.
+rows of :data:`SCORED`. Both take ``--batch`` prompts at a time and run all rows on them, every drafter and temperature,
+before the next ones: whenever a run ends, all rules and settings have answered the same prompts. What is done stands
+in ``--out``, one file of results for each part; run again, they go on where they ended. ``--max-minutes`` bounds a run.
+``table`` pools what is there, prints it, and with ``--page`` writes it into the page, between its marks.
+
+    python benchmarks/lossy_frontier.py divergence --out runs/lossy --prompts spec_bench.jsonl --max-new-tokens 48 \\
+        --max-minutes 30
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import outpace
-from lossy_tables import SCRIPT, study_lines
+from lossy_tables import SCRIPT, overall, study_lines
 from outpace.core.sampling import SamplingParams
+from outpace.engine.method import Method
+from outpace.methods.side_by_side import build_all
 from page_tables import write_tables
 from study_parts import Part, Run, batches, run_parts, study_options
 
@@ -89,16 +96,23 @@ def measure(options: argparse.Namespace, parts: Iterable[Part]) -> None:
         torch.set_num_threads(options.threads)
         model = outpace.load(options.model, dtype=options.dtype)
         drafts = outpace.load(options.draft_model, dtype=options.dtype) if options.draft_model else None
+        context = model.context(draft_model=drafts)
+        built: dict[str, list[Method]] = {}
 
         def run(part: Part) -> str | None:
+            warm = part.study in built  # parts are small: what one has warmed up, the next ones use
+            if not warm:
+                methods = build_all(part.rows, context, {})
+                built[part.study] = [replace(one, name=row) for one, row in zip(methods, part.rows, strict=True)]
             found = outpace.bench(
                 model,
-                list(part.rows),
+                built[part.study],
                 list(part.prompts),
                 max_new_tokens=options.max_new_tokens,
                 params=SamplingParams(temperature=part.settings["temperature"], seed=options.seed),
                 draft_model=drafts,
                 quality=True,
+                warmup_tokens=0 if warm else 8,
             )
             return found.to_json() if found.complete else None
 
@@ -114,10 +128,11 @@ def main() -> None:
     parser.add_argument("--methods", default="draft-model,pld", help="drafters of 'divergence'")
     parser.add_argument("--rules", nargs="+", default=(), choices=SWEEPS, help="only these; by default all")
     parser.add_argument("--temperatures", default="0,0.7")
+    parser.set_defaults(batch=1)
     options = parser.parse_args()
     options.model_name = Path(options.model).stem
     if options.study == "table":
-        write_tables(options.out, options.page, SCRIPT, study_lines)
+        write_tables(options.out, options.page, SCRIPT, study_lines, overall)
     else:
         measure(options, (divergence if options.study == "divergence" else scores)(options))
 

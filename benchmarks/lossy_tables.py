@@ -69,11 +69,7 @@ def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
         "",
     ]
     if study.startswith("scores"):
-        lines += [
-            "| row | tok/fwd | speed-up | score | 95 % | difference, points | 95 % | smallest shown | excess NLL |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        return lines + [_score_line(row) for row in rows]
+        return lines + [line for task, some in by_task(results).items() for line in _scores(task, some)]
     drafting = [row for row in rows if row.name != "none" and row.speed]
     best = {key: _frontier(drafting, key) for key in ("excess_nll", "tv")}
     lines += [
@@ -82,6 +78,33 @@ def study_lines(study: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     lines += [_divergence_line(row, best) for row in rows]
     return [*lines, "", *summary(drafting, best)]
+
+
+def by_task(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The results with the prompts of one set of tasks alone, by its name: what its prompts' ids begin with."""
+    names = dict.fromkeys(_task(one) for result in results for one in result["per_prompt"])
+    return {
+        name: [
+            {**result, "per_prompt": [one for one in result["per_prompt"] if _task(one) == name]} for result in results
+        ]
+        for name in sorted(names)
+    }
+
+
+def _task(prompt: Mapping[str, Any]) -> str:
+    return str(prompt["id"]).partition("#")[0].rstrip("0123456789").rstrip("-/:_ ") or "tasks"
+
+
+def _scores(task: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = pooled(results)
+    return [
+        f"**{task}**, {rows[0].prompts} prompts:",
+        "",
+        "| row | tok/fwd | speed-up | score | 95 % | difference, points | 95 % | smallest shown | excess NLL |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(_score_line(row) for row in rows),
+        "",
+    ]
 
 
 def _frontier(rows: Sequence[Pooled], key: str) -> set[str]:
@@ -103,8 +126,52 @@ def summary(rows: Sequence[Pooled], best: Mapping[str, set[str]]) -> list[str]:
         "Faster than the lossless rule beyond the noise at some setting": gains,
         "Never faster than the lossless rule beyond the noise": [rule for rule in by_rule if rule not in gains],
         "Dominated at every setting, in both divergences": [rule for rule in by_rule if rule not in on],
+        "On the frontier and faster than the lossless rule beyond the noise": [
+            f"`{row.name}`"
+            for row in rows
+            if row.rule and row.gain_ci95 and row.gain_ci95[0] > 1 and any(row.name in names for names in best.values())
+        ],
     }
     return [f"- {what}: {', '.join(rules) or 'none'}." for what, rules in said.items()]
+
+
+def overall(studies: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[str]]:
+    """Tables over several studies, by the name of their marks: what was seen of each rule, for each model."""
+    by_model: dict[str, dict[str, list[Pooled]]] = {}
+    for study, results in studies.items():
+        kind, _, rest = study.partition("-")
+        if kind == "divergence":  # divergence-MODEL-DRAFTER-tTEMPERATURE; methods' names may have hyphens
+            drafter = next(row["method"] for row in results[0]["methods"] if row["method"] != "none")
+            model, _, temperature = rest.rpartition("-t")
+            where = f"{drafter}, T {temperature}"
+            by_model.setdefault(model.removesuffix(f"-{drafter}"), {})[where] = pooled(results)
+    return {f"seen-{model}": _seen(rows) for model, rows in by_model.items()}
+
+
+def _seen(studies: Mapping[str, Sequence[Pooled]]) -> list[str]:
+    """One line for each rule and study: its fastest setting, and whether it gains, and whether others dominate it."""
+    lines = [
+        "| rule | drafter | fastest setting | tok/fwd, lossless | over lossless | 95 % | excess NLL | TV | seen |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found = []
+    for where, rows in studies.items():
+        drafting = [row for row in rows if row.name != "none" and row.speed]
+        best = set.union(*(_frontier(drafting, key) for key in ("excess_nll", "tv")))
+        plain = next((row for row in drafting if not row.rule), None)
+        for rule in dict.fromkeys(row.rule for row in drafting if row.rule):
+            some = [row for row in drafting if row.rule == rule]
+            top = max(some, key=lambda row: row.gain or 0.0)
+            gains = any(row.gain_ci95 and row.gain_ci95[0] > 1 for row in some)
+            seen = ["faster" if gains else "no gain shown"]
+            seen += [] if best & {row.name for row in some} else ["dominated"]
+            lengths = f"{figure(top.length, '.2f')}, {figure(plain.length if plain else None, '.2f')}"
+            found.append(
+                f"| `{rule}` | {where} | `{split_rule(top.name)[1]}` | {lengths} | {times(top.gain)} | "
+                f"{bounds(top.gain_ci95)} | {figure(top.quality['excess_nll'], '+.4f')} | "
+                f"{figure(top.quality['tv'], '.4f')} | {', '.join(seen)} |"
+            )
+    return lines + sorted(found)
 
 
 def _divergence_line(row: Pooled, best: Mapping[str, set[str]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.core.files import write_atomically
 from outpace.prompts.prompt import Prompt
-from outpace.prompts.questions import load_prompts, stratified
+from outpace.prompts.questions import load_prompts, stratified, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,15 @@ def study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", type=float, help="end after the part in which this time is over")
+    parser.add_argument(
+        "--max-minutes", type=float, help="begin no part that would end later, by the time that its study's parts took"
+    )
     parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
 
 
 def chosen(options: argparse.Namespace) -> tuple[Prompt, ...]:
     """Every ``--share``-th prompt of each category, at most ``--limit`` of all."""
-    found = [prompt for file in options.prompts for prompt in load_prompts(file)]
+    found = unique([prompt for file in options.prompts for prompt in load_prompts(file)])
     mixed = stratified(found, len(found))
     return tuple(mixed[: -(-len(mixed) // options.share)][: options.limit])
 
@@ -73,13 +76,19 @@ def run_parts(options: argparse.Namespace, parts: Iterable[Part], start: Callabl
     print(f"{len(parts) - len(open_parts)} of {len(parts)} parts are done", flush=True)
     if not open_parts:
         return
+    began = time.monotonic()  # loading counts: a run has so many minutes of the machine
     run = start()
-    began = time.monotonic()
+    took: dict[str, float] = {}
     for number, part in enumerate(open_parts, 1):
+        begun = time.monotonic()
+        if options.max_minutes and begun - began + took.get(part.study, 0.0) > 60 * options.max_minutes:
+            print(f"{part.study}: the next part would end after {options.max_minutes:g} minutes", flush=True)
+            return
         found = run(part)
         if found is None:
             return
         write_atomically(options.out / part.file, (found + "\n").encode())
+        took[part.study] = time.monotonic() - begun
         spent = time.monotonic() - began
         left = spent / number * (len(open_parts) - number)
         print(

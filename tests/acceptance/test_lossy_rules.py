@@ -27,9 +27,12 @@ from outpace.acceptance.bounds import (
     total_variation,
 )
 from outpace.acceptance.cactus import Cactus, best_ratios
+from outpace.acceptance.lantern import neighbors_of
 from outpace.acceptance.lossy import LossyRule
 from outpace.acceptance.registry import all_rules, configured, find_rule, public
 from outpace.acceptance.relaxed_target import Proposed
+from outpace.acceptance.target_first import TargetFirst
+from outpace.bench.quality.closed_forms import closed_form
 from outpace.core.chance import ChanceSource, Enumeration
 from outpace.core.errors import BadInput
 from outpace.core.proposal import Proposal
@@ -497,6 +500,31 @@ def test_lantern_moves_probability_from_the_nearest_tokens_up_to_the_cap() -> No
     assert total_variation(h, p) == pytest.approx(0.1, abs=1e-6)
 
 
+class Scattered(TableTarget):
+    """Random embeddings; counts how often they were asked for."""
+
+    asked = 0
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        self.asked += 1
+        return torch.randn(self.vocab_size, 5, generator=torch.Generator().manual_seed(3))[tokens]
+
+
+def test_neighbors_are_the_nearest_by_euclidean_distance_and_all_rules_of_a_target_share_them() -> None:
+    target = Scattered(60)
+    rows = target.embed(torch.arange(60))
+    distances = torch.cdist(rows, rows).fill_diagonal_(math.inf)
+    expected = distances.topk(7, largest=False).indices.tolist()
+    near = neighbors_of(target)
+    assert near.of([3], 7) == [expected[3]]
+    assert near.of([59, 3, 0], 7) == [expected[59], expected[3], expected[0]]  # one of them known already
+    assert len(near.of([5], 100)[0]) == 59
+    p = torch.full((60,), 1 / 60)
+    moved = [find_rule("lantern").for_target(target).relaxed(p, Proposed((7,), None, 0)) for _ in range(3)]  # type: ignore[attr-defined]
+    assert torch.equal(moved[0], moved[2])
+    assert target.asked == 2  # here, and once for all of them
+
+
 def test_lantern_needs_the_targets_embeddings() -> None:
     with pytest.raises(BadInput, match="reads the target's embeddings"):
         committed_raw = find_rule("lantern")
@@ -548,6 +576,34 @@ def test_target_first_chooses_among_the_targets_own_draws() -> None:
     assert h.tolist() == pytest.approx([1 - 0.51 - 0.04, 0.51, 0.04])
     most = rule.limit(None)  # type: ignore[arg-type]
     assert most == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 5])
+@pytest.mark.parametrize("tokens", [(), (1,), (2, 0), (0, 1, 2)])
+def test_the_distribution_of_target_firsts_first_token_is_what_it_draws(
+    candidates: int, tokens: tuple[int, ...]
+) -> None:
+    rows = {(): [0.5, 0.3, 0.2], (0,): [0.1, 0.1, 0.8], (1,): [0.6, 0.2, 0.2], (0, 2): [0.0, 1.0, 0.0]}
+    rule = find_rule("target-first", {"candidates": candidates})
+    assert isinstance(rule, TargetFirst)
+
+    def grow(_: ChanceSource) -> TokenTree:
+        tree = TokenTree()
+        for token in tokens:
+            tree.add(tree.add(ROOT, token), 2)
+        return tree
+
+    tree = grow(None)  # type: ignore[arg-type]
+    paths = [(), *(tuple(tree.path_tokens(node)) for node in range(len(tree)))]
+    logits = torch.tensor([rows.get(path, [1.0, 0.0, 0.0]) for path in paths]).log()
+    scores = TreeScores(TableTarget(3).sequence([0], PLAIN), tree, logits, {})
+    drawn = first(committed(rule, rows, grow), 3)
+    assert rule.first_distribution(scores).tolist() == pytest.approx(drawn.tolist(), abs=1e-6)
+    assert closed_form(rule, scores, ROOT) is not None
+    for node in range(len(tree)):
+        below = closed_form(rule, scores, node)
+        assert below is not None
+        assert torch.allclose(below, scores.p(node).double())
 
 
 def test_measures() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,45 @@ def test_a_study_goes_on_where_it_ended_and_writes_its_tables(
     assert "temperature 1, 3 prompts, up to 6 tokens" in text
     assert "Never faster than the lossless rule beyond the noise" in text
     assert text.count("| `pld@typical(") == 4
+    assert "On the frontier and faster than the lossless rule beyond the noise" in text
+    assert "seen-toy\n" in told  # over both temperatures
+    seen = [line for line in told.splitlines() if line.startswith(("| `typical` |", "| `top-beta` |"))]
+    assert [line.split(" | ")[:2] for line in seen] == [
+        ["| `top-beta`", "pld, T 0"],
+        ["| `top-beta`", "pld, T 1"],
+        ["| `typical`", "pld, T 1"],
+    ]
+    assert all("faster" in line or "no gain shown" in line for line in seen)
+
+
+def test_a_run_of_bounded_time_ends_with_all_rows_on_the_same_prompts(
+    study: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clock moves by a minute in each bench. What is warm is not warmed up again."""
+    now, warmed = [0.0], []
+    bench: Any = outpace.bench
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        now[0] += 60.0
+        warmed.append(options.get("warmup_tokens"))
+        return bench(*arguments, **options)
+
+    monkeypatch.setattr(outpace, "bench", slow)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    at = study.index("--batch")
+    words = [*study[:at], *study[at + 2 :], "--max-minutes", "4.5"]  # 3 prompts at 2 temperatures: 6 parts
+    run(monkeypatch, *words)
+    assert "the next part would end after 4.5 minutes" in capsys.readouterr().out
+    assert warmed == [8, 8, 0, 0]
+    run(monkeypatch, "table", "--out", study[2])
+    told = capsys.readouterr().out
+    assert told.count(" 2 prompts, up to 6 tokens") == 2
+    assert told.count("| `pld@typical(") == 4
+    run(monkeypatch, *words)
+    assert "4 of 6 parts are done" in capsys.readouterr().out
+    assert len(warmed) == 6
+    run(monkeypatch, "table", "--out", study[2])
+    assert capsys.readouterr().out.count(" 3 prompts, up to 6 tokens") == 2
 
 
 def test_scores_have_their_own_table(
@@ -92,8 +132,59 @@ def test_scores_have_their_own_table(
     told = capsys.readouterr().out
     assert "| `pld@margin(theta=0.9)` |" in told
     assert "0 % of 3" in told
+    assert "**line**, 3 prompts:" in told
     results = [json.loads(file.read_text()) for file in Path(study[2]).iterdir()]
     assert all("score" in row["quality"] for result in results for row in result["methods"])
+
+
+def test_every_set_of_tasks_has_a_table_of_scores(
+    study: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("gsm8k-test-7", "HumanEval/0", "HumanEval/4")
+    rows = [{"prompt": text, "answer": 1, "id": name} for text, name in zip(TEXTS, names, strict=True)]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(lossy_frontier, "SCORED", ("pld",))
+    words = study[1 : study.index("--methods")]
+    words[words.index("--prompts") + 1] = str(file)
+    run(monkeypatch, "scores", *words, "--max-new-tokens", "6", "--threads", "1")
+    run(monkeypatch, "table", "--out", study[2])
+    told = capsys.readouterr().out
+    assert "**HumanEval**, 2 prompts:" in told
+    assert "**gsm8k-test**, 1 prompts:" in told
+    assert told.count("| 0 % of 2 |") == told.count("| 0 % of 1 |") == 2  # none, and pld
+    assert "% of 3" not in told
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--max-new-tokens", "5"), "setting 'max_new_tokens' not as in"),
+        (("--rules", "margin"), "rows not as in"),
+        (("--batch", "3"), "prompt 'line-1' stands in"),
+    ],
+)
+def test_parts_of_several_runs_are_not_pooled(
+    study: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    reason: str,
+) -> None:
+    run(monkeypatch, *study, "--temperatures", "0")
+    run(monkeypatch, *study, "--temperatures", "0", *more)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "table", "--out", study[2])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert "give each run its own --out" in told
+
+
+def test_prompts_of_several_files_have_ids_of_their_own(study: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    at = study.index("--prompts")
+    run(monkeypatch, *study[: at + 2], study[at + 1], *study[at + 2 :], "--temperatures", "0", "--limit", "6")
+    run(monkeypatch, "table", "--out", study[2])
 
 
 def test_a_page_without_marks_stays_as_it_is() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cli_support import Run, refused
 from outpace.acceptance.base import TopDown, TreeByTree, Verdict
+from outpace.acceptance.registry import find_rule
 from outpace.acceptance.rejection import RecursiveRejection
 from outpace.acceptance.rule_text import rule_from
 from outpace.bench.bench_report import BenchReport
@@ -219,6 +220,13 @@ def test_a_rule_without_a_closed_form_has_no_total_variation() -> None:
     found = run(model, [method(model, "odd", rule=Whole())], PROMPTS, settings)
     assert found["methods"][1]["quality"]["tv"] is None
     assert any("tv is null: odd" in note for note in BenchReport(found).report().notes)
+
+
+def test_target_first_has_a_total_variation_given_its_drafts() -> None:
+    model = make()
+    chosen = method(model, "chosen", rule=find_rule("target-first", {"candidates": 4}))
+    found = run(model, [chosen], PROMPTS, replace(SHORT, quality=True, params=T1))
+    assert 0.0 < found["methods"][1]["quality"]["tv"] < 0.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -126,6 +126,8 @@ def test_a_swept_rule_setting_is_checked() -> None:
         swept({"pld@top-beta": {}}, {"tau": ["much"]})
     with pytest.raises(BadInput, match=r"'cactus' is not among|unknown method 'cactus'"):
         swept({"pld@top-beta": {}}, {"cactus.delta": [1]})
+    with pytest.raises(BadInput, match=r"rule 'typical' is not among those of the compared methods; .* pld@typical"):
+        swept({"pld": {}}, {"typical.epsilon": [0.1]})
 
 
 def test_rows_of_rules_from_the_command_line(cli: Run) -> None:

@@ -50,6 +50,29 @@ def test_the_promise_holds_over_other_kinds_of_trees(method: str) -> None:
         assert found.bounds[0].total_variation > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("rsd", "grouped"),  # draws without replacement
+        ("specinfer", "top-beta"),  # several draws, with replacement
+        ("specinfer", "cactus"),
+        ("specinfer", "importance"),
+        ("recycling", "lantern"),  # deterministic trees
+        ("medusa", "margin"),
+        ("mcsjd", "rollback"),  # draws that outlive their round
+    ],
+)
+def test_the_promise_holds_over_other_drafters(method: str, name: str) -> None:
+    """Whole outputs with the default settings: each rule with a kind of draft that its own tests alone do not have."""
+    corner, tiny = find_rule(name, find_rule(name).settings.model_dump()), find(method).tiny  # type: ignore[attr-defined]
+    found = certify_bound(method, lambda context, rule: build(method, context, tiny, rule), corner, most=1, nodes=0)
+    assert found.passed, found.verdict
+    [check] = found.bounds
+    assert check.nodes >= 3
+    assert "was not enumerated" not in check.note
+    assert "nothing was drafted" not in check.note
+
+
 def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
     found = outpace.certify("draft-model", level="bound", rule="fly", cells=2)
     assert found.passed
@@ -59,6 +82,11 @@ def test_a_rule_without_a_promise_passes_and_is_measured() -> None:
     assert by_rule["fly(entropy=1, window=6)"].lossless
     assert by_rule["fly(entropy=0, window=0)"].holds is None
     assert by_rule["fly(entropy=0, window=0)"].total_variation > 0.01
+    default = by_rule["fly(entropy=0.3, window=6)"]  # no draft of a toy is so long
+    assert default.total_variation < 1e-6
+    assert "no output differed" in default.note
+    assert "not tested by outputs this short: fly(entropy=0.3, window=6)" in found.verdict
+    assert not by_rule["fly(entropy=0, window=0)"].note
 
 
 @pytest.mark.parametrize("name", ["rejection", "gumbel-coupling", "greedy"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli_support import Run, refused
+from outpace.acceptance.cactus import Cactus
 
 
 def test_rules_are_listed(cli: Run) -> None:
@@ -74,6 +75,34 @@ def test_lossless_also_refuses_methods_that_are_lossy(cli: Run) -> None:
     refused(cli("bench", "--methods", "pld,copy-decode", "--lossless"), "--lossless: method 'copy-decode' is lossy")
     refused(cli("bench", "--methods", "pld@typical", "--lossless"), "--lossless: rule 'typical' is lossy")
     assert cli("generate", "hi", "--method", "pld", "-n", "4", "--lossless").code == 0
+
+
+def test_lossless_takes_a_lossy_rule_with_settings_that_mean_lossless(cli: Run) -> None:
+    exact = ("--rule", "cactus", "--rule-param", "delta=0")
+    done = cli("generate", "hi", "--method", "pld", *exact, "-n", "4", "-t", "1", "--lossless", "--json")
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)["metrics"]
+    assert (answer["lossless"], answer["lossy"]) == (True, None)
+    assert cli("certify", "pld", *exact, "--level", "exact", "--cells", "2", "--lossless").code == 0
+    refused(
+        cli("generate", "hi", "--method", "pld", "--rule", "cactus", "--lossless"),
+        "rule 'cactus' is lossy with these settings",
+    )
+
+
+def test_certify_ends_with_1_where_a_bound_is_broken(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that moves more than it says: its limit is stated as half of what it takes."""
+    asked = ("certify", "pld", "--level", "bound", "--rule", "cactus", "--rule-param", "delta=0.1", "--cells", "1")
+    done = cli(*asked, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["passed"] is True
+    monkeypatch.setattr(Cactus, "limit", lambda self, node: self.settings.delta / 2)
+    done = cli(*asked, "--json")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert found["passed"] is False
+    assert "the bound does not hold" in found["verdict"]
+    assert "bound broken" in cli(*asked).out
 
 
 def test_certify_takes_a_rule_for_temperature_0(cli: Run) -> None:

@@ -20,6 +20,12 @@ def test_a_lossy_rule_is_refused(wish: dict[str, str]) -> None:
     assert other.method(Speculation.model_validate(wish)).lossy == "margin(theta=0.9)"
 
 
+def test_settings_that_mean_lossless_are_taken() -> None:
+    [strict] = Service([toy()], defaults=Defaults("pld", lossless=True)).offered.values()
+    wish = Speculation.model_validate({"rule": "cactus", "rule_params": {"delta": 0}})
+    assert strict.method(wish).lossy is None
+
+
 @pytest.mark.parametrize("gate", ["random", "/etc"])
 @pytest.mark.parametrize("method", ["sprinter", "pad", "bild"])
 def test_a_request_does_not_name_files_of_the_server(method: str, gate: str) -> None:

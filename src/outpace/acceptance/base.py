@@ -81,9 +81,10 @@ class AcceptanceRule(ABC):
     takes_without_replacement: bool = False
     takes_unverified_draws: bool = False
     """Whether a draw is judged without a look at later ones, so that these may live on into the next round."""
-    by_node: Literal["", "chains", "trees"] = ""
+    by_node: Literal["", "chains", "trees", "drafts"] = ""
     """Where what it commits after a node depends on the target's scores and the draws there alone, whatever was drafted
-    below: on chains, on all trees, or nowhere. There the committed token's distribution can be computed."""
+    below: on chains, on all trees, or nowhere. There the committed token's distribution can be computed. "drafts": it
+    depends on what was drafted below as well, and is computed given that."""
     aux_hidden_state_layers: tuple[int, ...] = ()
     """Target layers whose hidden states it reads of the scores, counted as drafters count them."""
     keeps_greedy: bool = False

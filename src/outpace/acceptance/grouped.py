@@ -29,7 +29,7 @@ from outpace.targets.base import TreeScores
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOST = 1024
+_MOST = 256
 """Tokens that are grouped: the most probable ones. Each of the others is a group of its own."""
 
 

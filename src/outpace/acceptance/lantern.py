@@ -16,7 +16,9 @@ Promise: the total variation is at most ``cap`` at every node. With cap 0 the ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
@@ -45,31 +47,44 @@ class LanternSettings(StrictModel):
 
 
 class Neighbors:
-    """The nearest tokens of each token by their input embeddings; found when asked for, and kept."""
+    """The nearest tokens of each token by their input embeddings, found when asked for; the last ones asked for stay.
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._rows: Tensor | None = None
+    ``rows``: float32 embeddings (V, hidden) of all tokens, kept.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._squares = rows.square().sum(-1)
         self._found: Lru[tuple[int, int], list[int]] = Lru(_KEPT)
 
-    def of(self, token: int, count: int) -> list[int]:
-        """The ``count`` nearest other tokens, the nearest first."""
-        found = self._found.get((token, count))
-        if found is None:
-            rows = self._embeddings()
-            distances = (rows - rows[token]).square().sum(-1)
-            distances[token] = float("inf")
-            found = distances.topk(min(count, len(rows) - 1), largest=False).indices.tolist()
-            self._found.put((token, count), found)
-        return found
-
-    def _embeddings(self) -> Tensor:
+    def of(self, tokens: Seq[int], count: int) -> list[list[int]]:
+        """The ``count`` nearest other tokens of each of ``tokens``, the nearest first."""
         import torch
 
-        if self._rows is None:
-            ids = torch.arange(self._target.vocab_size, device=self._target.device)
-            self._rows = self._target.embed(ids).float()
-        return self._rows
+        known = {token: self._found.get((token, count)) for token in tokens}
+        if asked := [token for token, near in known.items() if near is None]:
+            # |x - y|^2 - |x|^2: one product for all of them, and no copy of the vocabulary.
+            distances = torch.addmm(self._squares, self._rows[asked], self._rows.T, alpha=-2.0)
+            distances[range(len(asked)), asked] = float("inf")
+            nearest = distances.topk(min(count, len(self._rows) - 1), largest=False).indices.tolist()
+            for token, near in zip(asked, nearest, strict=True):
+                known[token] = near
+                self._found.put((token, count), near)
+        return [near for near in known.values() if near is not None]
+
+
+_NEIGHBORS: WeakKeyDictionary[Target, Neighbors] = WeakKeyDictionary()
+
+
+def neighbors_of(target: Target) -> Neighbors:
+    """Those of a target, which all requests share."""
+    import torch
+
+    found = _NEIGHBORS.get(target)
+    if found is None:
+        ids = torch.arange(target.vocab_size, device=target.device)
+        found = _NEIGHBORS[target] = Neighbors(target.embed(ids).float())
+    return found
 
 
 class Lantern(RelaxedTarget[LanternSettings]):
@@ -80,12 +95,12 @@ class Lantern(RelaxedTarget[LanternSettings]):
     Settings = LanternSettings
     corners = ({}, {"cap": 0.0}, {"cap": 0.02}, {"cap": 1.0, "neighbors": 1}, {"cap": 0.5, "neighbors": 4})
 
-    def __init__(self, settings: LanternSettings | None = None, near: Neighbors | None = None) -> None:
+    def __init__(self, settings: LanternSettings | None = None, target: Target | None = None) -> None:
         super().__init__(settings)
-        self._near = near
+        self._target = target
 
     def for_target(self, target: Target) -> AcceptanceRule:
-        return Lantern(self.settings, Neighbors(target))
+        return Lantern(self.settings, target)
 
     @property
     def bound(self) -> Bound:
@@ -101,22 +116,25 @@ class Lantern(RelaxedTarget[LanternSettings]):
     def relaxed(self, p: Tensor, proposed: Proposed) -> Tensor | None:
         import torch
 
-        if self._near is None:
+        if self._target is None:
             raise BadInput("rule 'lantern' reads the target's embeddings: build the method with the rule's name")
         wanted = torch.zeros_like(p) if proposed.q is None else proposed.q.to(p.dtype).clone()
         wanted[list(proposed.tokens)] = 1.0
         lack = (wanted - p).masked_fill(p <= 0, 0.0)
         most = lack.topk(min(len(proposed.tokens) + (_RECEIVERS if proposed.q is not None else 0), len(p)))
         surplus = (p - wanted).clamp_(min=0.0)
+        wishes = zip(most.indices.tolist(), most.values.tolist(), strict=True)
+        receivers = [(token, missing) for token, missing in wishes if missing > 0.0]
+        near = neighbors_of(self._target).of([token for token, _ in receivers], self.settings.neighbors)
         h, left = p.clone(), self.settings.cap
-        for token, missing in zip(most.indices.tolist(), most.values.tolist(), strict=True):
-            if missing <= 0.0 or left <= 0.0:
-                break
+        for (token, missing), others in zip(receivers, near, strict=True):
             wish = missing
-            for other in self._near.of(token, self.settings.neighbors):
+            for other in others:
                 moved = min(wish, left, float(surplus[other]))
                 h[token] += moved
                 h[other] -= moved
                 surplus[other] -= moved
                 wish, left = wish - moved, left - moved
+            if left <= 0.0:
+                break
         return h.clamp_(min=0.0)

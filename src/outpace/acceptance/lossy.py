@@ -67,7 +67,7 @@ class NodeByNode(LossyRule[S]):
     """A lossy rule that walks down from the root and decides at every node by what is known there."""
 
     takes_unverified_draws = True
-    by_node: Literal["", "chains", "trees"] = "trees"
+    by_node: Literal["", "chains", "trees", "drafts"] = "trees"
 
     def decide(self, scores: TreeScores, chance: Chance) -> Verdict:
         draws_at = draws_by_parent(scores.tree)

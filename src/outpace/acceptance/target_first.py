@@ -17,6 +17,8 @@ Of the paper's other two parts, trees of any depth need no mask here, and learne
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from outpace.acceptance.base import Verdict
@@ -26,6 +28,9 @@ from outpace.core.chance import Chance
 from outpace.core.tree import ROOT
 from outpace.core.validation import StrictModel
 from outpace.targets.base import TreeScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TargetFirstSettings(StrictModel):
@@ -42,6 +47,7 @@ class TargetFirst(LossyRule[TargetFirstSettings]):
     paper = "Lu et al. 2024, arXiv 2409.10644"
     Settings = TargetFirstSettings
     keeps_greedy = True
+    by_node = "drafts"
     corners = ({}, {"candidates": 1}, {"candidates": 3}, {"candidates": 8})
 
     @property
@@ -64,12 +70,31 @@ class TargetFirst(LossyRule[TargetFirstSettings]):
             node, token = child, chance.categorical(scores.distribution.at(child))
         return Verdict(tuple(path), token)
 
+    def first_distribution(self, scores: TreeScores) -> Tensor:
+        """The distribution of the token after the root, (V,) float64, given the draft; below the root it is p's."""
+        import torch
+
+        rest, left = scores.p(ROOT).double().clone(), 1.0
+        found = torch.zeros_like(rest)
+        for token in self._ordered(scores):
+            share = float(rest[token] / rest.sum())
+            found[token] = left * (1.0 - (1.0 - share) ** self.settings.candidates)
+            left -= float(found[token])
+            rest[token] = 0.0
+            if float(rest.sum()) <= 0.0:
+                return found
+        return found + rest * (left / float(rest.sum()))
+
+    def _ordered(self, scores: TreeScores) -> list[int]:
+        """The draft tokens after the root, those with the best continuations first."""
+        children = sorted(scores.tree.children(ROOT), key=lambda node: -self._expected(scores, node))
+        return [scores.tree.tokens[child] for child in children]
+
     def _first(self, scores: TreeScores, chance: Chance) -> int:
         """The best of the draws. Better tokens are asked for first: whether any of the draws is one has the probability
         1 - (1 - p)^k, and where none is, all of them are draws from the rest."""
-        tree, p = scores.tree, scores.distribution.at(ROOT)
-        for child in sorted(tree.children(ROOT), key=lambda node: -self._expected(scores, node)):
-            token = tree.tokens[child]
+        p = scores.distribution.at(ROOT)
+        for token in self._ordered(scores):
             if chance.bernoulli(1.0 - (1.0 - p[token]) ** self.settings.candidates):
                 return token
             p, _ = p.residual(None, (token,))

@@ -50,6 +50,7 @@ def bench(
     controller: str | ControllerChoice | None = None,
     params: SamplingParams | None = None,
     quality: bool = False,
+    warmup_tokens: int = 8,
     grammar: Any = None,
     grammar_limits: GrammarLimits = DEFAULT_LIMITS,
     command: str = "",
@@ -71,6 +72,7 @@ def bench(
     :meth:`Model.method`, ``rule_settings`` those of the rule; autoregressive decoding keeps its own. ``controller``:
     decides how much is drafted. ``params``: None is greedy. ``quality``: measure how far the answers diverge from the
     target, and score those to prompts with a known answer or tests (:mod:`outpace.bench.quality.quality_row`).
+    ``warmup_tokens``: length of each method's first answers, which are not counted; 0 for methods that have answered.
     ``grammar``: what all answers must look like, as :func:`outpace.generate` takes it, but for prompts with a grammar
     of their own; ``grammar_limits``: bounds on these. ``command``: what the user typed. ``trace``: a file that
     gets the counts and times of all rounds, for ``outpace simulate``; ``trace_texts``: with prompts and answers.
@@ -106,6 +108,7 @@ def bench(
         references=tuple(references),
         namespace=namespace,
         quality=quality,
+        warmup_tokens=warmup_tokens,
         command=command,
         grammar=None if grammar is None else Grammar.read(grammar),
         grammar_limits=grammar_limits,

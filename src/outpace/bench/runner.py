@@ -120,12 +120,11 @@ class _Run:
         To a prompt of each range of lengths: costs are measured once for each range of context lengths, which takes
         longer than an answer.
         """
-        # In no namespace: nothing of it must be known when the first prompt comes.
-        short = replace(
-            self.settings, namespace="", max_new_tokens=min(self.settings.warmup_tokens, self.settings.max_new_tokens)
-        )
-        if short.max_new_tokens < 1:
+        tokens = min(self.settings.warmup_tokens, self.settings.max_new_tokens)
+        if tokens < 1:
             return
+        # In no namespace: nothing of it must be known when the first prompt comes.
+        short = replace(self.settings, namespace="", max_new_tokens=tokens)
         first = [batch[: self.settings.batch_size] for batch in self.batches]
         ranges = {characters(batch).bit_length(): batch for batch in reversed(first)}
         for entry in self.methods:

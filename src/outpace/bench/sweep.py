@@ -70,7 +70,7 @@ def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[st
     """(label, setting) of the methods that a sweep is for."""
     label, dot, name = key.rpartition(".")
     judged = [one for one in methods if label and normalised(_rule_settings(one)[0]) == normalised(label)]
-    if dot and not judged and canonical(label) not in methods:
+    if dot and not judged and _method(key, label, methods) not in methods:
         hint = did_you_mean(label, list(methods)) or f"compared: {', '.join(methods)}"
         raise BadInput(f"sweep of '{key}': '{label}' is not among the compared methods; {hint}")
     wanted = judged or ([canonical(label)] if dot else list(methods))
@@ -80,6 +80,20 @@ def _takers(key: str, methods: Mapping[str, Mapping[str, Any]]) -> list[tuple[st
         near = did_you_mean(name, {written: meant for one in names.values() for written, meant in one.items()})
         raise BadInput(f"sweep of '{key}': no compared method has the setting '{name}'" + (near and f"; {near}"))
     return found
+
+
+def _method(key: str, label: str, methods: Mapping[str, Any]) -> str:
+    """The method that a sweep names. Raises BadInput for a name that is none, or that of a rule."""
+    try:
+        return canonical(label)
+    except BadInput:
+        rule = next((one for one in rules() if normalised(one) == normalised(label)), None)
+        if rule is None:
+            raise
+        example = f"{split_rule(next(iter(methods)))[0]}@{rule}"
+        raise BadInput(
+            f"sweep of '{key}': rule '{rule}' is not among those of the compared methods; compare {example}"
+        ) from None
 
 
 def _label(label: str, own: Mapping[str, Any], rule: Mapping[str, Any]) -> str:

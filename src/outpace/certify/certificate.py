@@ -119,6 +119,7 @@ class Certificate:
             "method": self.method,
             "lossless": self.lossless,
             "level": self.level,
+            "passed": self.passed,
             "sampling": self.sampling,
             "p_value": self.p_value,
             "max_abs_error": self.max_abs_error,

@@ -182,10 +182,10 @@ class Drafting:
         return [*([] if judge is None else [judge]), *own]
 
     def _check_rule(self, rule: AcceptanceRule) -> None:
-        if self.lossless and not rule.lossless:
+        if self.lossless and not rule.exact:
             raise BadInput(
-                f"--lossless: rule '{rule.name}' is lossy; leave out --rule, or choose a lossless one (see: outpace "
-                "rules)"
+                f"--lossless: rule '{rule.name}' is lossy with these settings; leave out --rule, or choose a lossless "
+                "one (see: outpace rules)"
             )
 
     def settings(

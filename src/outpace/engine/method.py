@@ -46,13 +46,13 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Whether the output distribution is the target's."""
-        return self.rule.lossless and not self.departs
+        return self.rule.exact and not self.departs
 
     @property
     def lossy(self) -> str | None:
         """The lossy rule and its settings, as results name them, and how the method itself departs; None: lossless."""
         named = [self.departs] if self.departs else []
-        return ", ".join(named if self.rule.lossless else [*named, self.rule.described]) or None
+        return ", ".join(named if self.rule.exact else [*named, self.rule.described]) or None
 
     @property
     def controlled_by(self) -> str | None:

@@ -121,7 +121,7 @@ class Offered:
 
     def _check_rule(self, rule: AcceptanceRule) -> None:
         """Raise BadInput for a lossy rule, however it was named, where the server answers losslessly only."""
-        if self._defaults.lossless and not rule.lossless:
+        if self._defaults.lossless and not rule.exact:
             raise BadInput(f"rule '{rule.name}' is lossy, and this server answers losslessly only; leave it out")
 
     def _check_departure(self, method: Method) -> None:

@@ -1,7 +1,8 @@
 """The distribution that a rule commits a token from after a node, in closed form, for the rules that have one.
 
 At most one draft token is sampled there. What is returned is the distribution over the draw as well: every token that
-the drafter could have drawn counts with its probability.
+the drafter could have drawn counts with its probability. Of ``target-first``, which judges a token by what was drafted
+below it, it is the distribution given the whole draft.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from outpace.acceptance.bounds import view
 from outpace.acceptance.forgiving import Forgiving
 from outpace.acceptance.grouped import Grouped
 from outpace.acceptance.relaxed_target import Proposed, RelaxedTarget
+from outpace.acceptance.target_first import TargetFirst
 from outpace.acceptance.typical import Typical
 from outpace.core.token_distribution import DenseDistribution
-from outpace.core.tree import DETERMINISTIC
+from outpace.core.tree import DETERMINISTIC, ROOT
 from outpace.targets.base import TreeScores
 
 _LOOKED_AT = 2048
@@ -28,6 +30,8 @@ _LOOKED_AT = 2048
 def closed_form(rule: AcceptanceRule, scores: TreeScores, node: int) -> Tensor | None:
     """The committed token's distribution after ``node``, (V,) float64, above temperature 0; None: none is known."""
     draws = scores.tree.draws_at(node)
+    if isinstance(rule, TargetFirst):
+        return rule.first_distribution(scores) if node == ROOT else scores.p(node).double()
     if isinstance(rule, RelaxedTarget):
         return _relaxed_target(rule, scores, node)
     if len(draws) != 1 or draws[0].q_row == DETERMINISTIC:
