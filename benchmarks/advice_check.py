@@ -182,8 +182,8 @@ def summary(pieces: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if without:
         lines.append(
-            f"{without} cells have no measured interval: their prompts ran in one turn. A turn is twice as many prompts "
-            "as the batch; measure more of them (--prompts, --limit)"
+            f"{without} cells have no measured interval: their prompts ran in one turn, of twice as many prompts as "
+            "the batch; measure more of them (--prompts, --limit)"
         )
     return lines
 

@@ -21,6 +21,7 @@ from outpace.controllers.predictor import (
     LevelSteps,
     ModelDraft,
     Predictor,
+    RecordedDraft,
     nominal_costs,
     speedups,
     tokens_per_round,
@@ -220,6 +221,22 @@ def test_smart_drafts_less_where_rows_cost_more(monkeypatch: pytest.MonkeyPatch)
     dear = run(made("smart"))
     assert dear.tokens == cheap.tokens
     assert dear.metrics.drafted < cheap.metrics.drafted
+
+
+@pytest.mark.parametrize(("together", "goes_on"), [(False, False), (True, True)])
+def test_smart_charges_a_parallel_draft_once(*, together: bool, goes_on: bool) -> None:
+    costs = FixedCosts()
+    one = replace(
+        setup(Fixed(8, max_nodes=8)), asks_policy=True, drafting=RecordedDraft(costs, lambda: 1.0, together=together)
+    )
+    kind = find_controller("smart")
+    controller = kind(one, kind.Settings())
+    policy = controller.policy(controller.memory(), sampled=False)
+    assert policy is not None
+    policy.budget(replace(controller.budget(RequestMetrics(), 1), level_steps=0.5))
+    policy.draws(ROOT, None, 1, RankedRow([0.95]))
+    # Half a step for a second level is more than it brings; there is none to pay where it has been drafted already.
+    assert policy.runs(2) == goes_on
 
 
 def test_gamma_star_reads_alpha_and_c() -> None:
