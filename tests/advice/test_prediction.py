@@ -10,7 +10,15 @@ import pytest
 from outpace.advice.candidates import Shape, candidates
 from outpace.advice.prediction import Played, Prediction, machine_noise, of_chains, of_records, plain_rounds, predict
 from outpace.advice.recommendation import Row, acceptance_for, recommend
-from outpace.advice.round_costs import ContextWeights, Figures, RoundCosts, fits, measure_rounds, probed_sizes
+from outpace.advice.round_costs import (
+    ContextWeights,
+    Figures,
+    RoundCosts,
+    fits,
+    kept_bytes,
+    measure_rounds,
+    probed_sizes,
+)
 from outpace.advice.trial import Trial, run_trial
 from outpace.controllers.predictor import Forecast, Predictor, tokens_per_round
 from outpace.core.sampling import SamplingParams
@@ -243,6 +251,16 @@ def test_a_batch_fits_as_long_as_its_keys_and_values_do() -> None:
 
     assert fits(Known(5), 4, 100, 4000)
     assert not fits(Known(5), 5, 100, 4000)
+
+
+def test_what_is_kept_of_answers_counts_for_memory() -> None:
+    class Known(TableTarget):
+        def kv_bytes(self, kv: object, rows: int = 0) -> int:
+            return 10 * rows
+
+    target = Known(5)
+    assert kept_bytes(target, [7, 5], 0) == 120
+    assert kept_bytes(target, [7, 5], 2) == 120 + 12 * 2 * target.hidden_size * 4
 
 
 def test_blocks_in_which_the_machine_was_slow_change_no_ratio() -> None:

@@ -24,7 +24,7 @@ from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
 from outpace.advice.recommendation import Recommendation, Row, recommend
-from outpace.advice.round_costs import fits
+from outpace.advice.round_costs import fits, kept_bytes
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -32,6 +32,7 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
 from outpace.engine.method import Method
+from outpace.engine.populations.group import free_memory
 from outpace.engine.replay import replayable
 from outpace.methods.bindings import Bindings
 from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads
@@ -39,6 +40,7 @@ from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import prompts_of, stratified, unique
+from outpace.targets.base import Target
 
 MINUTES = 5.0
 BATCHES = (1, 4, 16)
@@ -137,24 +139,32 @@ class _Advising:
         self.prompts = unique(stratified(prompts, PROMPTS))
         contexts = {tuple(model.tokenizer.chat(one.messages)): one for one in self.prompts}
         self.contexts, self.prompts = list(contexts), list(contexts.values())
-        self._check_room()
+        self._check_prompts()
         self.offers: list[Offer] = []
         self.typed = Typed()
 
-    def _check_room(self) -> None:
+    def _check_prompts(self) -> None:
         room = self.target.context_length
         for prompt, context in zip(self.prompts, self.contexts, strict=True):
             if not 0 < len(context) < room:
                 raise BadInput(
                     f"prompt '{prompt.id}' has {len(context)} tokens; the model's context holds {room}, answer included"
                 )
-        longest = min(room, max(map(len, self.contexts)) + self.max_new_tokens)
-        free = machine.free_memory()
+
+    def _check_memory(self, drafts: Seq[Target], layers: int) -> None:
+        """Raise BadInput for a batch that does not fit. ``drafts``: draft models, each with K/V of its own; ``layers``:
+        whose hidden states are kept with the answers."""
+        room = self.target.context_length
+        lengths = [min(room, len(one) + self.max_new_tokens) for one in self.contexts]
+        free, kept = free_memory(self.target), kept_bytes(self.target, lengths, layers)
         for batch in self.batches:
-            if not fits(self.target, batch, longest, free):
+            beside = kept + batch * sum(one.kv_bytes(None, max(lengths)) for one in drafts)
+            # In a trial as many requests are decoded autoregressively beside those of the candidate.
+            if not fits(self.target, 2 * batch, max(lengths), free - beside):
                 raise BadInput(
-                    f"--batch {batch}: the K/V of {batch} requests of {longest} tokens do not fit into memory "
-                    f"({free / 1e9:.1f} GB are free); choose a smaller batch or shorter prompts"
+                    f"--batch {batch}: the K/V of {batch} requests of {max(lengths)} tokens, with a candidate and "
+                    f"without, and {len(lengths)} kept answers do not fit into memory ({free / 1e9:.1f} GB are free); "
+                    "choose a smaller batch, or fewer or shorter prompts"
                 )
 
     def run(self, context: Context, engine_costs: EngineCosts | None) -> AdviceReport:
@@ -164,6 +174,8 @@ class _Advising:
         built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
         self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
+        drafts = [one.load() for one in context.bindings.draft_models]
+        self._check_memory(drafts, len(layers))
         try:
             self.work.answer(self.contexts, self.max_new_tokens, self.ends, layers)
             self.work.ask_engine(self.engine, engine_costs)
