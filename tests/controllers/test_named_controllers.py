@@ -14,6 +14,7 @@ from outpace.controllers.acceptance_ema import AcceptanceEma
 from outpace.controllers.acceptance_record import AcceptanceRecord
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.controllers.learned_stop import StopClassifier
 from outpace.controllers.named import NamedController, Setup
 from outpace.controllers.policy import RankedRow, WholeRow
 from outpace.controllers.predictor import (
@@ -237,6 +238,20 @@ def test_smart_charges_a_parallel_draft_once(*, together: bool, goes_on: bool) -
     policy.draws(ROOT, None, 1, RankedRow([0.95]))
     # Half a step for a second level is more than it brings; there is none to pay where it has been drafted already.
     assert policy.runs(2) == goes_on
+
+
+def test_the_classifier_of_learned_stop_begins_with_the_largest_probability_and_learns_from_verdicts() -> None:
+    classifier = StopClassifier(0.1)
+    sure, unsure = (classifier.features(RankedRow([highest, 0.1]), 2) for highest in (0.8, 0.2))
+    assert classifier.probability(sure) == pytest.approx(0.8)
+    assert classifier.probability(unsure) == pytest.approx(0.2)
+    for _ in range(400):
+        classifier.learn(sure, accepted=False)
+        classifier.learn(unsure, accepted=True)
+    assert classifier.probability(sure) < 0.2 < 0.8 < classifier.probability(unsure)
+    kept = StopClassifier(0.0)
+    kept.learn(sure, accepted=False)
+    assert kept.probability(sure) == pytest.approx(0.8)
 
 
 def test_gamma_star_reads_alpha_and_c() -> None:

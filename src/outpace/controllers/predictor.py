@@ -1,7 +1,6 @@
 """The predictor: how many tokens a round is expected to commit, and how long it takes.
 
-Tokens follow from acceptance rates (of the drafts so far, or recorded in
-:class:`~outpace.controllers.acceptance_record.AcceptanceRecord`), time from measured costs: of the target's forward
+Tokens follow from acceptance rates, which the caller states, time from measured costs: of the target's forward
 over the rows of the whole batch, and of the draft. Their ratio, beside one token for each autoregressive step, is the
 speed-up (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one acceptance rate; Chen et al. 2024,
 arXiv 2402.12374, for trees). Times are in autoregressive steps of the batch, so that machines can be compared.
