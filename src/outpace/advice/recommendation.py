@@ -204,10 +204,11 @@ def _turn(mine: Mapping[int, Row]) -> str | None:
 def _limits(row: Row) -> str:
     """Up to which acceptance and costs it pays: a speed-up is tokens of a round over what the round takes."""
     tokens, steps = row.prediction.forecast
-    return (
-        f"At batch {row.batch} it would cease to pay below {WORTH * steps:.2f} tokens a round ({tokens:.2f} are "
-        f"expected), or if rounds took more than {tokens / WORTH:.2f} autoregressive ones ({steps:.2f} are expected)."
-    )
+    costs = f"if rounds took more than {tokens / WORTH:.2f} autoregressive ones ({steps:.2f} are expected)."
+    if WORTH * steps <= 1.0:  # by noise: a round commits a token at least
+        return f"At batch {row.batch} it would cease to pay {costs}"
+    least = f"below {WORTH * steps:.2f} tokens a round ({tokens:.2f} are expected), or {costs}"
+    return f"At batch {row.batch} it would cease to pay {least}"
 
 
 def _expected(one: Prediction) -> str:
