@@ -62,6 +62,17 @@ def test_bad_input(smollm2: Model) -> None:
         advise(smollm2, load_prompts(limit=2), engine="tgi")
 
 
+def test_a_batch_that_fits_alone_but_not_beside_a_trial_is_refused(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = load_prompts(limit=2)
+    longest = max(len(smollm2.tokenizer.chat(one.messages)) for one in prompts) + 64
+    one = smollm2.target.kv_bytes(None, longest)
+    monkeypatch.setattr("outpace.advice.advising.free_memory", lambda target: 5 * one)
+    with pytest.raises(BadInput, match=r"--batch 2: .* and 2 kept answers do not fit into memory"):
+        advise(smollm2, prompts, batches=(2,))
+
+
 def test_the_command_prints_words_or_one_object(cli: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -35,7 +36,7 @@ def vllm_config(command: str) -> dict[str, object]:
 
 
 def test_each_engine_gets_the_best_that_it_can_run() -> None:
-    found = commands(Typed("model.gguf"), "auto", [CHAIN, OWN, TREE, HEAD_CHAIN])
+    found = commands(Typed("model.gguf"), OWN, [CHAIN, OWN, TREE, HEAD_CHAIN])
     assert tuple(found) == ENGINES
     assert found["outpace"] == "outpace serve --model model.gguf --method auto"
     assert vllm_config(found["vllm"]) == {"method": "eagle3", "model": "HEAD_FOLDER", "num_speculative_tokens": 3}
@@ -48,13 +49,13 @@ def test_each_engine_gets_the_best_that_it_can_run() -> None:
 
 
 def test_lookup_and_draft_models() -> None:
-    found = commands(Typed("org/model"), "pld", [CHAIN])
+    found = commands(Typed("org/model"), CHAIN, [CHAIN])
     assert found["outpace"].endswith("--method pld --param pld.num_draft_tokens=4")
     assert vllm_config(found["vllm"])["method"] == "ngram"
     assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
     assert found["llama.cpp"].startswith("# llama.cpp reads GGUF")
     draft = Offer("draft-model", Shape({"num_draft_tokens": 2}, chain=2), 1.3)
-    found = commands(Typed("big.gguf", draft_model="small.gguf"), "draft-model", [draft])
+    found = commands(Typed("big.gguf", draft_models={"small.gguf": "small.gguf"}), draft, [draft])
     assert "--draft-model small.gguf" in found["outpace"]
     assert vllm_config(found["vllm"])["model"] == "small.gguf"
     assert "STANDALONE" in found["sglang"]
@@ -62,11 +63,61 @@ def test_lookup_and_draft_models() -> None:
 
 
 def test_nothing_is_speculated_where_nothing_gains() -> None:
-    found = commands(Typed("model.gguf"), "none", [Offer("pld", CHAIN.shape, 1.01)])
+    found = commands(Typed("model.gguf"), None, [Offer("pld", CHAIN.shape, 1.01)])
     assert found["outpace"].endswith("--method none")
     assert "--speculative-config" not in found["vllm"]
     assert "--speculative-algorithm" not in found["sglang"]
     assert "--spec-type" not in found["llama.cpp"]
+
+
+def test_the_command_is_the_recommendation_where_the_method_s_own_choice_is_as_good() -> None:
+    own = Offer("pld", Shape(engines=frozenset({"outpace"})), 1.2)
+    longer = replace(CHAIN, speedup=1.205)
+    found = commands(Typed("model.gguf"), own, [own, longer])
+    assert found["outpace"] == "outpace serve --model model.gguf --method pld"
+    assert "--draft-max 4" in found["llama.cpp"]
+
+
+def test_commands_are_for_the_first_batch_at_which_the_recommendation_pays() -> None:
+    losing, paying = replace(CHAIN, speedup=0.98), replace(CHAIN, batch=16)
+    found = commands(Typed("model.gguf"), paying, [losing, paying])
+    assert "--method pld --param pld.num_draft_tokens=4  # for batch 16" in found["outpace"]
+    assert vllm_config(found["vllm"])["num_speculative_tokens"] == 4
+    assert all("for batch 16" in line and "without speculation" not in line for line in found.values())
+    # An engine that cannot run it there gets what gains at a larger batch.
+    found = commands(Typed("model.gguf"), replace(OWN, batch=4), [losing, replace(OWN, batch=4), paying])
+    assert "# for batch 4" in found["outpace"] and "# for batch 16" in found["llama.cpp"]
+
+
+def test_names_of_draft_models_stay_in_outpace() -> None:
+    typed = Typed("big.gguf", draft_models={"half": "half.gguf", "small": "small.gguf"})
+    draft = Offer("draft-model#small", Shape({"num_draft_tokens": 3}, chain=3), 1.4)
+    found = commands(typed, draft, [draft])
+    assert found["outpace"] == (
+        "outpace serve --model big.gguf --method 'draft-model#small' --draft-model small=small.gguf "
+        "--param 'draft-model#small.num_draft_tokens=3'"
+    )
+    assert vllm_config(found["vllm"])["model"] == "small.gguf"
+    assert "--speculative-draft-model-path small.gguf" in found["sglang"]
+    assert "-md small.gguf" in found["llama.cpp"]
+    router = Offer("aio", Shape(engines=frozenset({"outpace"})), 1.4)
+    assert commands(typed, router, [router])["outpace"].endswith(
+        "--method aio --draft-model half=half.gguf --draft-model small=small.gguf"
+    )
+
+
+def test_a_draft_lm_is_exported_for_vllm_and_refused_for_others() -> None:
+    draft = Offer("draft-model", Shape({"num_draft_tokens": 3}, chain=3), 1.4)
+    found = commands(Typed("smollm2", draft_models={"draft-lm": "draft-lm"}), draft, [draft])
+    assert "--draft-model draft-lm --param" in found["outpace"]
+    assert vllm_config(found["vllm"])["model"] == "HEAD_FOLDER"
+    assert "outpace export-head draft-lm --layout hf --model smollm2 --out HEAD_FOLDER" in found["vllm"]
+    assert found["sglang"].startswith("# SGLang does not draft with the draft LM")
+
+
+def test_outpace_s_command_names_the_options_of_the_machine() -> None:
+    found = commands(Typed("model.gguf", machine=["--dtype", "bfloat16", "--threads", "2"]), CHAIN, [CHAIN])
+    assert found["outpace"].startswith("outpace serve --model model.gguf --dtype bfloat16 --threads 2 --method pld")
 
 
 METRICS = """# TYPE vllm:request_decode_time_seconds histogram

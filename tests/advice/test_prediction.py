@@ -7,10 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from outpace.advice.candidates import Shape
+from outpace.advice.candidates import Shape, candidates
 from outpace.advice.prediction import Played, Prediction, machine_noise, of_chains, of_records, plain_rounds, predict
 from outpace.advice.recommendation import Row, acceptance_for, recommend
-from outpace.advice.round_costs import ContextWeights, Figures, RoundCosts, fits, measure_rounds, probed_sizes
+from outpace.advice.round_costs import (
+    ContextWeights,
+    Figures,
+    RoundCosts,
+    fits,
+    kept_bytes,
+    measure_rounds,
+    probed_sizes,
+)
 from outpace.advice.trial import Trial, run_trial
 from outpace.controllers.predictor import Forecast, Predictor, tokens_per_round
 from outpace.core.sampling import SamplingParams
@@ -18,6 +26,7 @@ from outpace.engine.known_answers import KnownAnswer, known_answers
 from outpace.engine.replay import replay
 from outpace.engine.request import Request
 from outpace.engine.round_records import UNCOUNTED, RoundRecord
+from outpace.methods.default_method import DEFAULT_METHOD
 from outpace.methods.registry import Context, build
 from outpace.targets.costs import FixedCosts
 from outpace.targets.table import TableTarget, random_table
@@ -198,6 +207,37 @@ def test_the_method_that_gains_most_over_all_batches_is_recommended_and_where_it
     assert any("sam (1.35x)" in line for line in found.words)
 
 
+def test_a_batch_that_was_not_measured_is_said_to_be() -> None:
+    found = recommend([row("sam", 1, 1.3, 1.2), row("pld", 4, 0.9, 0.8)], COSTS)
+    entries = found.public()["batch"]
+    assert [entries[batch]["measured"] for batch in ("1", "4", "16")] == [True, False, False]
+    assert entries["16"]["use"] == "none"
+    assert any(line.startswith("Batch 16: sam was not measured") for line in found.words)
+    nothing = recommend([row("sam", 1, 1.0, 0.9)], COSTS).public()
+    assert nothing["method"] == "none"
+    assert [nothing["batch"][batch]["measured"] for batch in ("1", "4", "16")] == [True, False, False]
+
+
+def test_a_method_whose_time_was_over_is_compared_at_the_batches_that_it_was_measured_at() -> None:
+    everywhere = [row("sam", batch, 1.3, 1.2) for batch in COSTS]
+    assert recommend([*everywhere, row("auto", 1, 1.6, 1.4), row("auto", 4, 1.5, 1.4)], COSTS).method == "auto"
+    # Not surely better there: what was measured everywhere is safer.
+    assert recommend([*everywhere, row("auto", 1, 1.4, 1.25)], COSTS).method == "sam"
+
+
+def test_the_words_say_up_to_which_acceptance_and_costs_the_method_pays() -> None:
+    found = recommend([row("pld", 1, 1.25, 1.2)], {1: COSTS[1]})
+    assert (
+        "At batch 1 it would cease to pay below 1.63 tokens a round (2.00 are expected), or if rounds took more than "
+        "1.96 autoregressive ones (1.60 are expected)."
+    ) in found.words
+
+
+def test_the_default_is_measured_before_what_may_be_cut_off_by_time() -> None:
+    target, _ = known(1)
+    assert candidates(Context(target), "outpace", greedy=True)[0].method == DEFAULT_METHOD
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.95])
 def test_the_acceptance_that_is_needed_is_that_which_gives_as_many_tokens(rate: float) -> None:
     assert acceptance_for(tokens_per_round(rate, 3), 3) == pytest.approx(rate, abs=1e-6)
@@ -211,6 +251,16 @@ def test_a_batch_fits_as_long_as_its_keys_and_values_do() -> None:
 
     assert fits(Known(5), 4, 100, 4000)
     assert not fits(Known(5), 5, 100, 4000)
+
+
+def test_what_is_kept_of_answers_counts_for_memory() -> None:
+    class Known(TableTarget):
+        def kv_bytes(self, kv: object, rows: int = 0) -> int:
+            return 10 * rows
+
+    target = Known(5)
+    assert kept_bytes(target, [7, 5], 0) == 120
+    assert kept_bytes(target, [7, 5], 2) == 120 + 12 * 2 * target.hidden_size * 4
 
 
 def test_blocks_in_which_the_machine_was_slow_change_no_ratio() -> None:

@@ -14,6 +14,7 @@ from outpace.controllers.acceptance_ema import AcceptanceEma
 from outpace.controllers.acceptance_record import AcceptanceRecord
 from outpace.controllers.base import Budget
 from outpace.controllers.fixed import Fixed
+from outpace.controllers.learned_stop import StopClassifier
 from outpace.controllers.named import NamedController, Setup
 from outpace.controllers.policy import RankedRow, WholeRow
 from outpace.controllers.predictor import (
@@ -21,6 +22,7 @@ from outpace.controllers.predictor import (
     LevelSteps,
     ModelDraft,
     Predictor,
+    RecordedDraft,
     nominal_costs,
     speedups,
     tokens_per_round,
@@ -220,6 +222,36 @@ def test_smart_drafts_less_where_rows_cost_more(monkeypatch: pytest.MonkeyPatch)
     dear = run(made("smart"))
     assert dear.tokens == cheap.tokens
     assert dear.metrics.drafted < cheap.metrics.drafted
+
+
+@pytest.mark.parametrize(("together", "goes_on"), [(False, False), (True, True)])
+def test_smart_charges_a_parallel_draft_once(*, together: bool, goes_on: bool) -> None:
+    costs = FixedCosts()
+    one = replace(
+        setup(Fixed(8, max_nodes=8)), asks_policy=True, drafting=RecordedDraft(costs, lambda: 1.0, together=together)
+    )
+    kind = find_controller("smart")
+    controller = kind(one, kind.Settings())
+    policy = controller.policy(controller.memory(), sampled=False)
+    assert policy is not None
+    policy.budget(replace(controller.budget(RequestMetrics(), 1), level_steps=0.5))
+    policy.draws(ROOT, None, 1, RankedRow([0.95]))
+    # Half a step for a second level is more than it brings; there is none to pay where it has been drafted already.
+    assert policy.runs(2) == goes_on
+
+
+def test_the_classifier_of_learned_stop_begins_with_the_largest_probability_and_learns_from_verdicts() -> None:
+    classifier = StopClassifier(0.1)
+    sure, unsure = (classifier.features(RankedRow([highest, 0.1]), 2) for highest in (0.8, 0.2))
+    assert classifier.probability(sure) == pytest.approx(0.8)
+    assert classifier.probability(unsure) == pytest.approx(0.2)
+    for _ in range(400):
+        classifier.learn(sure, accepted=False)
+        classifier.learn(unsure, accepted=True)
+    assert classifier.probability(sure) < 0.2 < 0.8 < classifier.probability(unsure)
+    kept = StopClassifier(0.0)
+    kept.learn(sure, accepted=False)
+    assert kept.probability(sure) == pytest.approx(0.8)
 
 
 def test_gamma_star_reads_alpha_and_c() -> None:

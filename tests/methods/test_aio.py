@@ -17,7 +17,7 @@ from outpace.certify.exact import NEIGHBOURS, PROMPTS, SAME_NAMESPACE, Setting, 
 from outpace.controllers.base import Budget
 from outpace.controllers.combined import CombinedController
 from outpace.controllers.fixed import Fixed
-from outpace.controllers.predictor import FreeDraft, ModelDraft, Predictor
+from outpace.controllers.predictor import NOMINAL_FORWARD, FreeDraft, ModelDraft, Predictor, RecordedDraft
 from outpace.core.errors import BadInput
 from outpace.core.metrics import RequestMetrics
 from outpace.core.sampling import SamplingParams
@@ -35,7 +35,7 @@ from outpace.methods.combination.aio.strategy_estimates import OWN, SHARED, Esti
 from outpace.methods.registry import Context, build, find
 from outpace.model import Model
 from outpace.targets.base import Sequence
-from outpace.targets.costs import ForwardCosts
+from outpace.targets.costs import FixedCosts, ForwardCosts
 from outpace.targets.table import TableTarget, random_table
 
 TINY = dict(find("aio").tiny)
@@ -83,6 +83,16 @@ class Given(ForwardCosts):
 
 CODE = "def add(a, b):\n    total = a + b\n    return total\n\nclass Sum:\n    pass\n"
 STORY = "The canals of the town were dug by hand. They drained the marsh and carried goods to the houses. " * 3
+
+
+def test_all_levels_of_a_parallel_draft_take_one_forward() -> None:
+    target, expected = FixedCosts(), Expected(1.0, 4.0, 2.0)
+
+    def steps(*, together: bool) -> float:
+        drafting = RecordedDraft(target, lambda: 1.0, together=together)
+        return Strategy("any", "head", target, drafting).forecast(expected, 1.0, 1, 16, live=False).steps
+
+    assert steps(together=False) - steps(together=True) == pytest.approx(3 * NOMINAL_FORWARD)
 
 
 def test_a_prompt_s_kind_is_told_by_its_instruction_not_by_its_text_or_the_template() -> None:

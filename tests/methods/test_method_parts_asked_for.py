@@ -46,9 +46,9 @@ def test_what_a_method_needs_it_takes() -> None:
     ],
 )
 def test_a_command_names_what_its_method_takes(method: str, flags: set[str]) -> None:
-    typed = Typed(model="m", head="folder", draft_model="small")
+    typed = Typed(model="m", heads=["folder"], draft_models={"small": "small"})
     offer = Offer(method, Shape(engines=frozenset({"outpace"})), 2.0)
-    assert {one for one in commands(typed, method, [offer])["outpace"].split() if one.startswith("--")} - {
+    assert {one for one in commands(typed, offer, [offer])["outpace"].split() if one.startswith("--")} - {
         "--model",
         "--method",
     } == flags

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from outpace.advice.candidates import ENGINES, Candidate, Shape, candidates
 from outpace.advice.engine_commands import Offer, Typed, commands
 from outpace.advice.measuring import LEAST_PROMPTS, TRIALS, EngineCosts, Measurements, Timer
 from outpace.advice.prediction import Played, Prediction, of_chains, of_records, predict
-from outpace.advice.recommendation import Row, recommend
-from outpace.advice.round_costs import fits
+from outpace.advice.recommendation import Recommendation, Row, recommend
+from outpace.advice.round_costs import fits, kept_bytes
 from outpace.core import machine
 from outpace.core.errors import BadInput
 from outpace.core.progress import stage
@@ -32,12 +32,15 @@ from outpace.core.sampling import SamplingParams
 from outpace.core.turns import ROUNDS
 from outpace.core.version import __version__
 from outpace.engine.method import Method
+from outpace.engine.populations.group import free_memory
 from outpace.engine.replay import replayable
-from outpace.methods.named_weights import DraftModels, Heads
+from outpace.methods.bindings import Bindings
+from outpace.methods.named_weights import DRAFT_LM, DraftModels, Heads
 from outpace.methods.registry import Context, build
 from outpace.model import Model
 from outpace.prompts.prompt import Prompt
 from outpace.prompts.questions import prompts_of, stratified, unique
+from outpace.targets.base import Target
 
 MINUTES = 5.0
 BATCHES = (1, 4, 16)
@@ -45,6 +48,8 @@ PROMPTS = 64
 """Most prompts that are answered."""
 _TRIED = 3
 """Draft tokens of the chain by which a draft model's levels are timed."""
+_KEPT = 0.4
+"""Share of a batch's time that earlier batches leave to it."""
 _CLOSE = 1.01
 """A shape must be expected to be so much better than the method's own choice in every round."""
 
@@ -98,8 +103,15 @@ def advise(
     with ROUNDS:
         work = _Advising(model, questions, batches, params or SamplingParams(), engine, minutes, max_new_tokens)
         work.ends = frozenset() if ignore_eos else model.eos_ids
-        work.typed = typed or Typed(model.name)
-        return work.run(model.context(head=head, draft_model=draft_model), bool(draft_model), engine_costs)
+        context = model.context(head=head, draft_model=draft_model)
+        work.typed = typed or _typed(model, context.bindings)
+        return work.run(context, engine_costs)
+
+
+def _typed(model: Model, bindings: Bindings) -> Typed:
+    """As a command line would name what a caller gave."""
+    drafts = {one.name: DRAFT_LM if one.shipped else one.origin for one in bindings.draft_models}
+    return Typed(model.name, [one.option for one in bindings.heads], drafts)
 
 
 class _Advising:
@@ -127,52 +139,68 @@ class _Advising:
         self.prompts = unique(stratified(prompts, PROMPTS))
         contexts = {tuple(model.tokenizer.chat(one.messages)): one for one in self.prompts}
         self.contexts, self.prompts = list(contexts), list(contexts.values())
-        self._check_room()
+        self._check_prompts()
         self.offers: list[Offer] = []
         self.typed = Typed()
 
-    def _check_room(self) -> None:
+    def _check_prompts(self) -> None:
         room = self.target.context_length
         for prompt, context in zip(self.prompts, self.contexts, strict=True):
             if not 0 < len(context) < room:
                 raise BadInput(
                     f"prompt '{prompt.id}' has {len(context)} tokens; the model's context holds {room}, answer included"
                 )
-        longest = min(room, max(map(len, self.contexts)) + self.max_new_tokens)
-        free = machine.free_memory()
+
+    def _check_memory(self, drafts: Seq[Target], layers: int) -> None:
+        """Raise BadInput for a batch that does not fit. ``drafts``: draft models, each with K/V of its own; ``layers``:
+        whose hidden states are kept with the answers."""
+        room = self.target.context_length
+        lengths = [min(room, len(one) + self.max_new_tokens) for one in self.contexts]
+        free, kept = free_memory(self.target), kept_bytes(self.target, lengths, layers)
         for batch in self.batches:
-            if not fits(self.target, batch, longest, free):
+            beside = kept + batch * sum(one.kv_bytes(None, max(lengths)) for one in drafts)
+            # In a trial as many requests are decoded autoregressively beside those of the candidate.
+            if not fits(self.target, 2 * batch, max(lengths), free - beside):
                 raise BadInput(
-                    f"--batch {batch}: the K/V of {batch} requests of {longest} tokens do not fit into memory "
-                    f"({free / 1e9:.1f} GB are free); choose a smaller batch or shorter prompts"
+                    f"--batch {batch}: the K/V of {batch} requests of {max(lengths)} tokens, with a candidate and "
+                    f"without, and {len(lengths)} kept answers do not fit into memory ({free / 1e9:.1f} GB are free); "
+                    "choose a smaller batch, or fewer or shorter prompts"
                 )
 
-    def run(self, context: Context, draft_model: bool, engine_costs: EngineCosts | None) -> AdviceReport:
+    def run(self, context: Context, engine_costs: EngineCosts | None) -> AdviceReport:
         self.context = context
         greedy = self.params.greedy
-        offered = candidates(context, self.engine, greedy=greedy, draft_model=draft_model)
+        offered = candidates(context, self.engine, greedy=greedy)
         built = {one.method: [build(one.method, context, shape.settings) for shape in one.shapes] for one in offered}
         self.work = Measurements(self.target, build("none", context), self.params, self.batches, self.timer)
         layers = {layer for each in built.values() for one in each for layer in one.drafter.aux_hidden_state_layers}
+        drafts = [one.load() for one in context.bindings.draft_models]
+        self._check_memory(drafts, len(layers))
         try:
             self.work.answer(self.contexts, self.max_new_tokens, self.ends, layers)
             self.work.ask_engine(self.engine, engine_costs)
+            if not greedy:
+                self.work.notes.append(f"Holds for temperature {self.params.temperature:g}, which requests state.")
             rows: list[Row] = []
-            for batch in self.batches:
+            for later, batch in zip(reversed(range(len(self.batches))), self.batches, strict=True):
                 self.work.cost(batch)
+                kept = 0.0  # for the first candidate of later batches at least
                 for one in offered:
-                    rows += self._candidate(one, built[one.method], batch)
+                    rows += self._candidate(one, built[one.method], batch, kept)
+                    kept = later * _KEPT * self.timer.whole / len(self.batches)
         finally:
             self.work.close()
         return self._report(rows)
 
-    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int) -> list[Row]:
+    def _candidate(self, one: Candidate, methods: Seq[Method], batch: int, kept: float) -> list[Row]:
+        """Its row, unless no more than ``kept`` seconds are left."""
         with stage(f"{one.method}, batch {batch}", brief=True):
-            if self.timer.left < 0:
+            if self.timer.left < kept:
                 self.work.notes.append(f"{one.method} was not measured at batch {batch}: the time was over.")
                 return []
             found = self._forced(one, methods, batch) if one.teacher_forced else self._played(one, methods, batch)
             if not found:
+                self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
                 return []
             best = max(found, key=lambda each: each.guess.speedup)
             own = next((each for each in found if not each.shape.settings), None)
@@ -181,8 +209,8 @@ class _Advising:
             prediction = self._predicted(best, batch)
             # What the trial has shown of the best one holds for the others of the method too.
             shown = prediction.speedup / best.guess.speedup
-            for each in found if batch == self.batches[0] else ():
-                self.offers.append(Offer(one.method, each.shape, shown * each.guess.speedup, self._head(one)))
+            head = self._head(one)
+            self.offers += [Offer(one.method, each.shape, shown * each.guess.speedup, head, batch) for each in found]
             return [Row(one.method, best.shape, batch, prediction, best.how, best.played.tokens_per_round)]
 
     def _head(self, one: Candidate) -> str | None:
@@ -209,15 +237,14 @@ class _Advising:
         for shape, method in zip(one.shapes, methods, strict=True):
             if found and self.timer.left < TRIALS * self.timer.whole:
                 break
-            free = replayable(method, self.params)
+            # Replays of a draft model run all of its forwards.
+            free = replayable(method, self.params) and not one.runs_models
             answers = self.work.answers if free else self.work.affordable(batch, len(one.shapes))
             if not free and len(answers) < LEAST_PROMPTS:
-                if not found:
-                    self.work.notes.append(f"{one.method} was not measured at batch {batch}: it would take too long.")
                 continue
             plain = self.work.plain_rounds(batch)[: len(answers)]
             each = of_records(answers, self.work.rounds(answers, method, batch), costs, plain)
-            how = "replayed" if free else "decoded"
+            how = "replayed" if replayable(method, self.params) else "decoded"
             found.append(_Found(shape, method, each, how, predict(each, costs, None)))
         return found
 
@@ -227,12 +254,23 @@ class _Advising:
         middle = next((at for at, shape in enumerate(one.shapes) if shape.chain == _TRIED), 0)
         trial = self.work.trial(methods[middle], batch)
         level = float(trial.draft_steps()[0]) / max(1, one.shapes[middle].chain) if trial is not None else 0.0
-        found = []
+        found: list[_Found] = []
         for shape, method in zip(one.shapes, methods, strict=True):
+            if not shape.chain:  # lengths that are chosen in each round: by running the draft model
+                found += self._played(replace(one, shapes=(shape,)), [method], batch)
+                continue
             each = of_chains(answers, ratios, shape.chain, costs, plain)
             guess = predict(each, costs, None, draft_steps=level * shape.chain)
             found.append(_Found(shape, method, each, "teacher-forced", guess))
         return found
+
+    def _advised(self, chosen: Recommendation) -> Offer | None:
+        """What outpace's command is for: the shape and batch of the recommendation's settings."""
+        row = chosen.first
+        if row is None:
+            return None
+        head = next((one.head for one in self.offers if one.method == row.method), None)
+        return Offer(row.method, row.shape, row.prediction.speedup, head, row.batch)
 
     def _report(self, rows: Seq[Row]) -> AdviceReport:
         if not rows:
@@ -273,5 +311,5 @@ class _Advising:
             "model": {"name": self.model.name, "context_length": self.target.context_length, **self.model.info},
             "seconds": self.timer.spent,
         }
-        result["commands"] = commands(self.typed, chosen.method, self.offers)
+        result["commands"] = commands(self.typed, self._advised(chosen), self.offers)
         return AdviceReport.of(result)

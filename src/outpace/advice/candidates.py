@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.core.errors import BadInput
@@ -42,28 +42,38 @@ class Shape:
         return "as many draft tokens as gain in each round" if not self.settings else str(dict(self.settings))
 
 
+_OURS = Shape(engines=frozenset({"outpace"}))
+"""What a method chooses by itself in each round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A method with the shapes that are tried. ``teacher_forced``: chains that are drawn from a draft model, whose
-    acceptance follows from one forward of it over each answer."""
+    acceptance follows from one forward of it over each answer. ``runs_models``: it drafts with draft models, so that a
+    replay takes about as long as decoding."""
 
     method: str
     shapes: tuple[Shape, ...]
     head: str | None = None
     teacher_forced: bool = False
+    runs_models: bool = False
 
 
-def candidates(context: Context, engine: str, *, greedy: bool, draft_model: bool) -> list[Candidate]:
-    """What is compared for ``engine``. ``draft_model``: whether the caller named one.
+def candidates(context: Context, engine: str, *, greedy: bool) -> list[Candidate]:
+    """What is compared for ``engine``, the default first: what comes last may find the time over.
 
     Raises BadInput for a head that no method drafts with.
     """
-    found = [Candidate(name, _lookup_shapes(name)) for name in LOOKUP]
+    found = [Candidate(DEFAULT_METHOD, (_OURS,))]
+    found += [Candidate(name, _lookup_shapes(name)) for name in LOOKUP]
     found += [_head_candidate(kind, greedy=greedy) for kind in head_kinds(context.bindings)]
-    if draft_model:
-        chains = tuple(Shape({"num_draft_tokens": length}, chain=length) for length in DRAFT_LENGTHS)
-        found.append(Candidate("draft-model", chains, teacher_forced=True))
-    found.append(Candidate(DEFAULT_METHOD, (Shape(engines=frozenset({"outpace"})),)))
+    drafts = context.bindings.draft_models
+    chains = (_OURS, *(Shape({"num_draft_tokens": length}, chain=length) for length in DRAFT_LENGTHS))
+    for one in drafts:
+        label = f"draft-model#{one.name}" if len(drafts) > 1 else "draft-model"
+        found.append(Candidate(label, chains, teacher_forced=True, runs_models=True))
+    if len(drafts) > 1:
+        found.append(Candidate("aio", (_OURS,), runs_models=True))
     fitting = [_fitting(one, engine) for one in found]
     return [one for one in fitting if one.shapes]
 
@@ -84,11 +94,10 @@ def _trained() -> list[MethodInfo]:
 
 
 def _lookup_shapes(name: str) -> tuple[Shape, ...]:
-    ours = Shape(engines=frozenset({"outpace"}))
     elsewhere = {"pld": frozenset(ENGINES), "sam": frozenset({"outpace", "vllm"})}.get(name)
     if elsewhere is None:
-        return (ours,)
-    return (ours, *(Shape({"num_draft_tokens": length}, elsewhere, length) for length in _LENGTHS))
+        return (_OURS,)
+    return (_OURS, *(Shape({"num_draft_tokens": length}, elsewhere, length) for length in _LENGTHS))
 
 
 def _head_candidate(kind: str, *, greedy: bool) -> Candidate:
@@ -96,7 +105,7 @@ def _head_candidate(kind: str, *, greedy: bool) -> Candidate:
     if not names:
         raise BadInput(f"no method drafts with heads of kind {kind}")
     method = names[0]
-    shapes = [Shape(engines=frozenset({"outpace"}))]
+    shapes = [_OURS]
     fields = find(method).settings.model_fields
     if {"mode", "max_nodes", "depth", "topk"} <= set(fields):  # the EAGLE family
         elsewhere = frozenset({"outpace", "sglang", *(("vllm",) if kind == "eagle3" else ())})
@@ -113,4 +122,4 @@ def _head_candidate(kind: str, *, greedy: bool) -> Candidate:
 
 def _fitting(one: Candidate, engine: str) -> Candidate:
     shapes = tuple(shape for shape in one.shapes if engine in shape.engines)
-    return Candidate(one.method, shapes, one.head, one.teacher_forced)
+    return replace(one, shapes=shapes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.advice.candidates import ENGINES, Shape
@@ -19,6 +19,8 @@ from outpace.heads.exchange import HUB
 from outpace.integrations.vllm.exported_head import LAYOUTS
 from outpace.integrations.vllm.interpreter import Interpreter
 from outpace.integrations.vllm.speculative_config import Wanted, speculation
+from outpace.methods.bindings import split
+from outpace.methods.named_weights import DRAFT_LM, draft_lm_folder, name_and_rest
 from outpace.methods.registry import find
 
 _EAGLE = {"eagle": "EAGLE", "eagle2": "EAGLE", "eagle3": "EAGLE3"}
@@ -29,52 +31,77 @@ _EXPORTED = "HEAD_FOLDER"
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What the user named: it is named again in the commands. ``head``: its folder; None where one is shipped."""
+    """What the user named: it is named again in the commands.
+
+    ``heads``: as --head takes them, none where one is shipped. ``draft_models``: where each is, by name. ``machine``:
+    the options under which outpace was measured, as words of a command.
+    """
 
     model: str = "smollm2"
-    head: str | None = None
-    draft_model: str | None = None
+    heads: Seq[str] = ()
+    draft_models: Mapping[str, str] = field(default_factory=dict)
+    machine: Seq[str] = ()
 
     @property
     def published(self) -> str:
         """The model as other engines find it."""
         return HUB.get(self.model, self.model)
 
+    def draft_model(self, label: str) -> str | None:
+        """Where the draft model of ``METHOD#NAME`` is; without a name that of the first one."""
+        name = split(label)[1]
+        return self.draft_models.get(name) if name else next(iter(self.draft_models.values()), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A shape that an engine may be told to draft; ``head``: the folder of its head."""
+    """A shape that an engine may be told to draft at a batch; ``head``: the folder of its head."""
 
     method: str
     shape: Shape
     speedup: float
     head: str | None = None
+    batch: int = 1
 
 
-def commands(typed: Typed, method: str, offers: Seq[Offer]) -> dict[str, str]:
+def commands(typed: Typed, advised: Offer | None, offers: Seq[Offer]) -> dict[str, str]:
     """The command of each engine: for the best that it can run, where that is expected to gain.
 
-    ``method``: what is advised, which outpace gets; "none" where nothing is.
+    ``advised``: what outpace gets, with the batch that it is for; None where autoregressive decoding is. Other engines
+    get the best of ``offers`` at that batch, or at the next one at which they can run something that gains.
     """
+    smallest = min((one.batch for one in offers), default=1)
     found = {}
-    ranked = sorted(offers, key=lambda one: -one.speedup)
     for engine in ENGINES:
-        able = [one for one in ranked if engine in one.shape.engines and one.speedup > WORTH]
-        if engine == "outpace":
-            able = [one for one in able if one.method == method]
-        # Where the method chooses by itself, and that is as good, there is less to type.
-        found[engine] = _WRITERS[engine](typed, able[0] if able and method != "none" else None)
+        able = [one for one in offers if engine in one.shape.engines and one.speedup > WORTH]
+        if advised is None:
+            best = None
+        elif engine == "outpace":
+            best = advised
+        else:
+            later = [one for one in able if one.batch >= advised.batch]
+            best = min(later, key=lambda one: (one.batch, -one.speedup), default=None)
+        command = _WRITERS[engine](typed, best)
+        if best is not None and best.batch > smallest and not command.startswith("#"):
+            command += f"  # for batch {best.batch}: nothing is expected to gain at smaller ones"
+        found[engine] = command
     return found
 
 
 def _outpace(typed: Typed, best: Offer | None) -> str:
-    words = ["outpace", "serve", "--model", typed.model, "--method", "none" if best is None else best.method]
+    words = ["outpace", "serve", "--model", typed.model, *typed.machine]
+    words += ["--method", "none" if best is None else best.method]
     if best is not None:
         info = find(best.method)
-        if typed.head is not None and info.takes("head"):
-            words += ["--head", typed.head]
-        if typed.draft_model is not None and info.takes("draft model"):
-            words += ["--draft-model", typed.draft_model]
+        if info.takes("head"):
+            own = [one for one in typed.heads if name_and_rest(one)[1] == best.head]
+            for one in own or typed.heads:
+                words += ["--head", one]
+        if info.takes("draft model"):
+            bound = split(best.method)[1]
+            for name, place in typed.draft_models.items():
+                if bound in ("", name):
+                    words += ["--draft-model", place if name in (place, DRAFT_LM) else f"{name}={place}"]
         for key, value in best.shape.settings.items():
             words += ["--param", f"{best.method}.{key}={value}"]
     return shlex.join(words)
@@ -93,18 +120,19 @@ def _vllm(typed: Typed, best: Offer | None) -> str:
             "num_speculative_tokens": best.shape.chain,
         }
     else:
-        wanted = Wanted(best.method, draft_model=typed.draft_model, num_draft_tokens=best.shape.chain)
-        if best.method != "draft-model":
+        draft = _draft_model(typed, best)
+        if draft is not None and _draft_lm(draft):
+            return _exported_draft_lm(typed, best, draft)
+        if draft is not None:
+            wanted = Wanted("draft-model", draft_model=draft, num_draft_tokens=best.shape.chain)
+        else:
             wanted = Wanted(best.method, num_draft_tokens=best.shape.chain, proposer="vllm")
         try:
             found = speculation(wanted, _no_model, typed.published, Interpreter("python", None))
         except BadInput as error:
             return f"# vLLM: {error}"
         config = found.config
-    return (
-        f"vllm serve {shlex.quote(typed.published)} --speculative-config {shlex.quote(json.dumps(config))}"
-        + _export(typed, best.head, LAYOUTS.get(kind or "", ""))
-    )
+    return _vllm_serve(typed, config) + _export(typed, best.head, LAYOUTS.get(kind or "", ""))
 
 
 def _sglang(typed: Typed, best: Offer | None) -> str:
@@ -121,8 +149,10 @@ def _sglang(typed: Typed, best: Offer | None) -> str:
         words += ["--speculative-num-steps", str(settings["depth"]), "--speculative-eagle-topk", str(topk)]
         # The root counts among SGLang's draft tokens.
         words += ["--speculative-num-draft-tokens", str(1 + (chain or settings["max_nodes"]))]
-    elif best.method == "draft-model":
-        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(typed.draft_model)]
+    elif (draft := _draft_model(typed, best)) is not None:
+        if _draft_lm(draft):
+            return f"# SGLang does not draft with the draft LM '{draft}'; name a model with --draft-model"
+        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", draft]
         words += ["--speculative-num-steps", str(best.shape.chain), "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-draft-tokens", str(1 + best.shape.chain)]
     else:
@@ -136,13 +166,39 @@ def _llama_cpp(typed: Typed, best: Offer | None) -> str:
         return "# llama.cpp reads GGUF files: give --model a .gguf file for its command"
     if best is None:
         return _nothing("llama.cpp", shlex.join(words))
-    if best.method == "draft-model":
-        if not str(typed.draft_model).endswith(".gguf"):
+    if (draft := _draft_model(typed, best)) is not None:
+        if not draft.endswith(".gguf"):
             return "# llama.cpp reads GGUF files: give --draft-model a .gguf file for its command"
-        words += ["-md", str(typed.draft_model), "--draft-max", str(best.shape.chain), "--draft-min", "0"]
+        words += ["-md", draft, "--draft-max", str(best.shape.chain), "--draft-min", "0"]
     else:
         words += ["--spec-type", "ngram-simple", "--draft-max", str(best.shape.chain)]
     return shlex.join(words)
+
+
+def _draft_model(typed: Typed, best: Offer) -> str | None:
+    """Where the draft model of ``draft-model`` is; None for other methods."""
+    if split(best.method)[0] != "draft-model":
+        return None
+    return typed.draft_model(best.method) or DRAFT_LM
+
+
+def _draft_lm(place: str) -> bool:
+    """Whether it is a head of kind ``draft-lm``, which is in outpace's own layout."""
+    return place == DRAFT_LM or draft_lm_folder(place) is not None
+
+
+def _exported_draft_lm(typed: Typed, best: Offer, place: str) -> str:
+    config = {
+        "method": "draft_model",
+        "model": _EXPORTED,
+        "num_speculative_tokens": best.shape.chain,
+        "draft_sample_method": "probabilistic",
+    }
+    return _vllm_serve(typed, config) + _export(typed, place, LAYOUTS[DRAFT_LM])
+
+
+def _vllm_serve(typed: Typed, config: Mapping[str, Any] | None) -> str:
+    return f"vllm serve {shlex.quote(typed.published)} --speculative-config {shlex.quote(json.dumps(config))}"
 
 
 def _nothing(engine: str, command: str) -> str:

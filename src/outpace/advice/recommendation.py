@@ -47,31 +47,39 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """``method`` for all batches that it pays at, "none" where it pays at none. ``rows``: its own, by batch."""
+    """``method`` for all batches that it pays at, "none" where it pays at none. ``rows``: its own, by batch.
+    ``measured``: batches at which it was measured; of "none", at which any candidate was."""
 
     method: str
     rows: Mapping[int, Row]
     batches: Seq[int]
     words: list[str]
+    measured: frozenset[int] = frozenset()
+
+    @property
+    def first(self) -> Row | None:
+        """At the smallest batch at which it pays."""
+        return next((one for _, one in sorted(self.rows.items()) if one.pays), None)
 
     @property
     def settings(self) -> dict[str, Any]:
         """At the smallest batch at which it pays."""
-        first = next((one for _, one in sorted(self.rows.items()) if one.pays), None)
-        return {} if first is None else dict(first.shape.settings)
+        return {} if self.first is None else dict(self.first.shape.settings)
 
     def public(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for batch in self.batches:
-            row = self.rows.get(batch)
+            row, measured = self.rows.get(batch), batch in self.measured
             if self.method == "none" or row is None:
-                entries[str(batch)] = {"speedup": 1.0, "interval": [1.0, 1.0], "settings": {}, "use": "none"}
+                nothing = {"speedup": 1.0, "interval": [1.0, 1.0], "settings": {}, "use": "none"}
+                entries[str(batch)] = nothing | {"measured": measured}
                 continue
             entries[str(batch)] = {
                 "speedup": row.prediction.speedup,
                 "interval": list(row.prediction.interval),
                 "settings": dict(row.shape.settings),
                 "use": self.method if row.pays else "none",
+                "measured": measured,
             }
         return {"method": self.method, "settings": self.settings, "batch": entries}
 
@@ -79,21 +87,37 @@ class Recommendation:
 def recommend(rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> Recommendation:
     """The method with the largest mean (of logarithms) over the batches, where it is used at those at which it pays.
 
-    None of them pays: "none".
+    One that was not measured at all batches counts as none there, unless it is surely better at the others. None of
+    them pays: "none".
     """
     batches = sorted(costs)
     by_method: dict[str, dict[int, Row]] = {}
     for one in rows:
         by_method.setdefault(one.method, {})[one.batch] = one
-    worth = {
-        method: sum(math.log(one.prediction.speedup) for one in mine.values() if one.pays)
-        for method, mine in by_method.items()
-    }
+    worth = {method: sum(map(_gain, mine.values())) for method, mine in by_method.items()}
     best = max(worth, key=lambda method: worth[method], default="none")
     if not worth or worth[best] <= 0.0:
-        return Recommendation("none", {}, batches, _none(rows, costs))
+        return Recommendation("none", {}, batches, _none(rows, costs), frozenset(one.batch for one in rows))
+    ahead = {method: _surely_ahead(mine, by_method[best]) for method, mine in by_method.items() if method != best}
+    surest = max(ahead, key=lambda method: ahead[method], default=best)
+    if surest != best and ahead[surest] > 0.0:
+        best = surest
     chosen = by_method[best]
-    return Recommendation(best, chosen, batches, _words(best, chosen, rows, costs))
+    return Recommendation(best, chosen, batches, _words(best, chosen, rows, costs), frozenset(chosen))
+
+
+def _surely_ahead(mine: Mapping[int, Row], other: Mapping[int, Row]) -> float:
+    """By how much the lower ends of a method that was not measured at all batches of the ``other`` exceed the other's
+    speed-ups, at those at which both were: a sum of logarithms."""
+    both = mine.keys() & other.keys()
+    if len(both) == len(other):
+        return 0.0
+    return sum(_gain(mine[batch], lower=True) - _gain(other[batch]) for batch in both)
+
+
+def _gain(one: Row, *, lower: bool = False) -> float:
+    """The logarithm of the speed-up, 0 where the method is not used."""
+    return math.log(one.prediction.interval[0] if lower else one.prediction.speedup) if one.pays else 0.0
 
 
 def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[int, RoundCosts]) -> list[str]:
@@ -105,10 +129,13 @@ def _words(method: str, mine: Mapping[int, Row], rows: Seq[Row], costs: Mapping[
         if row is not None and row.pays:
             own = f", {row.shape.words}" if len(shapes) > 1 else ""
             found.append(f"Batch {batch}: {_expected(row.prediction)}{own}.")
+        elif row is None:
+            found.append(f"Batch {batch}: {method} was not measured: the time was over. Give more --minutes.")
         else:
             found.append(f"Batch {batch}: none. {_best_of(batch, rows)}{_needed(costs[batch])}")
     if (turn := _turn(mine)) is not None:
         found.append(turn)
+    found.append(_limits(mine[paying[0]]))
     better = [
         f"batch {batch}: {best.method} ({best.prediction.speedup:.2f}x)"
         for batch in paying
@@ -134,7 +161,7 @@ def _best(batch: int, rows: Seq[Row]) -> Row | None:
 def _best_of(batch: int, rows: Seq[Row]) -> str:
     best = _best(batch, rows)
     if best is None:
-        return "Nothing was measured."
+        return "Nothing was measured: the time was over. Give more --minutes."
     more = "" if best.prediction.speedup < WORTH else f", whose lower end is not above {WORTH:.2f}x"
     return f"The best, {best.method}, is expected at {_figures(best.prediction)}{more}."
 
@@ -172,6 +199,16 @@ def _turn(mine: Mapping[int, Row]) -> str | None:
             about = small * (large / small) ** share
             return f"It ceases to pay between batch {small} and {large}, at about {about:.0f}."
     return None
+
+
+def _limits(row: Row) -> str:
+    """Up to which acceptance and costs it pays: a speed-up is tokens of a round over what the round takes."""
+    tokens, steps = row.prediction.forecast
+    costs = f"if rounds took more than {tokens / WORTH:.2f} autoregressive ones ({steps:.2f} are expected)."
+    if WORTH * steps <= 1.0:  # by noise: a round commits a token at least
+        return f"At batch {row.batch} it would cease to pay {costs}"
+    least = f"below {WORTH * steps:.2f} tokens a round ({tokens:.2f} are expected), or {costs}"
+    return f"At batch {row.batch} it would cease to pay {least}"
 
 
 def _expected(one: Prediction) -> str:

@@ -41,6 +41,7 @@ _FEWEST, _MOST = 4, 40
 """Blocks."""
 _RUN = 5
 """Rounds of a turn; two where rounds are so slow that there is no time for more."""
+_STATE_BYTES = 4
 _TRIES = 3
 """Rounds that are run for one size until the batch takes as many draft tokens; near the end of answers it does not."""
 
@@ -226,3 +227,10 @@ class Probe(Drafter[DraftState]):
 def fits(target: Target, batch: int, tokens: int, free: int) -> bool:
     """Whether K/V of ``batch`` requests of ``tokens`` tokens each fit into ``free`` bytes, where that is known."""
     return batch * target.kv_bytes(None, tokens) <= free
+
+
+def kept_bytes(target: Target, lengths: Seq[int], layers: int) -> int:
+    """K/V of answers that are kept, of so many tokens with their prompts, and their hidden states of ``layers``
+    layers."""
+    states = sum(lengths) * layers * target.hidden_size * _STATE_BYTES
+    return sum(target.kv_bytes(None, one) for one in lengths) + states

@@ -95,7 +95,7 @@ def advise(
         minutes=minutes,
         max_new_tokens=max_new_tokens,
         engine_costs=measured if engine == "vllm" else None,
-        typed=Typed(machine.model, head[0] if head else None, draft_model[0] if draft_model else None),
+        typed=Typed(machine.model, head or (), drafting.draft_places(), machine.words()),
     )
     if html is not None:
         write_whole(html, found.write_html)

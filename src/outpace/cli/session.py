@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +66,15 @@ class Hardware:
         """Raise BadInput for threads that this machine lacks, and a model that does not exist."""
         opt.check_threads(self.threads)
         resolve(name)
+
+    def words(self) -> list[str]:
+        """These options as they are typed, those that are not the default."""
+        found: list[str] = []
+        for one in fields(Hardware):
+            value, flag = getattr(self, one.name), f"--{one.name.replace('_', '-')}"
+            if value != one.default:
+                found += [flag] if value is True else [flag, str(value)]
+        return found
 
     def load(self, name: str) -> Model:
         """A model. The thread count is set first: packing depends on it."""
@@ -155,6 +164,10 @@ class Drafting:
                 found.append((name or text, (text, resolve(text))))
         check_names("--draft-model", [name for name, _ in found])
         return dict(found)
+
+    def draft_places(self) -> dict[str, str]:
+        """Where each draft model is, by name."""
+        return {name: text for name, (text, _) in self._draft_models().items()}
 
     def judge(self) -> AcceptanceRule | None:
         """The rule that was chosen, with its settings; None: the methods' own.

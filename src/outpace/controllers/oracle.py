@@ -1,8 +1,9 @@
-"""``oracle``: the draft length that turns out best, in hindsight; a ceiling for all others.
+"""``oracle``: exactly the draft tokens that are accepted, in hindsight; a ceiling for others where drafts are cheap.
 
 A bench answers each prompt twice: first with the longest drafts, not timed, which shows how many draft tokens are
 accepted at each place; then, timed, drafts are exactly that long. So no draft token is rejected and none that would
-have been accepted is missing. At temperature 0 alone: a sampled draft that was cut by what became of it would change
+have been accepted is missing. What drafting takes is not weighed: a drafter whose levels take longer than their tokens
+save is faster without drafts. At temperature 0 alone: a sampled draft that was cut by what became of it would change
 the output distribution.
 """
 
@@ -63,7 +64,7 @@ class Oracle(NamedController):
     name = "oracle"
     aliases = ("hindsight",)
     paper = "outpace's own"
-    summary = "The draft length that turns out best, known beforehand: the ceiling for all other controllers."
+    summary = "Exactly the draft tokens that are accepted, known beforehand: a ceiling where drafts take little time."
     fits = "every method, in 'outpace bench' at temperature 0"
     Settings = OracleSettings
     bench_only = True

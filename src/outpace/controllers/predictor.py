@@ -1,7 +1,6 @@
 """The predictor: how many tokens a round is expected to commit, and how long it takes.
 
-Tokens follow from acceptance rates (of the drafts so far, or recorded in
-:class:`~outpace.controllers.acceptance_record.AcceptanceRecord`), time from measured costs: of the target's forward
+Tokens follow from acceptance rates, which the caller states, time from measured costs: of the target's forward
 over the rows of the whole batch, and of the draft. Their ratio, beside one token for each autoregressive step, is the
 speed-up (Leviathan et al. 2023, arXiv 2211.17192, section 3.5, for chains of one acceptance rate; Chen et al. 2024,
 arXiv 2402.12374, for trees). Times are in autoregressive steps of the batch, so that machines can be compared.
@@ -66,7 +65,10 @@ def best_count(
 
 
 class DraftCosts(ABC):
-    """What drafts take, in autoregressive steps of the batch."""
+    """What drafts take, in autoregressive steps of the batch. ``together``: all levels are one forward, as those of
+    parallel drafters are."""
+
+    together = False
 
     @abstractmethod
     def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
@@ -102,17 +104,16 @@ class ModelDraft(DraftCosts):
 
 class RecordedDraft(DraftCosts):
     """A drafter whose time is not that of whole forwards: ``seconds()`` is what one level of one request's draft takes,
-    measured when it is first asked for. ``together``: whether all levels are one forward, as those of parallel
-    drafters are."""
+    measured when it is first asked for."""
 
     def __init__(self, target: Costs, seconds: Callable[[], float], *, together: bool = False) -> None:
-        self._target, self._seconds, self._together = target, seconds, together
+        self._target, self._seconds, self.together = target, seconds, together
 
     def level(self, rows: int, batch: int = 1, context: int = 0) -> float:
         return self._target.steps(self._seconds, NOMINAL_FORWARD, batch=batch, context=context)
 
     def levels(self, widths: Iterable[int], batch: int = 1, context: int = 0) -> Iterator[float]:
-        if not self._together:
+        if not self.together:
             return super().levels(widths, batch, context)
         return (self.level(rows, batch, context) for rows in widths)
 

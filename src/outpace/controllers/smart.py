@@ -55,15 +55,17 @@ class _Memory:
 class _MarginalPolicy(JudgedRows):
     """One request's drafts. Steps and tokens are those of the whole batch: others commit a token each."""
 
-    def __init__(self, memory: _Memory) -> None:
+    def __init__(self, memory: _Memory, *, together: bool = False) -> None:
+        """``together``: all levels are drafted by one forward, so that only the first one takes time."""
         super().__init__()
-        self._memory = memory
+        self._memory, self._together = memory, together
         self._idle = 0
         self._begin(Budget(0))
 
     def _begin(self, budget: Budget) -> None:
-        self._costs, self._level = budget.relative_costs or (1.0,), budget.level_steps
-        self._nodes, self._tokens, self._spent = 0, budget.base_tokens, budget.level_steps
+        first = budget.level_steps
+        self._costs, self._level = budget.relative_costs or (1.0,), 0.0 if self._together else first
+        self._nodes, self._tokens, self._spent = 0, budget.base_tokens, first
         self._probs: dict[int, float] = {ROOT: 1.0}
         self._children: dict[int, float] = {}
         """How likely a child of each node is accepted after it."""
@@ -88,7 +90,7 @@ class _MarginalPolicy(JudgedRows):
         rates = (self._memory.by_depth.rate(depth) for depth in range(1, most + 1))
         # Of one request among those of the batch: the others commit a token each.
         shares = (prob / base for prob in chain_probs(rates))
-        steps = (self._costs[count] + count * self._level for count in range(1, most + 1))
+        steps = (self._costs[count] + self._spent + (count - 1) * self._level for count in range(1, most + 1))
         return any(one > 1.0 for one in speedups(shares, steps)[1:])
 
     @property
@@ -166,7 +168,7 @@ class Smart(NamedController):
         return None if self._weighs else _Memory()
 
     def policy(self, memory: Any, *, sampled: bool) -> DraftPolicy | None:
-        return None if self._weighs else _MarginalPolicy(memory)
+        return None if self._weighs else _MarginalPolicy(memory, together=self.setup.drafting.together)
 
     @property
     def _weighs(self) -> bool:

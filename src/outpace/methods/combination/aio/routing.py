@@ -43,7 +43,7 @@ class Strategy:
         batch = 1 if self.target.fixed else batch
         [verified] = predictor.relative_costs([batch * nodes], batch, context, live=live)
         levels = max(1, round(nodes / width))
-        spent = levels * predictor.drafting.level(1, batch, context)
+        *_, spent = predictor.drafting.levels([1] * levels, batch, context)
         if draft_seconds is not None:
             spent = predictor.draft_steps(lambda: draft_seconds, spent, batch, context, live=live)
         rest, tokens = 1.0 - expected.drafting, 1.0 + expected.accepted
