@@ -217,6 +217,6 @@ def build(context: Context, settings: DsbdSettings) -> Parts:
     def population(request: Request) -> Population:
         options = request.beams or BeamOptions(settings.num_beams)
         drafter = JointBeams(draft, request, options.num_beams, settings)
-        return Population(drafter, BeamRule(options), options.num_beams, "beams")
+        return Population(drafter, BeamRule(options), options.num_beams, "beams", options)
 
     return Parts(NoDraft(), Fixed(0), departs="answers are those of beam search", population=population)

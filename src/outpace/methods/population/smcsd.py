@@ -19,6 +19,7 @@ from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
@@ -133,6 +134,10 @@ def build(context: Context, settings: SmcsdSettings) -> Parts:
     departs = f"{settings.num_particles} weighted particles"
 
     def population(request: Request) -> Population:
+        if request.beams is not None and request.beams.num_beams > 1:
+            raise BadInput(
+                "num_beams asks for beams, and 'smcsd' decodes particles; leave it out, and give num_particles, a setting"
+            )
         chains = Chains(draft, request.params.temperature, settings.num_draft_tokens, settings.missing_share)
         return Population(chains, rule, settings.num_particles, "particles")
 
