@@ -136,7 +136,7 @@ def build(context: Context, settings: SmcsdSettings) -> Parts:
     def population(request: Request) -> Population:
         if request.beams is not None and request.beams.num_beams > 1:
             raise BadInput(
-                "num_beams asks for beams, and 'smcsd' decodes particles; leave it out, and give num_particles, a setting"
+                "num_beams asks for beams, and 'smcsd' decodes particles; leave it out, and set num_particles"
             )
         chains = Chains(draft, request.params.temperature, settings.num_draft_tokens, settings.missing_share)
         return Population(chains, rule, settings.num_particles, "particles")
