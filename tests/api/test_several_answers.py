@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli_support import toy
+from outpace.core import machine
 from outpace.core.errors import BadInput
 
 
@@ -125,6 +126,17 @@ def test_one_beam_is_one_sequence_for_other_methods() -> None:
 def test_what_particles_cannot_honour_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         toy().generate("abc", method="smcsd", draft_model=toy("draft"), temperature=1.0, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("method", ["smcsd", "dsbd"])
+def test_the_draft_model_s_k_v_counts_before_anything_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = toy(), toy("draft")
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
+    about: dict[str, Any] = {"method": method, "draft_model": draft, "temperature": 1.0, "max_new_tokens": 4}
+    model.generate("abc", **about)
+    draft.target.kv_bytes_per_token = 2**30
+    with pytest.raises(BadInput, match=r"of \d+ tokens need [\d,]+ MiB of K/V, and 1 MiB are free"):
+        model.generate("abc", **about)
 
 
 def test_a_rule_for_beams_without_a_draft_is_refused() -> None:

@@ -117,6 +117,10 @@ class GroupDrafter(ABC):
     def end(self, state: Any) -> None:  # noqa: B027 - some hold nothing
         """The group left: release what is held of it."""
 
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of K/V that it holds for a member of so many tokens."""
+        return 0
+
 
 class NoForest(GroupDrafter):
     """Drafts nothing: a round is an autoregressive step of every member."""

@@ -197,6 +197,9 @@ class JointBeams(GroupDrafter):
     def end(self, state: JointState) -> None:
         state.members.close()
 
+    def kv_bytes(self, tokens: int) -> int:
+        return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
+
 
 @register(
     "dsbd",

@@ -101,6 +101,9 @@ class Chains(GroupDrafter):
     def end(self, state: DraftMembers) -> None:
         state.close()
 
+    def kv_bytes(self, tokens: int) -> int:
+        return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
+
 
 def whole_logits(logits: Tensor, temperature: float, share: float) -> Tensor:
     """Logits (n, V) that have, at ``temperature``, the distribution (1 - ``share``) * the draft model's + ``share`` * a
