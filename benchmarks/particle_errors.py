@@ -17,7 +17,9 @@ from outpace.engine.request import Request
 from outpace.methods.registry import build
 from outpace.targets.table import random_table
 
-PROMPT, VOCABULARY, LENGTH, TABLE = (0, 1, 2), 4, 3, 21
+PROMPT, VOCABULARY, LENGTH, TABLE = (0, 1, 1), 2, 6, 21
+DRAFTED = 1
+"""Tokens of each particle in a round: there are three rounds, so that what was resampled is drafted for again."""
 _RESAMPLES = 2000
 Text = tuple[int, ...]
 
@@ -34,7 +36,7 @@ def particle_errors(count: int, runs: int, seed: int) -> dict[str, Any]:
     errors = []
     for number in range(runs):
         context = tiny_context(VOCABULARY, TABLE)
-        method = build("smcsd", context, {"num_particles": count, "num_draft_tokens": 2})
+        method = build("smcsd", context, {"num_particles": count, "num_draft_tokens": DRAFTED})
         decoder = Decoder(context.target)
         sampled = SamplingParams(temperature=1.0, seed=seed + number)
         one = decoder.submit(Request(PROMPT, method, sampled, max_new_tokens=LENGTH))

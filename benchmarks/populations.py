@@ -11,7 +11,7 @@ after the other, beginning with another one each time:
 - ``groups``: n and best_of, against as many requests one after the other;
 - ``transformers``: beam search against transformers' own, both in float32 (which takes the model's memory twice);
 - ``beams``: ``dsbd`` against beams without a draft, at temperature 0 and as stochastic beams at temperature 1;
-- ``particles``: ``smcsd`` against as many independent samples at once, which need the same K/V, by their number;
+- ``particles``: ``smcsd`` against as many independent samples at once, which hold as much K/V of the target;
 - ``gates``: ``pad``, ``sprinter`` and ``bild`` with the gates in ``--gates`` (folders of these names, as ``outpace
   train`` writes them), ``bild`` without one, and the controller ``fallback``, with what they do to answers;
 - ``error``: on a toy target, how far the law of ``smcsd``'s answer is from the target's, and the error of an estimate.

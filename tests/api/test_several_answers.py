@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli_support import toy
+from outpace.core import machine
 from outpace.core.errors import BadInput
 
 
@@ -88,6 +89,61 @@ def test_particles_are_a_population() -> None:
     assert [each.seed for each in two] == [3, 4]
 
 
+def test_a_method_of_beams_decodes_as_many_as_are_asked_for() -> None:
+    drafted: dict[str, Any] = {"method": "dsbd", "draft_model": toy("draft"), "max_new_tokens": 6}
+    model = toy()
+    assert len(model.generate("abc", num_beams=1, **drafted).population) == 1
+    every = model.generate("abc", **drafted).population
+    assert len(every) == 4
+    # Without num_beams its own beams are those that n is of: one group, not one for each answer.
+    assert [one.tokens for one in model.generate("abc", n=3, **drafted)] == [one.tokens for one in every[:3]]
+    sampled = model.generate("abc", n=2, temperature=1.0, seed=4, **drafted)
+    assert {one.seed for one in sampled} == {4}
+    with pytest.raises(BadInput, match="n=5 answers of num_beams=4"):
+        model.generate("abc", n=5, **drafted)
+    with pytest.raises(BadInput, match="best_of chooses among samples, and method 'dsbd' decodes beams"):
+        model.generate("abc", best_of=3, temperature=1.0, **drafted)
+
+
+def test_one_beam_is_one_sequence_for_other_methods() -> None:
+    model = toy()
+    assert model.generate("abc", num_beams=1, max_new_tokens=6).population == []
+    assert "".join(model.stream("abc", num_beams=1, max_new_tokens=6)) == model.generate("abc", max_new_tokens=6).text
+    particles: dict[str, Any] = {"method": "smcsd", "draft_model": toy("draft"), "temperature": 1.0, "seed": 3}
+    assert len(model.generate("abc", num_beams=1, max_new_tokens=6, n=2, **particles)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_beams": 3}, "num_beams asks for beams, and 'smcsd' decodes particles"),
+        ({"num_beams": 3, "n": 3}, "num_beams asks for beams, and 'smcsd' decodes particles"),
+        ({"best_of": 3}, "best_of chooses among samples, and method 'smcsd' decodes particles"),
+        ({"rule": "typical"}, "method 'smcsd' decides about a group of sequences by its own rule; leave out rule"),
+        ({"rule": "rejection"}, "method 'smcsd' decides about a group of sequences by its own rule; leave out rule"),
+    ],
+)
+def test_what_particles_cannot_honour_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        toy().generate("abc", method="smcsd", draft_model=toy("draft"), temperature=1.0, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("method", ["smcsd", "dsbd"])
+def test_the_draft_model_s_k_v_counts_before_anything_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft = toy(), toy("draft")
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
+    about: dict[str, Any] = {"method": method, "draft_model": draft, "temperature": 1.0, "max_new_tokens": 4}
+    model.generate("abc", **about)
+    draft.target.kv_bytes_per_token = 2**30
+    with pytest.raises(BadInput, match=r"of \d+ tokens need [\d,]+ MiB of K/V, and 1 MiB are free"):
+        model.generate("abc", **about)
+
+
+def test_a_rule_for_beams_without_a_draft_is_refused() -> None:
+    with pytest.raises(BadInput, match="rule 'typical' judges draft tokens, and beams without a draft have none"):
+        toy().generate("abc", num_beams=2, max_new_tokens=4, rule="typical")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -119,3 +175,9 @@ def test_streams_of_beams_are_refused_in_words() -> None:
 def test_a_conversation_of_several_answers_does_not_begin(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=f"a conversation continues one answer: leave out {next(iter(options))}"):
         toy().chat(max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("method", ["smcsd", "dsbd"])
+def test_a_conversation_with_a_method_of_several_answers_does_not_begin(method: str) -> None:
+    with pytest.raises(BadInput, match=f"a conversation continues one answer, and method '{method}' decodes several"):
+        toy().chat(method=method, draft_model=toy("draft"), temperature=1.0, max_new_tokens=4)

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 import outpace
+from outpace.certify import populations
 from outpace.certify.populations import BEAM_CELLS, PARTICLE_CELLS, certify_population, is_population
 from outpace.core.errors import BadInput
+from outpace.core.q_row import QRow
+from outpace.core.token_distribution import DenseDistribution
 from outpace.engine.method import Method
 from outpace.engine.populations import beams, joint, particles
+from outpace.methods.population import smcsd
 from outpace.methods.registry import Context, build
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,6 +102,34 @@ def test_a_resampling_that_prefers_the_first_is_found() -> None:
     finally:
         resampling.SCHEMES["multinomial"] = honest
     assert found.passed is False
+
+
+@pytest.fixture
+def part_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells alone in which the draft model lacks a token."""
+    cells = tuple(one for one in PARTICLE_CELLS if one.lacking)
+    assert len(cells) == 2
+    monkeypatch.setattr(populations, "PARTICLE_CELLS", cells)
+
+
+@pytest.mark.usefixtures("part_of_the_vocabulary")
+def test_tokens_that_are_never_drafted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smcsd, "whole_logits", lambda logits, temperature, share: logits)
+    certificate = certify_population("smcsd")
+    assert [one.passed for one in certificate.checks] == [False, False]
+    assert min(one.max_abs_error or 0.0 for one in certificate.checks) > 0.01
+
+
+@pytest.mark.usefixtures("part_of_the_vocabulary")
+def test_another_share_in_the_weights_than_in_the_draws_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def biased(law: Any) -> QRow:
+        probs = law.dense().clone()
+        probs[probs.argmin()] *= 0.8
+        return QRow(DenseDistribution(probs))
+
+    monkeypatch.setattr(smcsd, "QRow", biased)
+    certificate = certify_population("smcsd")
+    assert [one.passed for one in certificate.checks] == [False, False]
 
 
 def test_certify_tells_populations_from_other_methods() -> None:

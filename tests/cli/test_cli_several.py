@@ -33,6 +33,33 @@ def test_samples_and_the_best_of_them(cli: Run) -> None:
     assert best[0]["text"] in {one["text"] for one in every}
 
 
+PARTICLES = ("--method", "smcsd", "--draft-model", "small", "-t", "1", "--seed", "3", "--max-new-tokens", "9", "--json")
+
+
+@pytest.mark.parametrize("several", [(), ("--n", "1")])
+def test_particles_and_their_weights_are_printed(cli: Run, several: tuple[str, ...]) -> None:
+    ran = cli("generate", PROMPT, *PARTICLES, *several)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    [answer] = found["answers"] if several else [found]
+    assert len(answer["population"]) == 8
+    assert answer["population"][0]["tokens"] == answer["tokens"]
+    assert answer["population"][0]["score"] == answer["score"]
+    assert sum(one["score"] for one in answer["population"]) == pytest.approx(1.0)
+    assert "population" not in json.loads(cli("generate", PROMPT, "--json").out)
+
+
+@pytest.mark.parametrize("several", [(), ("--n", "1")])
+def test_a_weight_of_zero_is_null_in_json(cli: Run, several: tuple[str, ...]) -> None:
+    ran = cli("generate", PROMPT, *PARTICLES, "--top-k", "6", "--param", "smcsd.ess_threshold=0", *several)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    [answer] = found["answers"] if several else [found]
+    excluded = [one for one in answer["population"] if one["log_weight"] is None]
+    assert excluded
+    assert all(one["score"] == 0.0 for one in excluded)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -21,6 +21,7 @@ from outpace.engine.populations.gather import gather
 from outpace.engine.populations.joint import ordered_draws
 from outpace.engine.populations.resampling import SCHEMES, effective_sample_size
 from outpace.engine.request import Generation, Request
+from outpace.methods.population.smcsd import whole_logits
 from outpace.methods.registry import build
 from outpace.targets.table import TableTarget, random_table
 
@@ -149,6 +150,23 @@ def test_particles_need_a_temperature() -> None:
     context = tiny_context(4, 21)
     with pytest.raises(BadInput, match="particles are samples"):
         Decoder(context.target).submit(Request((0, 1), build("smcsd", context), max_new_tokens=3))
+
+
+@pytest.mark.parametrize("temperature", [1.7, 1.0, 0.3, 0.01])
+def test_tokens_that_a_draft_model_lacks_have_their_share_of_the_draws(temperature: float) -> None:
+    logits = torch.tensor([[2.0, -math.inf, 1.5, -math.inf, -math.inf, 1.9], [0.5, -math.inf, 1.0, 3.0, 0.0, 0.1]])
+    found = (whole_logits(logits, temperature, 0.1).double() / temperature).softmax(-1)
+    drafted = (logits.double() / temperature).softmax(-1)
+    for row, own, lacks in zip(found, drafted, [(1, 3, 4), (1,)], strict=True):
+        assert row[list(lacks)].tolist() == pytest.approx([0.1 / len(lacks)] * len(lacks), rel=1e-3)
+        assert row.tolist() == pytest.approx(
+            [0.1 / len(lacks) if at in lacks else 0.9 * float(one) for at, one in enumerate(own)], abs=1e-4
+        )
+
+
+def test_a_draft_model_that_lacks_no_token_draws_from_its_own_distribution() -> None:
+    logits = torch.randn(3, 7)
+    assert whole_logits(logits, 0.8, 0.1) is logits
 
 
 def test_all_particles_are_scored_in_one_shape() -> None:

@@ -21,16 +21,21 @@ from outpace.serving.tenants import Tenants, Terms
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "tell me a tale"}]
+PLD = Defaults(method="pld")
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob"}
 
 
 def service(
-    model: Model | None = None, keys: dict[str, Terms] | None = None, log: Log | None = None, **limits: Any
+    model: Model | None = None,
+    keys: dict[str, Terms] | None = None,
+    log: Log | None = None,
+    defaults: Defaults = PLD,
+    **limits: Any,
 ) -> Service:
-    """A service of the toy model (or another), with few bounds, that drafts with pld."""
+    """A service of the toy model (or another), with few bounds, that drafts with pld, or as ``defaults`` say."""
     model = model or toy()
     model.shared = SharedDecoder(model.target, model.tokenizer, Limits(**limits))
-    return Service([model], Tenants(keys), Defaults(method="pld"), log)
+    return Service([model], Tenants(keys), defaults, log)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cli_support import toy
 from outpace.model import Model
+from outpace.serving.offered import Defaults
+from outpace.serving.service import Service
 from serving_support import COMPLETE, chat, client, complete, refused, service
 
 
@@ -38,6 +40,52 @@ def test_what_beams_cannot_do_is_refused_by_name() -> None:
         refused(to, 400, "a grammar holds one answer", num_beams=2, guided_choice=["ab", "cd"])
         refused(to, 400, "length_penalty belongs to beam search", length_penalty=2.0)
         refused(to, 400, "drafts for one sequence", num_beams=2, speculation={"method": "pld"})
+
+
+def drafting(method: str) -> Service:
+    """A server with a draft model, whose own method decodes groups."""
+    return service(defaults=Defaults(method=method, named={"draft_model": toy("draft")}))
+
+
+def test_choices_of_a_server_that_decodes_beams_are_of_one_group() -> None:
+    with client(drafting("dsbd")) as to:
+        both, every = complete(to, n=2), complete(to, num_beams=4, n=4)
+        one = complete(to, num_beams=1)
+        refused(to, 400, "at most num_beams, 4", n=5)
+        refused(to, 400, "'speculation' cannot be streamed", stream=True)
+        error = refused(to, 400, "'best_of' chooses among samples", path=COMPLETE, best_of=3)
+    assert [choice["text"] for choice in both["choices"]] == [each["text"] for each in every["choices"][:2]]
+    assert both["choices"][0]["text"] != both["choices"][1]["text"]
+    assert both["usage"]["completion_tokens"] == sum(len(choice["text"]) for choice in both["choices"])
+    assert one["choices"][0]["text"] == complete_alone()
+    assert error["param"] == "best_of"
+
+
+def complete_alone() -> str:
+    """What the model says at temperature 0: one beam."""
+    return toy().generate("ab", raw=True, max_new_tokens=12).text
+
+
+def test_what_particles_cannot_do_is_refused_by_name() -> None:
+    with client(drafting("smcsd")) as to:
+        assert refused(to, 400, "'smcsd' decodes particles", num_beams=3, n=3)["param"] == "num_beams"
+        assert refused(to, 400, "'best_of' chooses among", path=COMPLETE, best_of=3)["param"] == "best_of"
+        assert len(complete(to, n=2, temperature=1.0, seed=1)["choices"]) == 2
+
+
+def test_the_best_of_equal_answers_is_refused() -> None:
+    with client() as to:
+        error = refused(to, 400, "would decode one answer 3 times", path=COMPLETE, best_of=3, temperature=0)
+    assert error["param"] == "best_of"
+
+
+def test_the_server_s_rule_is_not_one_of_groups() -> None:
+    about = Defaults(method="pld", rule="typical", named={"draft_model": toy("draft")})
+    with client(service(defaults=about)) as to:
+        wish = {"method": "smcsd"}
+        answer = complete(to, temperature=1.0, seed=1, speculation=wish)
+        refused(to, 400, "by its own rule", temperature=1.0, speculation=wish | {"rule": "typical"})
+    assert answer["usage"]["speculation"]["method"] == "smcsd"
 
 
 def test_choices_of_one_prompt_share_its_k_v() -> None:

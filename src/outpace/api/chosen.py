@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,8 @@ class Chosen:
     beams: BeamOptions | None = None
     """None: one sequence, as with num_beams=1."""
     best_of: int | None = None
+    one_beam: bool = field(default=False, compare=False)
+    """Whether num_beams=1 was given: one sequence like any other, but for methods that decode beams."""
 
     @property
     def choice(self) -> ControllerChoice | None:
@@ -135,6 +137,7 @@ def choose(given: Mapping[str, Any]) -> Chosen:
         stop_token_ids=_ids("stop_token_ids", values.get("stop_token_ids", ())),
         beams=_beams(values),
         best_of=whole("best_of", values.get("best_of"), 1),
+        one_beam=values.get("num_beams") == 1,
     )
 
 

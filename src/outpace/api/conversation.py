@@ -55,6 +55,11 @@ class Conversation:
         self._system = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._system)
         self._method = build_method(model, chosen)
+        if self._method.population is not None:
+            raise BadInput(
+                f"a conversation continues one answer, and method '{self._method.name}' decodes several; choose "
+                "another method, or use generate"
+            )
         self._references = read_references(model, chosen)
         self._kept: Sequence | None = None
         self._answering = False

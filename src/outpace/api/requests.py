@@ -22,6 +22,7 @@ from outpace.core.turns import ROUNDS
 from outpace.engine.best_of import best_of
 from outpace.engine.decoder import Decoder
 from outpace.engine.method import Method
+from outpace.engine.populations.beam_options import BeamOptions
 from outpace.engine.request import Generation, Request
 from outpace.engine.shared_decoder import SharedDecoder
 from outpace.methods.default_method import DEFAULT_METHOD
@@ -112,9 +113,10 @@ class Asked:
 def ask(model: LoadedModel, prompt: Prompt, n: int | None, options: Mapping[str, Any]) -> Asked:
     """Read, check and build everything before anything runs. Raises BadInput; in a batch it names the prompt."""
     chosen = choose(options)
-    each = _requests_each(n, chosen)
     prompts = read_prompts(model.tokenizer, prompt, chosen.raw)
     method = build_method(model, chosen)
+    chosen = _with_beams_of(method, chosen)
+    each = _requests_each(n, chosen)
     references = read_references(model, chosen)
     decoder = Decoder(model.target, model.tokenizer)
     requests: list[Request] = []
@@ -191,6 +193,19 @@ def request(model: LoadedModel, prompt: Prompt, **options: Any) -> Request:
 def prompt_ids(model: LoadedModel, prompt: Prompt, raw: bool = False) -> list[int]:
     """Token ids of a single prompt. Raises BadInput for what is no prompt."""
     return read_prompts(model.tokenizer, prompt, raw).ids[0]
+
+
+def _with_beams_of(method: Method, chosen: Chosen) -> Chosen:
+    """With the beams that the method decodes. Raises BadInput where it decodes a group of another kind."""
+    if method.population is None:
+        return chosen
+    beams = BeamOptions(1) if chosen.one_beam else chosen.beams
+    population = method.population(Request((), method, chosen.params, beams=beams))
+    if chosen.best_of is not None:
+        raise BadInput(
+            f"best_of chooses among samples, and method '{method.name}' decodes {population.called}; leave it out"
+        )
+    return replace(chosen, beams=population.beams)
 
 
 def _requests_each(n: Any, chosen: Chosen) -> int:

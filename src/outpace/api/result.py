@@ -96,16 +96,20 @@ def result(generation: Generation) -> Result:
     )
 
 
+def ranked(generation: Generation, tokenizer: Tokenizer | None) -> list[RankedAnswer]:
+    """All beams or particles of a request, its answer first; none where it has one sequence."""
+    return [
+        RankedAnswer(one.text, one.tokens, one.finish_reason, one.hypothesis.log_weight, one.hypothesis.score)
+        for one in answers(generation, tokenizer)
+    ]
+
+
 def results(generation: Generation, tokenizer: Tokenizer | None, n: int) -> list[Result]:
     """The ``n`` best answers of one request: of a group as many of its hypotheses, else the one that there is."""
     whole = result(generation)
-    found = answers(generation, tokenizer)
-    if not found:
+    everything = ranked(generation, tokenizer)
+    if not everything:
         return [whole]
-    everything = [
-        RankedAnswer(one.text, one.tokens, one.finish_reason, one.hypothesis.log_weight, one.hypothesis.score)
-        for one in found
-    ]
     return [
         replace(
             whole,

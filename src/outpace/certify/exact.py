@@ -43,7 +43,7 @@ from outpace.heads.untrained import other_choices, random_head
 from outpace.methods.bindings import DRAFT_MODEL, Binding, Bindings
 from outpace.methods.registry import Context, build
 from outpace.model import Model
-from outpace.targets.table import TableTarget, random_table
+from outpace.targets.table import TableTarget, random_table, without
 
 TOLERANCE = 1e-6
 Make = Callable[[Context], Method]
@@ -139,11 +139,16 @@ def rotating_slice(
 
 
 def tiny_context(
-    vocab_size: int, seed: int, pieces: Seq[str | None] = LETTERS, others: Seq[str | None] = OTHER_LETTERS
+    vocab_size: int,
+    seed: int,
+    pieces: Seq[str | None] = LETTERS,
+    others: Seq[str | None] = OTHER_LETTERS,
+    lacking: Seq[int] = (),
 ) -> Context:
     """A table target, an untrained head, and toy draft models of its vocabulary and, with tokenizers, of another.
 
-    ``pieces`` and ``others`` are the texts of the tokens of the two vocabularies.
+    ``pieces`` and ``others`` are the texts of the tokens of the two vocabularies. ``lacking``: tokens that the draft
+    models never draft, as those over a part of the vocabulary.
     """
 
     def toy(size: int, number: int) -> TableTarget:
@@ -156,6 +161,8 @@ def tiny_context(
     def draft_model(name: str) -> Binding:
         if name not in drafts:
             drafted = toy(vocab_size, 500 + 200 * len(drafts))
+            if lacking:
+                drafted.table = without(drafted.table, lacking)
             drafts[name] = Binding(name, DRAFT_MODEL, lambda: drafted, choice=lambda: other)
         return drafts[name]
 

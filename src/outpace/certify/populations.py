@@ -5,7 +5,7 @@ written here a second time, without engine, trees or draft; at temperature 0 the
 
 Particles: the mean of (1/N) * sum of weight * [tokens = s] is the target's probability of s, for every text s; hence
 the weighted average of any statistic is unbiased. One particle has the draft model's law, but for the target's own
-tokens.
+tokens. Some draft models lack a token, as shipped ones do that cover a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -49,14 +49,26 @@ class Cell:
     vocab_size: int = 3
     prompt: Output = (0, 1, 1)
     seed: int = 11
+    lacking: Output = ()
+    """Tokens that the draft model lacks."""
+
+    @property
+    def context(self) -> Context:
+        """The toy target and draft model."""
+        return tiny_context(self.vocab_size, self.seed, lacking=self.lacking)
 
 
 def _of_two(
-    name: str, length: int, settings: Mapping[str, Any], stop_ids: frozenset[int] = frozenset(), **sampling: Any
+    name: str,
+    length: int,
+    settings: Mapping[str, Any],
+    stop_ids: frozenset[int] = frozenset(),
+    lacking: Output = (),
+    **sampling: Any,
 ) -> Cell:
     """A cell of two tokens: particles have more outcomes than beams."""
     params = SamplingParams(**{"temperature": 1.0, **sampling})
-    return Cell(name, params, length, settings, stop_ids, vocab_size=2, seed=len(name))
+    return Cell(name, params, length, settings, stop_ids, vocab_size=2, seed=len(name), lacking=lacking)
 
 
 BEAM_CELLS = (
@@ -95,6 +107,15 @@ PARTICLE_CELLS = (
     _of_two("penalties", 3, {"ess_threshold": 1.0}, presence_penalty=0.5),
     _of_two("nothing drafted", 3, {"ess_threshold": 1.0, "num_draft_tokens": 0}, top_k=1),
     _of_two("one particle", 4, {"num_particles": 1, "num_draft_tokens": 2}),
+    _of_two("a draft model of one token", 4, {"ess_threshold": 1.0}, lacking=(0,), temperature=0.7),
+    Cell(
+        "a draft model without a token",
+        SamplingParams(temperature=1.3),
+        3,
+        {"ess_threshold": 0.9, "missing_share": 0.3},
+        seed=20,
+        lacking=(1,),
+    ),
 )
 
 
@@ -160,7 +181,7 @@ def _rule(method: Method) -> object:
 
 def _arrivals(cell: Cell, built: Build) -> Callable[[], Arrivals]:
     def arrivals() -> Arrivals:
-        context = tiny_context(cell.vocab_size, cell.seed)
+        context = cell.context
         method = built(context, cell.settings)
         request = Request(cell.prompt, method, cell.params, max_new_tokens=cell.length, stop_ids=cell.stop_ids)
         return context.target, [request], 0
@@ -172,7 +193,7 @@ def _arrivals(cell: Cell, built: Build) -> Callable[[], Arrivals]:
 
 
 def _beams(cell: Cell, built: Build) -> Check:
-    context = tiny_context(cell.vocab_size, cell.seed)
+    context = cell.context
     method = built(context, cell.settings)
     rule = _rule(method)
     assert isinstance(rule, BeamRule)
@@ -277,7 +298,7 @@ def _particles(cell: Cell, built: Build) -> Check:
 def _of_one(cell: Cell, built: Build) -> dict[Output, float]:
     """The law of one particle's answer: draft tokens from the draft model, every last of a round from the target."""
     drafted = int(cell.settings["num_draft_tokens"])
-    draft = tiny_context(cell.vocab_size, cell.seed).bindings.need("draft model", "")[0].load()
+    draft = cell.context.bindings.need("draft model", "")[0].load()
     found: dict[Output, float] = {(): 1.0}
     for at in range(cell.length):
         begin = at - at % (drafted + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -10,6 +12,7 @@ from rich.table import Table
 from outpace.cli.output import out
 
 if TYPE_CHECKING:
+    from outpace.api.result import RankedAnswer
     from outpace.core.future_validity import Weighed
     from outpace.engine.request import Generation
     from outpace.model import Model
@@ -44,9 +47,28 @@ def report(model: Model, generation: Generation, interrupted: bool) -> dict[str,
             }
             for one in generation.logprobs
         ]
+    if generation.hypotheses:
+        from outpace.api.result import ranked
+
+        found = ranked(generation, model.tokenizer)
+        value |= {"score": found[0].score, "population": population(found)}
     if interrupted:
         value["complete"] = False
     return value
+
+
+def population(found: Iterable[RankedAnswer]) -> list[dict[str, Any]]:
+    """Beams or particles with their weights, as ``--json`` shows them: null for the logarithm of a weight of 0."""
+    return [
+        {
+            "text": one.text,
+            "tokens": one.tokens,
+            "finish_reason": one.finish_reason,
+            "log_weight": one.log_weight if math.isfinite(one.log_weight) else None,
+            "score": one.score,
+        }
+        for one in found
+    ]
 
 
 def seed(generation: Generation) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from outpace.cli.answer_report import population
 from outpace.cli.options import option
 from outpace.core.errors import BadInput
 
@@ -122,14 +123,5 @@ def _public(one: Result) -> dict[str, Any]:
         "score": one.score,
         "seed": one.seed,
         "metrics": one.metrics,
-        "population": [
-            {
-                "text": each.text,
-                "tokens": each.tokens,
-                "finish_reason": each.finish_reason,
-                "log_weight": each.log_weight,
-                "score": each.score,
-            }
-            for each in one.population
-        ],
+        "population": population(one.population),
     }

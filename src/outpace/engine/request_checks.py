@@ -35,6 +35,11 @@ def check_request(request: Request, target: Target, tokenizer: Tokenizer | None)
                 f"method '{request.method.name}' drafts for one sequence, not for {population.size} beams; leave "
                 "the method out, or take one of the family 'population' (outpace methods)"
             )
+        if request.method.population is None and not request.method.rule.lossless:
+            raise BadInput(
+                f"rule '{request.method.rule.name}' judges draft tokens, and {population.called} without a draft have "
+                "none; leave out rule"
+            )
         check_group(request, population, target)
     return request.method.rule_for(request.params)
 

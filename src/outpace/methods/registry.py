@@ -192,6 +192,8 @@ def build(
         rule = rule_from(own)
     if isinstance(rule, str):
         rule = find_rule(rule)
+    if rule is not None and parts.population is not None:
+        raise BadInput(f"method '{info.name}' decides about a group of sequences by its own rule; leave out rule")
     judge = (rule or parts.rule or default_rule(parts.drafter.proposal)).for_target(context.target)
     used = tuple(dict.fromkeys(context.taken))
     return Method(

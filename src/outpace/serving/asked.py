@@ -10,6 +10,7 @@ from outpace.constraints.compiler import compiled
 from outpace.constraints.grammar import Grammar, GrammarLimits
 from outpace.core.errors import BadInput
 from outpace.core.future_validity import ConstraintWeighting
+from outpace.engine.method import Method
 from outpace.engine.request import Request
 from outpace.model import Model
 from outpace.serving.constrained import grammar_of
@@ -108,11 +109,27 @@ def priority_of(asked: Asked) -> int:
     return given
 
 
+def check_best_of(method: Method, count: int, body: Common) -> None:
+    """Raise ApiError where ``count`` answers cannot be decoded for the best ``n`` of them."""
+    if count <= (body.n or 1):
+        return
+    if method.population is not None:
+        raise ApiError(
+            f"'best_of' chooses among samples, and method '{method.name}' decodes a group of sequences: leave it out",
+            param="best_of",
+        )
+    if body.temperature == 0:
+        raise ApiError(
+            f"'best_of' at temperature 0 would decode one answer {count} times: give a temperature, or leave it out",
+            param="best_of",
+        )
+
+
 def check_population(one: Request, body: Common) -> None:
     """Raise ApiError for a group of sequences that cannot be answered in the form that is asked for."""
     if (population := one.population) is None:
         return
-    name = "speculation" if one.beams is None else "num_beams"
+    name = "speculation" if body.num_beams is None else "num_beams"
     if body.stream:
         raise ApiError(
             f"which of the {population.called} is the answer is known at the end: '{name}' cannot be streamed",

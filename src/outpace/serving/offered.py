@@ -98,19 +98,21 @@ class Offered:
             return self._own
         name = self._defaults.method if wish.method is None else wish.method
         try:
-            same = find(name) is find(self._defaults.method)
+            info = find(name)
+            same = info is find(self._defaults.method)
             _check_files(name, wish.params)
             settings = {**(self._defaults.settings if same else {}), **wish.params}
-            found = self._remembered(name, settings, self._rule(wish))
+            found = self._remembered(name, settings, self._rule(wish, info))
             self._check_rule(found.rule)
             self._check_departure(found)
         except BadInput as error:
             raise ApiError(str(error), param="speculation", code="invalid_value") from error
         return found
 
-    def _rule(self, wish: Speculation) -> AcceptanceRule | None:
-        """The rule that a request names, else the server's. Raises BadInput."""
-        name = self._defaults.rule if wish.rule is None else wish.rule
+    def _rule(self, wish: Speculation, method: MethodInfo) -> AcceptanceRule | None:
+        """The rule that a request names, else the server's, which is none of those for groups. Raises BadInput."""
+        own = None if method.family == "population" else self._defaults.rule
+        name = own if wish.rule is None else wish.rule
         if name is None:
             if wish.rule_params:
                 raise BadInput("'speculation.rule_params' are settings of a rule; name it in 'speculation.rule'")

@@ -15,7 +15,15 @@ from outpace.core.names import did_you_mean
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Closed, QueueFull
 from outpace.model import Model
-from outpace.serving.asked import Asked, check_population, grammar_options, length_of, options_of, priority_of
+from outpace.serving.asked import (
+    Asked,
+    check_best_of,
+    check_population,
+    grammar_options,
+    length_of,
+    options_of,
+    priority_of,
+)
 from outpace.serving.errors import ApiError
 from outpace.serving.fields import field_named
 from outpace.serving.jobs import Job
@@ -65,6 +73,7 @@ class Service:
         body, model = asked.body, offered.model
         method = offered.method(body.speculation, beams=body.num_beams is not None and body.num_beams > 1)
         options = options_of(asked) | grammar_options(model, asked, self.defaults.grammar_limits)
+        check_best_of(method, count, body)
         found: list[Request] = []
         for at, ids in enumerate(prompts):
             try:

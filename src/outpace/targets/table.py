@@ -44,6 +44,15 @@ def random_table(vocab_size: int, seed: int = 0, order: int = 2, sharpness: floa
     return logits
 
 
+def without(table: Table, tokens: Seq[int]) -> Table:
+    """The same logits, but -inf for ``tokens``: a model over a part of the vocabulary."""
+
+    def logits(path: tuple[int, ...]) -> Tensor:
+        return table(path).index_fill(0, torch.tensor(tokens), -torch.inf)
+
+    return logits
+
+
 class TableTarget(Target):
     """A target without a network. ``table`` maps all tokens up to a row to the logits (V,) after it.
 

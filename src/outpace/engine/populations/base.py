@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from outpace.core.chance import Chance
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import TokenTree
+from outpace.engine.populations.beam_options import BeamOptions
 from outpace.engine.populations.ends import Ends
 from outpace.targets.base import Sequence, TreeScores
 
@@ -116,6 +117,10 @@ class GroupDrafter(ABC):
     def end(self, state: Any) -> None:  # noqa: B027 - some hold nothing
         """The group left: release what is held of it."""
 
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of K/V that it holds for a member of so many tokens."""
+        return 0
+
 
 class NoForest(GroupDrafter):
     """Drafts nothing: a round is an autoregressive step of every member."""
@@ -147,9 +152,10 @@ class GroupRule(ABC):
 @dataclass(frozen=True, slots=True)
 class Population:
     """How the group of one request is decoded. ``size``: sequences that it may own at the same time; ``called``: what
-    they are, in messages."""
+    they are, in messages. ``beams``: the options of its beam search; None: it is none."""
 
     drafter: GroupDrafter
     rule: GroupRule
     size: int
     called: str
+    beams: BeamOptions | None = None

@@ -186,4 +186,4 @@ def _by_member(beams: Seq[Place]) -> list[tuple[int, list[int]]]:
 
 def beam_search(options: BeamOptions) -> Population:
     """Beams without a draft."""
-    return Population(NoForest(), BeamRule(options), options.num_beams, "beams")
+    return Population(NoForest(), BeamRule(options), options.num_beams, "beams", options)

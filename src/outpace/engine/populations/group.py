@@ -135,7 +135,8 @@ def check_group(request: Request, population: Population, target: Target) -> Non
             raise BadInput(why)
     population.rule.check_params(params)
     tokens = min(target.context_length, len(request.prompt) + request.max_new_tokens)
-    needed, free = target.kv_bytes(None, tokens) * (population.size + 1), free_memory(target)
+    drafted = population.drafter.kv_bytes(tokens) * population.size
+    needed, free = target.kv_bytes(None, tokens) * (population.size + 1) + drafted, free_memory(target)
     if needed > free:
         raise BadInput(
             f"{population.size} {called} of {tokens:,} tokens need {needed / 2**20:,.0f} MiB of K/V, and "

@@ -197,6 +197,9 @@ class JointBeams(GroupDrafter):
     def end(self, state: JointState) -> None:
         state.members.close()
 
+    def kv_bytes(self, tokens: int) -> int:
+        return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
+
 
 @register(
     "dsbd",
@@ -217,6 +220,6 @@ def build(context: Context, settings: DsbdSettings) -> Parts:
     def population(request: Request) -> Population:
         options = request.beams or BeamOptions(settings.num_beams)
         drafter = JointBeams(draft, request, options.num_beams, settings)
-        return Population(drafter, BeamRule(options), options.num_beams, "beams")
+        return Population(drafter, BeamRule(options), options.num_beams, "beams", options)
 
     return Parts(NoDraft(), Fixed(0), departs="answers are those of beam search", population=population)

@@ -4,11 +4,14 @@ A draft model samples ``num_draft_tokens`` tokens for each of ``num_particles`` 
 scores all, and weights p / q take the place of rejection (:mod:`outpace.engine.populations.particles`). All forwards
 have one shape: no particle falls behind.
 
-The draft model's distribution has the request's temperature and nothing else: q must be above 0 wherever p is.
+The draft model's distribution has the request's temperature and nothing else: q must be above 0 wherever p is. A draft
+model over part of the vocabulary cannot draw the other tokens, so a share of the draws is uniform over these
+(:func:`whole_logits`), and q is the mixture.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +19,7 @@ from pydantic import Field
 
 from outpace.controllers.fixed import Fixed
 from outpace.core.chance import Chance
+from outpace.core.errors import BadInput
 from outpace.core.q_row import QRow
 from outpace.core.sampling import SamplingParams
 from outpace.core.tree import ROOT, TokenTree
@@ -29,6 +33,8 @@ from outpace.methods.registry import Context, Parts, register
 from outpace.targets.base import Sequence, Target
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from outpace.engine.request import Request
 
 MOST_PARTICLES = 1024
@@ -45,13 +51,23 @@ class SmcsdSettings(StrictModel):
     ess_threshold: float = Field(
         0.5, ge=0.0, le=1.0, description="resample when the effective sample size is below this share of the particles"
     )
+    missing_share: float = Field(
+        0.1,
+        gt=0.0,
+        lt=1.0,
+        description="share of the draws for tokens that the draft model lacks, where it covers a part of the "
+        "vocabulary: without them no average would be unbiased",
+    )
 
 
 class Chains(GroupDrafter):
-    """Drafts a chain of ``depth`` tokens for every particle, sampled from the draft model at a temperature."""
+    """Drafts a chain of ``depth`` tokens for every particle, sampled from the draft model at a temperature.
 
-    def __init__(self, draft: Target, temperature: float, depth: int) -> None:
-        self.draft, self.depth = draft, depth
+    ``missing_share``: of the draws, for tokens that the draft model lacks.
+    """
+
+    def __init__(self, draft: Target, temperature: float, depth: int, missing_share: float) -> None:
+        self.draft, self.depth, self.missing_share = draft, depth, missing_share
         self._params = SamplingParams(temperature=temperature)
 
     def begin(self, prompt: Sequence) -> DraftMembers:
@@ -70,6 +86,7 @@ class Chains(GroupDrafter):
             state.run(added)
             last = at - 1 if at else ROOT
             rows = torch.cat([state.logits(member, [last]) for member in range(len(members))])
+            rows = whole_logits(rows, self._params.temperature, self.missing_share)
             laws = self.draft.open_rows(rows, range(len(rows)), self._params)
             added = []
             for member, (tree, law) in enumerate(zip(trees, laws, strict=True)):
@@ -83,6 +100,22 @@ class Chains(GroupDrafter):
 
     def end(self, state: DraftMembers) -> None:
         state.close()
+
+    def kv_bytes(self, tokens: int) -> int:
+        return self.draft.kv_bytes(None, min(tokens, self.draft.context_length))
+
+
+def whole_logits(logits: Tensor, temperature: float, share: float) -> Tensor:
+    """Logits (n, V) that have, at ``temperature``, the distribution (1 - ``share``) * the draft model's + ``share`` * a
+    uniform one over the tokens that it lacks (-inf). Where it lacks none, they are returned as they are."""
+    lacks = logits == -math.inf
+    counts = lacks.sum(-1, keepdim=True)
+    if not int(counts.max()):
+        return logits
+    best = logits.amax(-1, keepdim=True)
+    total = best + temperature * ((logits - best) / temperature).logsumexp(-1, keepdim=True)
+    uniform = total + temperature * (math.log(share / (1.0 - share)) - counts.clamp(min=1).log())
+    return logits.where(~lacks, uniform)
 
 
 @register(
@@ -104,7 +137,11 @@ def build(context: Context, settings: SmcsdSettings) -> Parts:
     departs = f"{settings.num_particles} weighted particles"
 
     def population(request: Request) -> Population:
-        chains = Chains(draft, request.params.temperature, settings.num_draft_tokens)
+        if request.beams is not None and request.beams.num_beams > 1:
+            raise BadInput(
+                "num_beams asks for beams, and 'smcsd' decodes particles; leave it out, and set num_particles"
+            )
+        chains = Chains(draft, request.params.temperature, settings.num_draft_tokens, settings.missing_share)
         return Population(chains, rule, settings.num_particles, "particles")
 
     return Parts(NoDraft(), Fixed(0), departs=departs, population=population)
