@@ -37,9 +37,33 @@ class Recorded(Acceptance):
     described = "the rounds of the trace, played again"
 
     def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
-        one = request.rounds
-        for drafted, committed, spent in zip(one.drafted, one.committed, one.draft_ms, strict=True):
-            yield SimulatedRound(drafted, committed, spent / 1e3)
+        return recorded(request)
+
+
+class Undrafted(Acceptance):
+    """The same tokens without drafts: one in each round."""
+
+    described = "no drafts: a token a round"
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        return iter([SimulatedRound(0, 1)] * request.output_tokens or [SimulatedRound(0, 0)])
+
+
+class Beside(Acceptance):
+    """``others``, but for requests of method "none", which draft nothing whatever the others draft."""
+
+    def __init__(self, others: Acceptance) -> None:
+        self.others, self.described = others, others.described
+
+    def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        return recorded(request) if request.method == "none" else self.others.rounds(request, number)
+
+
+def recorded(request: TracedRequest) -> Iterator[SimulatedRound]:
+    """The rounds that a request had."""
+    one = request.rounds
+    for drafted, committed, spent in zip(one.drafted, one.committed, one.draft_ms, strict=True):
+        yield SimulatedRound(drafted, committed, spent / 1e3)
 
 
 class Rates(Acceptance):
@@ -59,6 +83,8 @@ class Rates(Acceptance):
         return self.rates[min(depth, len(self.rates)) - 1]
 
     def rounds(self, request: TracedRequest, number: int) -> Iterator[SimulatedRound]:
+        if not request.output_tokens:  # its only round was cut before a token
+            yield SimulatedRound(0, 0)
         chance = random.Random(f"{self._seed}/{number}/{request.id}")
         left = request.output_tokens
         while left > 0:
