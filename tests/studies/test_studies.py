@@ -24,7 +24,7 @@ from outpace.simulate.hardware import PRESETS
 from outpace.simulate.model_shape import SHAPES
 from outpace.simulate.roofline import Roofline, Work
 from outpace.studies.accdyn import explained, judged
-from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_within
+from outpace.studies.claims import above, by_formula, holds, interval, resampled, resampled_groups, resampled_within
 from outpace.studies.configspec import candidates
 from outpace.studies.plot import Plot, PlotPoint
 from outpace.studies.registry import StudyContext, find_study, read_settings, run_study, studies
@@ -74,6 +74,18 @@ def test_one_prompt_gives_no_interval_and_no_verdict() -> None:
     assert len(resampled_within(["a", "b", "b"])) == len(resampled(2)) > 100
     low, high = interval(resampled(2) @ np.array([1.0, 2.0]))
     assert low is not None and high is not None and low < high
+
+
+def test_prompts_that_were_answered_together_are_drawn_together() -> None:
+    drawn = resampled_groups([0, 0, 0, 1, 1, 2])
+    assert (drawn[:, 0] == drawn[:, 2]).all()
+    assert (drawn[:, 3] == drawn[:, 4]).all()
+    assert drawn[:, [0, 3, 5]].sum(axis=1) == pytest.approx(3)
+    figures = np.array([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
+    wide, narrow = interval(drawn @ figures / drawn.sum(axis=1)), interval(resampled(6) @ figures / 6)
+    assert wide[0] is not None and narrow[0] is not None and wide[0] <= narrow[0]
+    assert resampled_groups([0, 0, 0]).tolist() == [[1.0, 1.0, 1.0]]
+    assert interval(resampled_groups([0, 0, 0]) @ figures[:3]) == (None, None)
 
 
 def test_every_study_has_a_paper_and_settings_that_are_described() -> None:
@@ -228,6 +240,9 @@ def test_illusion_on_the_real_model(context: StudyContext) -> None:
         assert sum(row[phase] for phase in ("draft", "score", "accept", "other")) == pytest.approx(1)
         assert row["oracle_drafter"] >= 1.0
     assert len(found.result["claims"]) == 3
+    assert found.rows[0]["low"] is not None
+    assert found.rows[1]["low"] is None, "the four prompts at batch 2 were answered in one turn"
+    assert found.result["claims"][2]["verdict"] == "undecided"
 
 
 @pytest.mark.model
