@@ -102,6 +102,36 @@ def test_a_draft_model_takes_a_forward_for_each_level() -> None:
     assert found.seconds == pytest.approx(expected)
 
 
+def test_a_draft_model_drafts_a_tree_level_by_level() -> None:
+    """Forty tokens in four levels are four forwards of ten rows, and not forty of one."""
+    roofline, small = (Roofline(SHAPES[name], PRESETS["h100"]) for name in ("llama-3.1-8b", "llama-3.2-1b"))
+    rounds = Rounds((40,), (2,), (3,), (1,), (1.0,), (0.0,), (4,))
+    one = TracedRequest("q", "eagle3", 1, 3, rounds)
+    limits = Limits(max_batch=1)
+    found = simulate_requests([one], Recorded(), RooflineMachine(roofline), ModelDrafts(small), Users(1), limits)
+    drafts = 4 * small.forward(Work.of_round([10], [0]))
+    assert found.counters.draft_seconds == pytest.approx(drafts)
+    assert rates_of([one]) == [1.0, 1.0, 0.0]
+
+
+def test_a_draft_model_reads_prompts_and_takes_memory(cli: Run, tmp_path: Path) -> None:
+    machine = RooflineMachine(Roofline(SHAPES["llama-3.1-8b"], PRESETS["h100"]))
+    draft = Roofline(SHAPES["llama-3.2-1b"], PRESETS["h100"])
+    one = TracedRequest("q", "draft-model", 101, 1, request(accepted=(0,)).rounds)
+    found = simulate_requests([one], Recorded(), machine, ModelDrafts(draft), Users(1), Limits(max_batch=1))
+    chunk = Work.of_chunk(100, 0)
+    reading = machine.roofline.forward(chunk) + draft.forward(chunk)
+    assert found.seconds == pytest.approx(reading + machine.roofline.forward(Work.of_round([1], [100])))
+    path = tmp_path / "t.jsonl"
+    write_trace(path, HEADER, [TracedRequest("q", "draft-model", 50, 12, request(50, (2,) * 4, 3).rounds)])
+    common = ("simulate", "--trace", str(path), "--hardware", "h100", "--draft-model")
+    refused(cli(*common, "llama-3.1-405b"), "llama-3.1-405b", "takes 811.7 GB", "beside smollm2-135m")
+    assert "without the levels of drafts" in " ".join(cli(*common, "head").out.split())
+    held = machine.beside(draft, draft.weight_bytes)
+    assert held.kv_capacity == (machine.kv_capacity or 0) - int(draft.weight_bytes)
+    assert held.kv_bytes_per_token == machine.kv_bytes_per_token + SHAPES["llama-3.2-1b"].kv_bytes()
+
+
 def test_users_pause_before_they_ask_again() -> None:
     requests = [request(accepted=(0,) * 3, name=f"q{at}") for at in range(4)]
     found = served(requests, Clockwork(), Users(1, 0.5))

@@ -73,7 +73,7 @@ def simulate(
     def simulated(requests: Seq[TracedRequest], acceptance: Acceptance, drafts: DraftTimes) -> tuple[Outcome, str]:
         load, count = _load(found, requests, wish)
         outcome = simulate_requests(
-            *(requests, acceptance, machine, drafts, load, limits),
+            *(requests, acceptance, _holding(machine, drafts), drafts, load, limits),
             count=count,
             prefix_cache=wish.prefix_cache,
             hours=wish.hours,
@@ -92,6 +92,8 @@ def simulate(
         if "none" not in chosen:
             row["baseline"] = simulated(requests, Undrafted(), FreeDrafts())[0].public()
         rows.append(row)
+        if isinstance(drafts, ModelDrafts) and isinstance(acceptance, Recorded):
+            notes += _unknown_levels(method, requests)
         notes += [f"{method}: {note}" for note in outcome.notes]
     _add_speedups(rows)
     result = {
@@ -181,6 +183,25 @@ def _drafts(requests: Seq[TracedRequest], acceptance: Acceptance, machine: Machi
     shape = replace(machine.roofline.shape, name=HEAD, layers=1) if name == HEAD else find_shape(name)
     bits = wish.draft_bits or machine.roofline.bits
     return ModelDrafts(Roofline(shape, machine.roofline.hardware, bits, wish.kv_bits, efficiency=wish.efficiency))
+
+
+def _holding(machine: Machine, drafts: DraftTimes) -> Machine:
+    """The machine with a draft model in its memory. Embedding and LM head of a head are the target's."""
+    if not isinstance(drafts, ModelDrafts) or not isinstance(machine, RooflineMachine):
+        return machine
+    draft = drafts.roofline
+    shape = replace(draft.shape, vocabulary=0) if draft.shape.name == HEAD else draft.shape
+    return machine.beside(draft, shape.parameters * draft.bits / 8)
+
+
+def _unknown_levels(method: str, requests: Seq[TracedRequest]) -> list[str]:
+    """A note where a trace does not tell trees from chains."""
+    if all(one.rounds.levels or max(one.rounds.drafted, default=0) < 2 for one in requests):
+        return []
+    return [
+        f"{method}: the trace was written without the levels of drafts, so that a tree takes a forward for each of its "
+        "tokens here, as a chain does; record it again"
+    ]
 
 
 def _looks_up(method: str) -> bool:
