@@ -211,6 +211,15 @@ def test_text_in_plots_is_escaped() -> None:
     assert "<a>" not in svg
 
 
+def test_names_below_a_plot_do_not_overlap_and_are_not_joined() -> None:
+    names = {float(at): f"recursive-rejection-{at}" for at in range(1, 14)}
+    svg = Plot("t", "rule", "y", {"a": [PlotPoint(at, 2, 1, 3) for at in names]}, labels=names).svg()
+    assert svg.count("rotate(-35") == 13, "every name, slanted"
+    assert "<polyline" not in svg and "<polygon" not in svg
+    assert svg.count('opacity="0.4"') == 13, "an interval at each point"
+    assert "<polyline" in Plot("t", "x", "y", {"a": [PlotPoint(1, 2), PlotPoint(2, 3)]}).svg()
+
+
 @pytest.fixture
 def context(smollm2: Model) -> StudyContext:
     return StudyContext("smollm2", load_prompts(limit=4), lambda name, dtype: smollm2)
@@ -256,6 +265,22 @@ def test_configspec_knows_that_a_model_accepts_all_of_its_own_drafts(context: St
         assert small[length]["cost"] > row["cost"]
         assert small[length]["energy"] < row["energy"]
     assert any(row["pareto"] for row in found.rows)
+    assert "smollm2 has the target's own sizes" in found.result["notes"][1]
+
+
+@pytest.mark.model
+def test_configspec_bills_the_precision_that_was_loaded(context: StudyContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft model that is named without a precision has that of its file."""
+
+    def ratios(context: StudyContext, one: Any, answers: Any) -> Any:
+        return [[0.5] * len(each.tokens) for each in answers], "int4"
+
+    monkeypatch.setattr("outpace.studies.configspec._ratios", ratios)
+    about = replace(context, prompts=context.prompts[:1])
+    found = ran("configspec", about, drafts=["x.gguf=qwen2.5-0.5b"], lengths=[2], max_new_tokens=8)
+    assert {row["bits"] for row in found.rows} == {4}
+    with pytest.raises(BadInput, match="twice"):
+        ran("configspec", about, drafts=["x=qwen2.5-0.5b", "x:int4=qwen2.5-0.5b"], lengths=[2], max_new_tokens=8)
 
 
 def test_breakeven_is_the_predictor_s_formula() -> None:
