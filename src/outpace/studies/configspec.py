@@ -161,7 +161,7 @@ def configspec(context: StudyContext, settings: ConfigspecSettings) -> Findings:
     if own := sorted({one.name for one in drafts if one.shape == cloud.shape}):
         notes.append(
             f"{', '.join(own)} has the target's own sizes: nearly all of its drafts are accepted, and which draft "
-            "model is best says nothing about smaller ones. Name smaller ones with --setting drafts=NAME:DTYPE=SHAPE,..."
+            "model is best says nothing about smaller ones; name these with --setting drafts=NAME:DTYPE=SHAPE,..."
         )
     return Findings(rows, columns, _claims(drafts, lengths, chosen), plot, notes)
 
@@ -200,8 +200,8 @@ def _claims(drafts: list[Candidate], lengths: list[int], chosen: list[dict[str, 
 def _measured(
     context: StudyContext, settings: ConfigspecSettings, drafts: list[Candidate], lengths: list[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[int]]:
-    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, tokens (D, P), and the
-    bits (D,) that the models have."""
+    """Expected rounds (D, P, L) of every draft model, answer and length, the first ones included, tokens (D, P), and
+    the bits (D,) that the models have."""
     model = context.model
     params = SamplingParams(temperature=settings.temperature, seed=context.seed)
     plain = model.method("none")

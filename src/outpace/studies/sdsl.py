@@ -278,8 +278,8 @@ def _of_the_law(
             0.9,
         ),
         holds(
-            f"the law tells the acceptance of a size before it is trained, within {_CLOSE:g} and better than the mean of "
-            "the others",
+            f"the law tells the acceptance of a size before it is trained, within {_CLOSE:g} and better than the "
+            "mean of the others",
             tells(drawn.law.acceptance(best.weights), mean, its.acceptance(weights)),
         ),
     ]

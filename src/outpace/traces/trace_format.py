@@ -219,7 +219,8 @@ def _request(found: dict[str, Any]) -> TracedRequest:
         raise ValueError("the lists of 'rounds' differ in length")
     if any(kept > drafted for kept, drafted in zip(rounds.accepted, rounds.drafted, strict=True)):
         raise ValueError("a round accepts more tokens than it drafted")
-    if any(not min(drafted, 1) <= levels <= drafted for levels, drafted in zip(rounds.levels, rounds.drafted)):
+    levels = rounds.levels or rounds.drafted
+    if any(not min(most, 1) <= one <= most for one, most in zip(levels, rounds.drafted, strict=True)):
         raise ValueError("a draft has at least one level, and not more than tokens")
     if sum(rounds.committed) != (tokens := _count(found, "output_tokens", 0)):
         raise ValueError(f"'output_tokens' is {tokens}, and the rounds committed {sum(rounds.committed)}")
