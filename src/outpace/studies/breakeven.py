@@ -45,7 +45,7 @@ class BreakevenSettings(StrictModel):
         min_length=1,
         description="shapes of the targets",
     )
-    hardware: list[str] = Field(["h100"], min_length=1, description="presets")
+    hardware: list[str] = Field(["h100", "mi300x", "l40s", "xeon-8480"], min_length=1, description="presets")
     users: list[int] = Field([1, 3, 10, 30, 100, 300, 1000], min_length=1, description="requests decoded at once")
     bits: int = Field(16, description="bits of a weight")
     context: int = Field(1024, ge=0, description="tokens in the K/V of each request")
